@@ -1,0 +1,144 @@
+"""Saves and restores the training state with Orbax, and proves that what comes back is what went.
+
+A checkpoint holds the state and a fingerprint of it: one 32-bit checksum per array, computed on
+the devices. Orbax notices a missing file but not a flipped bit; the fingerprint notices both.
+"""
+
+import logging
+import math
+import os
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jaxtyping import Array, PyTree, UInt32
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from vit_jax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@jax.jit
+def fingerprint(tree: PyTree) -> PyTree:
+    """One checksum per array of the tree: sum of its bits times odd weights, modulo 2**32.
+
+    Integer sums do not depend on their order, so it is the same on any mesh. A flipped bit always
+    changes it: it adds a power of two times an odd number. Arrays: float or int, 16 or 32 bits.
+    """
+    return jax.tree.map(_checksum, tree)
+
+
+def _checksum(x: Array) -> UInt32[Array, '']:
+    bits = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}').astype(jnp.uint32)
+    strides = [math.prod(x.shape[d + 1:]) for d in range(x.ndim)]
+    index = sum((jax.lax.broadcasted_iota(jnp.uint32, x.shape, d) * jnp.uint32(s % 2**32)
+                 for d, s in enumerate(strides)), jnp.zeros(x.shape, jnp.uint32))
+    weights = index * jnp.uint32(2654435762) + jnp.uint32(1)  # odd: an even factor, plus one
+    return jnp.sum(bits * weights, dtype=jnp.uint32)
+
+
+def describe_fingerprint(tree: PyTree) -> dict[str, int]:
+    """{'.params['cls']': checksum, ...} of a tree, as a checkpoint keeps it."""
+    return {jax.tree_util.keystr(path): int(value)
+            for path, value in jax.tree.leaves_with_path(fingerprint(tree))}
+
+
+class Checkpointer:
+    """The checkpoints of one run: the newest `keep`, and the best when asked for.
+
+    Saving is asynchronous: `save` returns when the state has been copied off the devices.
+    """
+
+    def __init__(self, directory: str, keep: int, keep_best: bool):
+        """Opens, or makes, the directory that holds one folder per saved step."""
+        self._directory = os.path.abspath(directory)
+        policies = [preservation_policy.LatestN(keep)]
+        if keep_best:
+            policies.append(preservation_policy.BestN(
+                get_metric_fn=_accuracy, n=1, keep_checkpoints_without_metrics=False))
+        self._manager = ocp.CheckpointManager(self._directory, options=ocp.CheckpointManagerOptions(
+            preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
+            best_fn=_accuracy if keep_best else None, cleanup_tmp_directories=True))
+
+    def save(self, step: int, state: PyTree, metrics: dict[str, float] | None = None) -> None:
+        """Starts saving the state after `step`; a step that is there already stays as it is.
+
+        Args:
+          metrics: what was evaluated at this step, with 'eval/accuracy'; decides the best.
+        """
+        if step in self._manager.all_steps():
+            return
+        saved = self._manager.save(step, metrics=metrics, args=ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            meta=ocp.args.JsonSave({'fingerprint': describe_fingerprint(state)})), force=True)
+        if not saved:
+            raise RuntimeError(f'the checkpoint of step {step} was not saved to {self._directory}')
+
+    def restore_latest(self, abstract_state: PyTree) -> PyTree | None:
+        """The newest readable state, None when nothing was saved yet.
+
+        A checkpoint that cannot be read, or whose arrays are not those that were saved, is renamed
+        to bad-STEP and the one before it is taken.
+
+        Args:
+          abstract_state: jax.ShapeDtypeStruct leaves with the shardings to restore to.
+
+        Raises:
+          UserError: checkpoints are there and none of them can be read.
+        """
+        bad = []
+        for step in sorted(self._manager.all_steps(read=True), reverse=True):
+            try:
+                state = self._restore(step, abstract_state)
+            except Exception as error:  # Orbax and TensorStore raise all kinds for a broken file
+                if 'RESOURCE_EXHAUSTED' in str(error):
+                    raise  # the checkpoint is not to blame
+                bad.append(self._set_aside(step))
+                log.warning('checkpoint of step %d cannot be used and is now %s: %s', step, bad[-1],
+                            _first_line(error))
+                continue
+            if bad:
+                log.warning('falling back to the checkpoint of step %d', step)
+            return state
+        if bad:
+            raise UserError('none of the checkpoints can be read; they were kept as '
+                            f'{", ".join(bad)}. To train from the beginning, run the same command '
+                            'again.')
+        return None
+
+    def wait(self) -> None:
+        """Returns when everything is on disk; raises what went wrong while saving."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, then lets go of the directory."""
+        self._manager.close()
+
+    def _restore(self, step, abstract_state):
+        restored = self._manager.restore(step, args=ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract_state), meta=ocp.args.JsonRestore()))
+        saved, found = restored.meta['fingerprint'], describe_fingerprint(restored.state)
+        if saved != found:
+            names = [n for n in saved | found if saved.get(n) != found.get(n)]
+            raise ValueError(f'{len(names)} arrays differ from what was saved, first {names[0]}')
+        return restored.state
+
+    def _set_aside(self, step):
+        source = os.path.join(self._directory, str(step))
+        target = os.path.join(self._directory, f'bad-{step}')
+        for n in range(1, 1000):
+            if not os.path.exists(target):
+                break
+            target = os.path.join(self._directory, f'bad-{step}-{n}')
+        os.rename(source, target)
+        self._manager.reload()
+        return target
+
+
+def _accuracy(metrics: dict[str, float]) -> float:
+    return metrics['eval/accuracy']
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

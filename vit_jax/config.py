@@ -1,0 +1,190 @@
+"""The fields of a run: their defaults, their checks, and which may change when a run goes on.
+
+A file in configs/ takes `base()` and overrides what its recipe needs. Nothing else has defaults.
+"""
+
+import fnmatch
+import os
+
+import ml_collections
+
+from vit_jax.errors import UserError
+from vit_jax.models import variants
+from vit_jax.models.vit import GELU, as_pair, check_divisible
+
+# A run may be continued with other values of these; every other field decides the result.
+MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*',
+              'dataset.data_dir', 'dataset.max_broken_fraction')
+
+CHOICES = {
+    'loss.name': ('softmax', 'sigmoid'),
+    'optimizer.name': ('adam', 'sgd'),
+    'optimizer.schedule': ('cosine', 'linear', 'constant'),
+    'augment.crop': ('inception', 'pad', 'none'),
+    'preprocess.resize': ('bilinear', 'bicubic', 'nearest', 'lanczos3', 'area'),
+    'model.gelu': tuple(GELU),
+    'model.dtype': ('float32', 'bfloat16'),
+}
+
+
+def base() -> ml_collections.ConfigDict:
+    """Every field with a neutral value. Sizes are (height, width) in pixels; 0 switches off."""
+    return ml_collections.ConfigDict(dict(
+        recipe='',  # where the numbers come from; logged at start
+        seed=0,
+        batch_size=4096,  # over all devices
+        accum_steps=1,  # gradient accumulation; 0: the fewest that fit in device memory
+        num_steps=0,  # either this
+        num_epochs=0.0,  # or this
+        image_size=(224, 224),
+        dataset=dict(
+            name='imagenet2012',  # a TFDS name, a directory of SPLIT/CLASS/images, or 'digits'
+            data_dir='',  # where TFDS sets are; '' is TFDS's own default
+            train_split='train',
+            eval_split='validation',
+            num_examples=0,  # of train_split; 0: ask the data
+            num_classes=0,  # 0: ask the data
+            max_broken_fraction=0.01,  # more unreadable images than this stop the run
+            shuffle_buffer=16_384,  # sequential TFDS files: examples mixed with each other
+        ),
+        augment=dict(
+            crop='inception',  # 'inception' | 'pad' and random crop | 'none'
+            min_area=0.05,  # inception: smallest share of the image
+            pad=0,  # pad: pixels on each side
+            flip=True,  # left-right
+        ),
+        preprocess=dict(  # also what evaluation and inference do to an image
+            resize='bilinear',
+            crop_ratio=0.875,  # central crop, share of the resized short side
+            mean=(0.5, 0.5, 0.5),  # of values in [0, 1]
+            std=(0.5, 0.5, 0.5),
+        ),
+        model=dict(
+            **variants.get('b16'),
+            representation_size=0,  # hidden tanh layer of the head; 0: a single linear layer
+            dropout_rate=0.0,
+            gelu='tanh',  # 'tanh' as in Google's code | 'erf' as in timm and Hugging Face
+            layer_norm_epsilon=1e-6,
+            head_bias_init=0.0,
+            dtype='float32',  # of the computation; parameters are float32
+            unroll=1,  # layers compiled side by side in the scan
+        ),
+        loss=dict(name='softmax', label_smoothing=0.0),
+        optimizer=dict(
+            name='adam',  # 'adam' | 'sgd'
+            learning_rate=1e-3,  # peak
+            b1=0.9,
+            b2=0.999,
+            momentum=0.9,  # sgd
+            weight_decay=0.0,  # decoupled, multiplied by the learning rate
+            decay_names=('kernel',),  # parameters of these names decay
+            clip_norm=0.0,  # of the global gradient norm
+            schedule='cosine',  # 'cosine' | 'linear' | 'constant', after the warm-up
+            warmup_steps=0,
+            end_learning_rate=0.0,
+        ),
+        ema_decay=0.0,  # Polyak averaging; evaluation then uses the average
+        mesh=dict(data=-1),  # devices per axis; -1 takes what is left
+        log_every=100,  # in steps, as all of these
+        eval_every=5000,
+        checkpoint_every=1000,
+        keep_checkpoints=2,  # the newest ones
+        keep_best=False,  # and the one of highest eval/accuracy
+    ))
+
+
+def settle(config: ml_collections.ConfigDict, num_examples: int, num_classes: int
+           ) -> ml_collections.ConfigDict:
+    """Returns the checked config in which sizes are pairs and the data's numbers are filled in.
+
+    Args:
+      num_examples: of the training split, counted in the data.
+      num_classes: likewise.
+
+    Raises:
+      UserError: a value is not possible; the message says what is.
+    """
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        for name, found in (('num_examples', num_examples), ('num_classes', num_classes)):
+            stated = config.dataset[name]
+            if stated not in (0, found):
+                raise UserError(
+                    f'dataset.{name} is {stated} in the config but {config.dataset.name!r} has '
+                    f'{found}. If the data is right, add --config.dataset.{name}={found}')
+            config.dataset[name] = found
+    config.image_size = as_pair(config.image_size)
+    config.model.patch_size = as_pair(config.model.patch_size)
+    check(config)
+    return config
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+    """Raises UserError for values that cannot be used, before any data or device is touched."""
+    for field, valid in CHOICES.items():
+        value = get(config, field)
+        if value not in valid:
+            raise UserError(f'{field} is {value!r}. {variants.nearest_names(value, valid)}'
+                            f'It is one of: {", ".join(valid)}.')
+    if bool(config.num_steps) == bool(config.num_epochs):
+        raise UserError(f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
+                        'set exactly one of them and the other to 0.')
+    for field in ('batch_size', 'log_every', 'keep_checkpoints'):
+        if config[field] < 1:
+            raise UserError(f'{field} is {config[field]}: expected at least 1.')
+    check_divisible(as_pair(config.image_size), as_pair(config.model.patch_size))
+    if config.model.hidden_size % config.model.num_heads:
+        raise UserError(f'model.hidden_size {config.model.hidden_size} does not divide among '
+                        f'{config.model.num_heads} heads (model.num_heads).')
+    if config.accum_steps and config.batch_size % config.accum_steps:
+        raise UserError(f'batch_size {config.batch_size} is not divisible by accum_steps '
+                        f'{config.accum_steps}.')
+
+
+def total_steps(config: ml_collections.ConfigDict) -> int:
+    """Training steps of a settled config; the one place where durations become steps.
+
+    Raises UserError when the warm-up is not shorter than the run.
+    """
+    steps = config.num_steps or round(
+        config.num_epochs * config.dataset.num_examples / config.batch_size)
+    if config.optimizer.warmup_steps >= steps:
+        raise UserError(f'optimizer.warmup_steps is {config.optimizer.warmup_steps} but the run '
+                        f'has {steps} steps in all: train longer or warm up for less.')
+    return steps
+
+
+def flatten(config, prefix: str = '') -> dict:
+    """{'model.hidden_size': 768, ...} with tuples as lists, as JSON has them."""
+    flat = {}
+    for name, value in config.items():
+        if isinstance(value, (dict, ml_collections.ConfigDict)):
+            flat |= flatten(value, f'{prefix}{name}.')
+        else:
+            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def differences(old, new) -> list[str]:
+    """Fields of two configs that must be equal for a run to go on and are not, one line each."""
+    old, new = flatten(old), flatten(new)
+    lines = []
+    for field in sorted(old.keys() | new.keys()):
+        a, b = old.get(field), new.get(field)
+        moved = field == 'dataset.name' and _basename(a) == _basename(b)
+        chosen = field == 'accum_steps' and b == 0  # 'automatic' keeps what was chosen first
+        if a != b and not (moved or chosen or any(fnmatch.fnmatch(field, p) for p in MAY_DIFFER)):
+            lines.append(f'{field}: {a!r} in the workdir, {b!r} now')
+    return lines
+
+
+def get(config: ml_collections.ConfigDict, field: str):
+    """Value of a dotted field, for example 'optimizer.name'."""
+    for name in field.split('.'):
+        config = config[name]
+    return config
+
+
+def _basename(path) -> str:
+    """A data directory that has moved keeps its name; a TFDS name is its own base name."""
+    return os.path.basename(os.path.normpath(path))

@@ -1,0 +1,37 @@
+"""Counts floating-point operations of a function from its jaxpr, without running it."""
+
+import math
+
+import jax
+from jax.extend.core import jaxprs_in_params
+
+
+def count(function, *args, **kwargs) -> int:
+    """FLOPs of the matrix products and convolutions of `function(*args, **kwargs)`.
+
+    A multiplication and an addition count as two. Bodies of loops over layers are multiplied by
+    their length, which XLA's own cost analysis does not do. Element-wise work is left out: it is
+    below 2 % of a ViT and no figure of the field includes it.
+
+    Args:
+      *args: arrays or jax.ShapeDtypeStruct; nothing is allocated.
+    """
+    return _count(jax.make_jaxpr(function)(*args, **kwargs).jaxpr)
+
+
+def _count(jaxpr) -> int:
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == 'dot_general':
+            (contract, _), _ = eqn.params['dimension_numbers']
+            lhs = eqn.invars[0].aval.shape
+            total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[i] for i in contract)
+        elif eqn.primitive.name == 'conv_general_dilated':
+            kernel = eqn.invars[1].aval.shape
+            out_features = kernel[eqn.params['dimension_numbers'].rhs_spec[0]]
+            total += (2 * math.prod(eqn.outvars[0].aval.shape)
+                      * math.prod(kernel) // out_features)
+        else:
+            times = eqn.params['length'] if eqn.primitive.name == 'scan' else 1
+            total += times * sum(_count(j) for j in jaxprs_in_params(eqn.params))
+    return total

@@ -1,0 +1,95 @@
+"""One training step and one evaluation step, pure: jit and shardings are applied by the caller."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+from ml_collections import ConfigDict
+
+from vit_jax import losses
+from vit_jax.train_state import TrainState
+
+Batch = dict[str, Array]
+
+
+def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
+               tx: optax.GradientTransformation, schedule: optax.Schedule, loss: ConfigDict,
+               seed: int, accum_steps: int = 1, ema_decay: float = 0.0
+               ) -> tuple[TrainState, dict[str, Array]]:
+    """One update from one batch.
+
+    Args:
+      state: before the update.
+      batch: `image` float32 [batch, height, width, channels], `label` int32 [batch] or float32
+        [batch, classes].
+      schedule: learning rate by step, reported only; `tx` applies its own.
+      loss: `config.loss`.
+      seed: randomness of step k is fold_in(key(seed), k).
+      accum_steps: the batch is worked off in this many equal parts; equal to the whole at once
+        up to rounding, when there is no dropout.
+      ema_decay: factor of the parameter average, 0 when `state.ema_params` is None.
+
+    Returns:
+      The new state, and float32 scalars of this step: loss (nats, mean over the batch),
+      grad_norm (before clipping), update_norm, learning_rate.
+    """
+    step_key = jax.random.fold_in(jax.random.key(seed), state.step)
+
+    def mean_loss(params, batch, key):
+        logits = model.apply({'params': params}, batch['image'], train=True,
+                             rngs={'dropout': key})
+        return losses.classification_loss(logits, batch['label'], **loss).mean()
+
+    value, grads = accumulate(jax.value_and_grad(mean_loss), state.params, batch, step_key,
+                              accum_steps)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    ema_params = state.ema_params
+    if ema_params is not None:
+        ema_params = optax.incremental_update(params, ema_params, 1 - ema_decay)
+    metrics = {'loss': value, 'grad_norm': optax.global_norm(grads),
+               'update_norm': optax.global_norm(updates), 'learning_rate': schedule(state.step)}
+    return TrainState(state.step + 1, params, opt_state, ema_params), metrics
+
+
+def accumulate(value_and_grad, params: PyTree, batch: Batch, key: Array, accum_steps: int):
+    """Mean of `value_and_grad(params, part, key)` over equal parts of the batch, one at a time."""
+    if accum_steps == 1:
+        return value_and_grad(params, batch, key)
+
+    def split(x):  # part i takes every accum_steps-th example: no data moves between devices
+        return x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1)
+
+    def add(total, i_part):
+        i, part = i_part
+        result = value_and_grad(params, part, jax.random.fold_in(key, i))
+        return jax.tree.map(jnp.add, total, result), None
+
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype),
+                        jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[:1], batch),
+                                       key))
+    total, _ = jax.lax.scan(add, zero, (jnp.arange(accum_steps), jax.tree.map(split, batch)))
+    return jax.tree.map(lambda x: x / accum_steps, total)
+
+
+def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: ConfigDict
+              ) -> dict[str, Array]:
+    """Sums over the examples of a batch whose `mask` is set.
+
+    Args:
+      batch: as for `train_step`, integer labels, and `mask` [batch], 0 for padding.
+
+    Returns:
+      float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss.
+    """
+    logits = model.apply({'params': params}, batch['image'], train=False)
+    labels, mask = batch['label'], batch['mask'].astype(jnp.float32)
+    _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+    hits = top == labels[:, None]
+    value = losses.classification_loss(logits, labels, **loss)
+    total = functools.partial(jnp.sum, where=mask > 0)
+    return {'count': mask.sum(), 'correct': total(hits[:, 0].astype(jnp.float32)),
+            'correct_top5': total(hits.any(axis=-1).astype(jnp.float32)), 'loss': total(value)}
