@@ -48,16 +48,19 @@ class Checkpointer:
     """The checkpoints of one run: the newest `keep`, and the best when asked for.
 
     Saving is asynchronous: `save` returns when the state has been copied off the devices.
+
+    Attributes:
+      directory: absolute path, one folder per saved step.
     """
 
     def __init__(self, directory: str, keep: int, keep_best: bool):
         """Opens, or makes, the directory that holds one folder per saved step."""
-        self._directory = os.path.abspath(directory)
+        self.directory = os.path.abspath(directory)
         policies = [preservation_policy.LatestN(keep)]
         if keep_best:
             policies.append(preservation_policy.BestN(
                 get_metric_fn=_accuracy, n=1, keep_checkpoints_without_metrics=False))
-        self._manager = ocp.CheckpointManager(self._directory, options=ocp.CheckpointManagerOptions(
+        self._manager = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
             preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
             best_fn=_accuracy if keep_best else None, cleanup_tmp_directories=True))
 
@@ -73,7 +76,7 @@ class Checkpointer:
             state=ocp.args.StandardSave(state),
             meta=ocp.args.JsonSave({'fingerprint': describe_fingerprint(state)})), force=True)
         if not saved:
-            raise RuntimeError(f'the checkpoint of step {step} was not saved to {self._directory}')
+            raise RuntimeError(f'the checkpoint of step {step} was not saved to {self.directory}')
 
     def restore_latest(self, abstract_state: PyTree) -> PyTree | None:
         """The newest readable state, None when nothing was saved yet.
@@ -88,7 +91,7 @@ class Checkpointer:
           UserError: checkpoints are there and none of them can be read.
         """
         bad = []
-        for step in sorted(self._manager.all_steps(read=True), reverse=True):
+        for step in sorted(self._manager.all_steps(), reverse=True):
             try:
                 state = self._restore(step, abstract_state)
             except Exception as error:  # Orbax and TensorStore raise all kinds for a broken file
@@ -106,6 +109,10 @@ class Checkpointer:
                             f'{", ".join(bad)}. To train from the beginning, run the same command '
                             'again.')
         return None
+
+    def latest_step(self) -> int | None:
+        """The newest step saved, None when there is none."""
+        return self._manager.latest_step()
 
     def wait(self) -> None:
         """Returns when everything is on disk; raises what went wrong while saving."""
@@ -125,12 +132,12 @@ class Checkpointer:
         return restored.state
 
     def _set_aside(self, step):
-        source = os.path.join(self._directory, str(step))
-        target = os.path.join(self._directory, f'bad-{step}')
+        source = os.path.join(self.directory, str(step))
+        target = os.path.join(self.directory, f'bad-{step}')
         for n in range(1, 1000):
             if not os.path.exists(target):
                 break
-            target = os.path.join(self._directory, f'bad-{step}-{n}')
+            target = os.path.join(self.directory, f'bad-{step}-{n}')
         os.rename(source, target)
         self._manager.reload()
         return target

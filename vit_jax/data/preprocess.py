@@ -139,13 +139,17 @@ def resize_and_central_crop(image, size, preprocess):
     shrinks or grows until it just covers the target; the other side is rounded half up. The crop
     starts at floor((side - size) / 2). Returns float32 [*size, 3] in 0..255.
     """
-    target_h, target_w = (round(side / preprocess.crop_ratio) for side in size)
+    target = [round(side / preprocess.crop_ratio) for side in size]
+    target_h, target_w = (tf.constant(side, tf.int64) for side in target)
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.int64))
     # In integers, so that every implementation rounds alike.
     by_height = target_h * width >= target_w * height
-    new_h = tf.where(by_height, target_h, (2 * height * target_w + width) // (2 * width))
-    new_w = tf.where(by_height, (2 * width * target_h + height) // (2 * height), target_w)
-    new_size = tf.cast(tf.stack([new_h, new_w]), tf.int32)
+    new_size = tf.where(
+        by_height,
+        tf.stack([target_h, (2 * width * target_h + height) // (2 * height)]),
+        tf.stack([(2 * height * target_w + width) // (2 * width), target_w]),
+    )
+    new_size = tf.cast(new_size, tf.int32)
     image = resize(image, new_size, preprocess.resize)
     top, left = tf.unstack((new_size - tf.constant(size)) // 2)
     image = tf.slice(image, tf.stack([top, left, 0]), [*size, 3])

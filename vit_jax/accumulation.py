@@ -1,0 +1,72 @@
+"""Chooses into how many parts a batch is cut so that a training step fits in device memory."""
+
+import logging
+from collections.abc import Callable
+
+import jax
+import psutil
+
+from vit_jax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+HEADROOM = 0.9  # of the memory; the rest is for fragmentation and the next batches
+PROBES = (8, 16)  # images per device of the two steps that are compiled to learn the slope
+
+
+def choose(compile_step: Callable, batch_size: int, devices: int, limit: float | None = None):
+    """The fewest accumulation steps with which a step fits, and the compiled step.
+
+    Memory grows linearly with the images per device: two small steps are compiled, the line through
+    them proposes a size, and the compiler's own figure for that size decides.
+
+    Args:
+      compile_step: accum_steps -> jax.stages.Compiled.
+      batch_size: of a whole step.
+      devices: that the batch is spread over.
+      limit: bytes of one device, by default what the device or the machine has free.
+
+    Raises:
+      UserError: not even one image per device fits.
+    """
+    limit = HEADROOM * (memory_limit() if limit is None else limit)
+    images = batch_size // devices  # per device and step
+    parts = [n for n in range(1, images + 1) if images % n == 0]
+    slope, offset = _line(compile_step, images, parts)
+    for accum_steps in parts:
+        if offset + slope * images / accum_steps > limit and accum_steps != parts[-1]:
+            continue
+        compiled = compile_step(accum_steps)
+        needed = bytes_needed(compiled)
+        if needed <= limit:
+            log.info('accumulating gradients over %d steps of %d images per device: %.1f of '
+                     '%.1f GB', accum_steps, images // accum_steps, needed / 1e9, limit / 1e9)
+            return accum_steps, compiled
+    raise UserError(f'a step with one image per device needs {needed / 1e9:.1f} GB and '
+                    f'{limit / 1e9:.1f} GB may be used. Choose a smaller model or more memory.')
+
+
+def bytes_needed(compiled) -> int:
+    """Bytes per device that the compiler reports: arguments, what is not written over them, work."""
+    m = compiled.memory_analysis()
+    return (m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+            + m.temp_size_in_bytes)
+
+
+def memory_limit() -> float:
+    """Bytes that one local device may use; on CPU its share of what the machine has free."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and 'bytes_limit' in stats:
+        return stats['bytes_limit']
+    return psutil.virtual_memory().available / jax.local_device_count()
+
+
+def _line(compile_step, images, parts):
+    """Slope (bytes per image) and offset through the two parts nearest to PROBES."""
+    few, many = (min(parts, key=lambda n: abs(images // n - probe)) for probe in PROBES)
+    low = bytes_needed(compile_step(few))
+    if few == many:
+        return 0.0, low
+    high = bytes_needed(compile_step(many))
+    slope = (high - low) / (images // many - images // few)
+    return slope, low - slope * (images // few)

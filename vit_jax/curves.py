@@ -1,0 +1,34 @@
+"""Draws the learning curves of a run."""
+
+import os
+
+from matplotlib.figure import Figure
+
+PANELS = (  # title, series, logarithmic
+    ('loss', ('train/loss', 'eval/loss'), True),
+    ('accuracy', ('eval/accuracy', 'eval/accuracy_top5'), False),
+    ('learning rate', ('train/learning_rate',), False),
+)
+
+
+def draw(rows: list[dict[str, float]], path: str) -> None:
+    """Writes a PNG with loss, accuracy and learning rate over steps.
+
+    Args:
+      rows: as in metrics.jsonl; a series is drawn from the rows that have it.
+    """
+    figure = Figure(figsize=(13, 3.6), layout='constrained')
+    for axes, (title, series, logarithmic) in zip(figure.subplots(1, len(PANELS)), PANELS,
+                                                  strict=True):
+        for name in series:
+            points = [(row['step'], row[name]) for row in rows if name in row]
+            if points:
+                steps, values = zip(*points, strict=True)
+                few = len(points) < 40
+                axes.plot(steps, values, '.-' if few else '-', label=f'{name} {values[-1]:.4g}')
+        axes.set(title=title, xlabel='step', yscale='log' if logarithmic else 'linear')
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=8)
+    figure.savefig(path + '.tmp', format='png', dpi=110)
+    os.replace(path + '.tmp', path)

@@ -1,0 +1,124 @@
+"""Images that cannot be decoded: found when they fail, left out from then on.
+
+Which image stands at a position depends on the files only, never on when a broken one was found:
+finding one rebuilds the input at the batch that failed.
+"""
+
+import bisect
+import logging
+import re
+
+import tensorflow as tf
+
+from vit_jax.data import preprocess
+from vit_jax.errors import UserError
+
+logger = logging.getLogger('vit_jax.data')
+
+
+class BrokenImages:
+    """The broken images of a source that are known so far, by their index in the split."""
+
+    def __init__(self, source, max_fraction):
+        self._source = source
+        self._max_fraction = max_fraction
+        self._reasons = {}  # index -> why it cannot be decoded
+
+    def is_broken(self, indices):
+        """bool [k] tensor for int64 [k], of what is known now."""
+        if not self._reasons:
+            return tf.zeros_like(indices, tf.bool)
+        known = tf.constant(sorted(self._reasons), tf.int64)
+        place = tf.searchsorted(known, indices, out_type=tf.int64)
+        return tf.gather(known, tf.minimum(place, len(self._reasons) - 1)) == indices
+
+    def next_valid(self, indices):
+        """int64 [k]: each index, or the next one (modulo the split) that is not broken."""
+        if not self._reasons:
+            return indices
+        known = sorted(self._reasons)
+        stand_ins = tf.constant(_stand_ins(known, self._source.num_examples), tf.int64)
+        place = tf.searchsorted(tf.constant(known, tf.int64), indices, out_type=tf.int64)
+        stand_in = tf.gather(stand_ins, tf.minimum(place, len(known) - 1))
+        return tf.where(self.is_broken(indices), stand_in, indices)
+
+    def next_valid_row(self, indices):
+        """int64 [k]: for each row of a window, the first row from there on that is not broken.
+
+        Goes round at the end. Where all rows are broken, each keeps its place.
+        """
+        rows = tf.range(tf.size(indices, tf.int64))
+        if not self._reasons:
+            return rows
+        valid = tf.where(~self.is_broken(indices))[:, 0]
+        valid = tf.cond(tf.size(valid) > 0, lambda: valid, lambda: rows)
+        place = tf.searchsorted(valid, rows, out_type=tf.int64)
+        return tf.gather(valid, place % tf.size(valid, tf.int64))
+
+    def discover(self, items, error):
+        """Finds out which items of a failed batch are broken.
+
+        items: iterable of what `source.load` takes, each with its 'index'; one that has 'valid'
+        false is left out. Raises `error` if none is broken, UserError if too many are.
+        """
+        reasons = {}
+        for item in items:
+            index = int(item['index'])
+            if index in reasons or not item.get('valid', True):
+                continue
+            try:
+                preprocess.decode_image(self._source.load(item)[0])
+            except tf.errors.OpError as reason:
+                reasons[index] = _one_line(reason)
+        if not reasons:
+            raise error
+        new = {index: reason for index, reason in reasons.items() if index not in self._reasons}
+        for index, reason in new.items():
+            self._add(index, reason)
+        if not new:
+            raise UserError(self._report('no readable image is left to stand in for a broken one'))
+        fraction = len(self._reasons) / self._source.num_examples
+        if fraction > self._max_fraction or fraction == 1:
+            raise UserError(self._report('too many images are broken'))
+
+    def _add(self, index, reason):
+        self._reasons[index] = reason
+        name, total = self._source.name_of(index), self._source.num_examples
+        logger.warning(
+            'skipped broken image %s: %s (%d of %d)', name, reason, len(self._reasons), total
+        )
+
+    def _report(self, problem):
+        count, total = len(self._reasons), self._source.num_examples
+        names = [f'  {self._source.name_of(i)}: {why}' for i, why in sorted(self._reasons.items())]
+        return (
+            f'{problem}: {count} of {total} seen so far, {count / total:.2%}; '
+            f'dataset.max_broken_fraction allows {self._max_fraction:.2%}. Mend or remove them, or '
+            'raise that limit:\n' + '\n'.join(names)
+        )
+
+
+def _stand_ins(known, total):
+    """For each of the sorted broken indices, the next that is not among them (modulo total)."""
+    result = []
+    for index in reversed(known):
+        following = (index + 1) % total
+        if result and following == known[len(known) - len(result)]:
+            following = result[-1]
+        result.append(following)
+    # A run at the end of the split goes on at its beginning.
+    result.reverse()
+    place = bisect.bisect_left(known, 0)
+    if place < len(known) and known[place] == 0:
+        result = [result[place] if following == 0 else following for following in result]
+    return result
+
+
+def _one_line(error):
+    """What TensorFlow says, without the names of nodes and the Python stack it adds."""
+    text = error.message
+    cause = re.search(r'^(?:\w+\.)*\w*Error: (.+)$', text, re.MULTILINE)
+    if cause:
+        return cause.group(1)
+    text = re.sub(r'\{\{.*?\}\} ?|\[Op:.*|name: *$', '', text, flags=re.DOTALL)
+    return ' '.join(text.split())

@@ -1,0 +1,1 @@
+"""Evaluations of a model: batches in, numbers out."""

@@ -1,0 +1,40 @@
+"""SIGTERM and SIGINT ask the loop to finish its step, save and leave."""
+
+import logging
+import signal
+
+log = logging.getLogger(__name__)
+
+
+class Interrupts:
+    """Remembers the first SIGTERM or SIGINT while it is entered; a second one acts as usual.
+
+    Attributes:
+      received: the signal, None so far.
+    """
+
+    def __init__(self):
+        self.received = None
+        self._previous = {}
+
+    def __enter__(self):
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._previous[signum] = signal.signal(signum, self._remember)
+        return self
+
+    def __exit__(self, *_):
+        self._restore()
+
+    def __bool__(self) -> bool:
+        return self.received is not None
+
+    def _remember(self, signum, frame):
+        del frame
+        self.received = signal.Signals(signum)
+        self._restore()
+        log.warning('%s: finishing this step and saving; send it again to stop at once',
+                    self.received.name)
+
+    def _restore(self):
+        while self._previous:
+            signal.signal(*self._previous.popitem())

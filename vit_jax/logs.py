@@ -1,0 +1,23 @@
+"""Log lines: plain on the terminal, with time and level in the workdir."""
+
+import logging
+import os
+
+LOGGER = logging.getLogger('vit_jax')
+
+
+def to_terminal() -> None:
+    """Shows this project's log lines on stderr; those of libraries only from warnings on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter('%(message)s'))
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False
+
+
+def to_file(workdir: str) -> logging.Handler:
+    """Adds the log lines to WORKDIR/train.log as well, until the handler is removed."""
+    handler = logging.FileHandler(os.path.join(workdir, 'train.log'), encoding='utf-8')
+    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
+    LOGGER.addHandler(handler)
+    return handler

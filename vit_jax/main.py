@@ -1,0 +1,48 @@
+"""Trains a model.
+
+    python -m vit_jax.main --config=configs/vit.py:b16 --workdir=DIR [--config.FIELD=VALUE ...]
+"""
+
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from vit_jax import logs
+from vit_jax.errors import UserError
+
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'File and argument, for example configs/vit.py:b16.')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Where checkpoints, metrics and curves go; a run found there is continued.')
+flags.mark_flags_as_required(['config', 'workdir'])
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the flags; an unknown model, data set or field ends with one plain message."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except (UserError, AttributeError, KeyError, TypeError) as error:
+        # ml_collections raises KeyError and AttributeError, with the nearest field, for a misspelt
+        # one; str() of a KeyError has quotes around it.
+        sys.exit(f'error: {str(error.args[0] if error.args else error)}')
+
+
+def main(argv: list[str]) -> None:
+    """Runs the training and exits: 0 done, 143 or 130 after a signal, 1 after an error."""
+    if argv[1:]:
+        sys.exit(f'error: unexpected argument {argv[1]!r}; flags are written --name=value.')
+    logs.to_terminal()
+    try:
+        from vit_jax import train  # imports TensorFlow: seconds that --help need not wait for
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {error}. Training needs more: pip install -e '.[train]'")
+    try:
+        sys.exit(train.run(_CONFIG.value, _WORKDIR.value))
+    except UserError as error:
+        logs.LOGGER.error('error: %s', error)
+        sys.exit(1)
+
+
+if __name__ == '__main__':
+    app.run(main, flags_parser=parse)

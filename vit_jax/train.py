@@ -1,0 +1,270 @@
+"""The training loop: from a config and a workdir to checkpoints, metrics and curves."""
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+from clu import metric_writers, parameter_overview
+from ml_collections import ConfigDict
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from vit_jax import (
+    accumulation,
+    checkpoint,
+    curves,
+    data,
+    logs,
+    metrics,
+    models,
+    optimizer,
+    progress,
+    sharding,
+    steps,
+    train_state,
+    workdir,
+)
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+from vit_jax.evaluators import classification
+from vit_jax.interrupts import Interrupts
+from vit_jax.models import flops
+
+log = logging.getLogger(__name__)
+
+LOOKAHEAD = 2  # batches on the devices before they are needed
+
+
+def run(config: ConfigDict, directory: str) -> int:
+    """Trains, or goes on where the workdir's newest checkpoint stands.
+
+    Args:
+      config: see vit_jax/config.py.
+      directory: the workdir; made when missing.
+
+    Returns:
+      0 when the run is complete; 128 + signal number when SIGTERM or SIGINT stopped it, saved.
+
+    Raises:
+      UserError: the config, the data or the workdir cannot be used, or the loss is not finite.
+    """
+    config_lib.check(config)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(workdir.lock(directory))
+        handler = logs.to_file(directory)
+        stack.callback(handler.close)
+        stack.callback(logs.LOGGER.removeHandler, handler)
+        interrupts = stack.enter_context(Interrupts())
+        trainer = Trainer(config, directory, interrupts, stack)
+        stack.enter_context(logging_redirect_tqdm([logs.LOGGER]))
+        trainer.train()
+        return 128 + interrupts.received if trainer.step < trainer.num_steps else 0
+
+
+class Trainer:
+    """A run that is set up: state, compiled steps, data at the right place, open files.
+
+    Attributes:
+      step: updates done.
+      num_steps: updates of the whole run.
+    """
+
+    def __init__(self, config: ConfigDict, directory: str, interrupts: Interrupts,
+                 stack: contextlib.ExitStack):
+        self._directory, self._interrupts = directory, interrupts
+        self._mesh = sharding.make_mesh(config.mesh)
+        sharding.check_batch(config.batch_size, config.accum_steps, self._mesh)
+        train_split, eval_split = config.dataset.train_split, config.dataset.eval_split
+        self._train_source = data.open_source(config.dataset, train_split)
+        names = self._train_source.class_names
+        self._eval_source = data.open_source(config.dataset, eval_split, class_names=names)
+        config = config_lib.settle(config, self._train_source.num_examples, len(names))
+        self.num_steps = config_lib.total_steps(config)
+        self._config = workdir.claim(directory, config, names)
+
+        self._model = models.build(config.model, len(names))
+        self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
+        self._tx = optimizer.make_optimizer(config.optimizer, self._schedule)
+        self._checkpointer = checkpoint.Checkpointer(
+            os.path.join(directory, 'checkpoints'), config.keep_checkpoints, config.keep_best)
+        stack.callback(self._checkpointer.close)
+        self._state = self._initial_or_restored_state()
+        self.step = int(self._state.step)
+        writer = metric_writers.SummaryWriter(directory)
+        self._metrics = metrics.MetricsLog(directory, self.step, writer)
+        stack.callback(self._metrics.close)
+
+    def train(self) -> None:
+        """Runs the remaining steps; returns early, saved, when interrupted."""
+        self._announce()
+        if self.step == self.num_steps:
+            log.info('the run is complete at step %d: to go on, raise num_steps or num_epochs. '
+                     'Checkpoints: %s', self.step, self._checkpointer.directory)
+            return
+        if self._due('eval', self.step) and not self._metrics.has(self.step, 'eval/loss'):
+            self._evaluate()  # the interruption came before this evaluation
+        train_step = self._compile()
+        meter = progress.Meter(self._config.batch_size, self._flops_per_step(), self.num_steps)
+        batches = self._on_device(meter.timed(data.train_batches(
+            self._train_source, self._config, self.step, jax.process_index(),
+            jax.process_count())))
+        meter.start(self.step)
+        bar = tqdm(total=self.num_steps, initial=self.step, unit='step',
+                   disable=not sys.stderr.isatty())
+        before = None  # metrics of the step before: read while the devices work on this one
+        while self.step < self.num_steps and not self._interrupts:
+            self._state, values = train_step(self._state, next(batches))
+            self.step += 1
+            bar.update()
+            if before is not None:
+                self._require_finite(self.step - 1, before)
+            before = values
+            if self._due('log', self.step):
+                self._log(values, meter)
+            evaluated = None
+            if self._due('eval', self.step):
+                start = time.perf_counter()
+                evaluated = self._evaluate()
+                meter.pause(time.perf_counter() - start)
+            if self._due('checkpoint', self.step) or self._interrupts:
+                self._save(values, evaluated)
+        bar.close()
+        self._conclude()
+
+    def _initial_or_restored_state(self):
+        config = self._config
+        init = functools.partial(train_state.init_state, self._model, self._tx,
+                                 (*config.image_size, 3), config.seed, bool(config.ema_decay))
+        placed = sharding.replicated(self._mesh)
+        self._abstract_state = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
+            jax.eval_shape(init))
+        state = self._checkpointer.restore_latest(self._abstract_state)
+        return jax.jit(init, out_shardings=placed)() if state is None else state
+
+    def _announce(self):
+        config = self._config
+        if self.step == 0:
+            log.info('%s', parameter_overview.get_parameter_overview(
+                self._state.params, include_stats=False))
+        log.info('%s%d training images, %d evaluation images, %d classes, %d %s, workdir %s',
+                 f'{config.recipe}: ' if config.recipe else '', self._train_source.num_examples,
+                 self._eval_source.num_examples, config.dataset.num_classes, jax.device_count(),
+                 jax.devices()[0].device_kind, self._directory)
+        if 0 < self.step < self.num_steps:
+            log.info('continuing from the checkpoint of step %d of %d', self.step, self.num_steps)
+
+    def _compile(self):
+        """The compiled training step; cuts the batch when accum_steps is to be chosen."""
+        config = self._config
+        shape = (config.batch_size, *config.image_size, 3)
+        by_example = sharding.batch_sharding(self._mesh)
+        batch = {'image': jax.ShapeDtypeStruct(shape, jnp.float32, sharding=by_example),
+                 'label': jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=by_example),
+                 'mask': jax.ShapeDtypeStruct(shape[:1], jnp.bool_, sharding=by_example)}
+
+        def compile_step(accum_steps):
+            step = functools.partial(
+                steps.train_step, model=self._model, tx=self._tx, schedule=self._schedule,
+                loss=config.loss, seed=config.seed, accum_steps=accum_steps,
+                ema_decay=config.ema_decay)
+            placed = sharding.replicated(self._mesh)
+            return jax.jit(step, donate_argnums=0, out_shardings=(placed, placed)).lower(
+                self._abstract_state, batch).compile()
+
+        start = time.perf_counter()
+        if config.accum_steps:
+            compiled = compile_step(config.accum_steps)
+        else:
+            config.accum_steps, compiled = accumulation.choose(
+                compile_step, config.batch_size, self._mesh.shape['data'])
+            workdir.record(self._directory, config)  # a continued run sums in the same order
+        log.info('compiled the training step in %.1f s', time.perf_counter() - start)
+        return compiled
+
+    def _flops_per_step(self):
+        """Model FLOPs: three times the forward pass, the backward pass being two of it."""
+        image = jax.ShapeDtypeStruct((1, *self._config.image_size, 3), jnp.float32)
+        forward = flops.count(self._model.apply, {'params': self._abstract_state.params}, image)
+        return 3 * forward * self._config.batch_size
+
+    def _on_device(self, batches):
+        """The same batches as arrays on the mesh, LOOKAHEAD of them under way."""
+        by_example = sharding.batch_sharding(self._mesh)
+        ahead = []
+        for batch in batches:
+            ahead.append(sharding.shard_batch(batch, by_example))
+            if len(ahead) > LOOKAHEAD:
+                yield ahead.pop(0)
+        yield from ahead
+
+    def _due(self, what, step):
+        every = self._config[f'{what}_every']
+        return step > 0 and (step == self.num_steps or (every > 0 and step % every == 0))
+
+    def _require_finite(self, step, values):
+        loss, grad_norm = (float(values[name]) for name in ('loss', 'grad_norm'))
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self._checkpointer.wait()
+            last = self._checkpointer.latest_step()
+            kept = ('No checkpoint had been written yet.' if last is None else
+                    f'The last good checkpoint, of step {last}, is in '
+                    f'{self._checkpointer.directory}.')
+            raise UserError(f'the loss is {loss} and the gradient norm {grad_norm} at step {step}. '
+                            f'{kept} Lower optimizer.learning_rate, lengthen '
+                            'optimizer.warmup_steps, or set optimizer.clip_norm.')
+
+    def _log(self, values, meter):
+        self._require_finite(self.step, values)  # waits for the step, so that the time is right
+        values = {name: float(value) for name, value in values.items()} | meter.report(self.step)
+        self._metrics.write(self.step, {f'train/{name}': value for name, value in values.items()})
+        log.info('%s', progress.describe(self.step, self.num_steps, values))
+
+    def _evaluate(self):
+        """Evaluates and draws the curves; None when a signal came in the middle."""
+        start = time.perf_counter()
+        params = self._state.params if self._state.ema_params is None else self._state.ema_params
+        batches = data.eval_batches(self._eval_source, self._config, jax.process_index(),
+                                    jax.process_count())
+        values = classification.evaluate(self._eval_step, params, self._on_device(batches),
+                                         lambda: bool(self._interrupts))
+        if values is not None:
+            seconds = time.perf_counter() - start
+            self._metrics.write(self.step, values | {'eval/seconds': seconds})
+            curves.draw(self._metrics.rows, self._curves_path)
+            log.info('step %d/%d  eval accuracy %.2f %%  top-5 %.2f %%  loss %.4f  on %d images in '
+                     '%.1f s', self.step, self.num_steps, 100 * values['eval/accuracy'],
+                     100 * values['eval/accuracy_top5'], values['eval/loss'],
+                     values['eval/num_examples'], seconds)
+        return values
+
+    @functools.cached_property
+    def _eval_step(self):
+        return jax.jit(functools.partial(steps.eval_step, model=self._model,
+                                         loss=self._config.loss))
+
+    @property
+    def _curves_path(self):
+        return os.path.join(self._directory, 'curves.png')
+
+    def _save(self, values, evaluated):
+        self._require_finite(self.step, values)
+        self._metrics.sync()
+        self._checkpointer.save(self.step, self._state, evaluated)
+
+    def _conclude(self):
+        self._checkpointer.wait()
+        if self.step < self.num_steps:
+            log.warning('stopped by %s after step %d of %d and saved. To continue, run the same '
+                        'command again.', self._interrupts.received.name, self.step, self.num_steps)
+            return
+        log.info('done: %d steps\n  curves      %s\n  checkpoint  %s\n  metrics     %s',
+                 self.step, self._curves_path,
+                 os.path.join(self._checkpointer.directory, str(self.step)),
+                 os.path.join(self._directory, 'metrics.jsonl'))

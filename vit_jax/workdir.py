@@ -1,0 +1,90 @@
+"""What a run keeps in its workdir beside checkpoints and metrics: its config and class names."""
+
+import fcntl
+import json
+import logging
+import os
+
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+def lock(workdir: str):
+    """Makes the workdir and reserves it for this process until the returned file is closed.
+
+    Raises:
+      UserError: another process is training in it.
+    """
+    os.makedirs(workdir, exist_ok=True)
+    file = open(os.path.join(workdir, '.lock'), 'a', encoding='utf-8')  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise UserError(f'another process is training in {workdir}. Wait for it, stop it, or take '
+                        'another --workdir.') from error
+    return file
+
+
+def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> ConfigDict:
+    """Compares with what the workdir was made for, and records what this run will do.
+
+    Args:
+      config: settled.
+      class_names: in label order.
+
+    Returns:
+      The config with accum_steps as chosen earlier, when it is to be chosen automatically.
+
+    Raises:
+      UserError: the workdir belongs to another config or other classes; lists what differs.
+    """
+    path = os.path.join(workdir, 'config.json')
+    if os.path.exists(path):
+        old = _load(path)
+        lines = config_lib.differences(old, config)
+        classes = _load(os.path.join(workdir, 'classes.json'))
+        if classes != list(class_names):
+            lines.append(_describe_classes(classes, list(class_names)))
+        if lines:
+            raise UserError(
+                f'{workdir} holds a run of another config. Take another --workdir, or make these '
+                'fields equal:\n  ' + '\n  '.join(lines))
+        config = config.copy_and_resolve_references()
+        config.accum_steps = config.accum_steps or old['accum_steps']
+    # classes.json first: where there is a config.json, both are there.
+    _save(os.path.join(workdir, 'classes.json'), list(class_names))
+    record(workdir, config)
+    return config
+
+
+def record(workdir: str, config: ConfigDict) -> None:
+    """Writes config.json."""
+    _save(os.path.join(workdir, 'config.json'), config.to_dict())
+
+
+def _describe_classes(old, new):
+    if len(old) != len(new):
+        return f'classes: {len(old)} in the workdir, {len(new)} in the data now'
+    k = next(k for k in range(len(old)) if old[k] != new[k])
+    return f'classes: number {k} is {old[k]!r} in the workdir, {new[k]!r} in the data now'
+
+
+def _load(path):
+    try:
+        with open(path, encoding='utf-8') as file:
+            return json.load(file)
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f'{path} cannot be read ({error}). The run cannot be checked against it: '
+                        'restore the file, or take another --workdir.') from error
+
+
+def _save(path, value):
+    with open(path + '.tmp', 'w', encoding='utf-8') as file:
+        json.dump(value, file, indent=2)
+        file.write('\n')
+    os.replace(path + '.tmp', path)
