@@ -3,6 +3,8 @@
 import logging
 import os
 
+import absl.logging
+
 LOGGER = logging.getLogger('vit_jax')
 
 
@@ -13,6 +15,7 @@ def to_terminal() -> None:
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False
+    absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax says at INFO what it does
 
 
 def to_file(workdir: str) -> logging.Handler:

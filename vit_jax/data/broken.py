@@ -4,7 +4,6 @@ Which image stands at a position depends on the files only, never on when a brok
 finding one rebuilds the input at the batch that failed.
 """
 
-import bisect
 import logging
 import re
 
@@ -23,6 +22,8 @@ class BrokenImages:
         self._source = source
         self._max_fraction = max_fraction
         self._reasons = {}  # index -> why it cannot be decoded
+        # As a graph, so that what Python functions in it raise arrives as it does in training.
+        self._decode = tf.function(lambda item: preprocess.decode_image(source.load(item)[0]))
 
     def is_broken(self, indices):
         """bool [k] tensor for int64 [k], of what is known now."""
@@ -67,7 +68,7 @@ class BrokenImages:
             if index in reasons or not item.get('valid', True):
                 continue
             try:
-                preprocess.decode_image(self._source.load(item)[0])
+                self._decode(item)
             except tf.errors.OpError as reason:
                 reasons[index] = _one_line(reason)
         if not reasons:
@@ -99,19 +100,15 @@ class BrokenImages:
 
 
 def _stand_ins(known, total):
-    """For each of the sorted broken indices, the next that is not among them (modulo total)."""
-    result = []
+    """For each of the broken indices in `known`, the next that is not among them (modulo total)."""
+    broken, following = set(known), {}
+    # From the end, so that a run of broken ones is walked once; the last run may go on at 0.
+    valid = next((index for index in range(total) if index not in broken), 0)
     for index in reversed(known):
-        following = (index + 1) % total
-        if result and following == known[len(known) - len(result)]:
-            following = result[-1]
-        result.append(following)
-    # A run at the end of the split goes on at its beginning.
-    result.reverse()
-    place = bisect.bisect_left(known, 0)
-    if place < len(known) and known[place] == 0:
-        result = [result[place] if following == 0 else following for following in result]
-    return result
+        if (index + 1) % total not in broken:
+            valid = (index + 1) % total
+        following[index] = valid
+    return [following[index] for index in known]
 
 
 def _one_line(error):

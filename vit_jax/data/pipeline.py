@@ -1,8 +1,10 @@
 """Batches for training and evaluation, as functions of the config and the step.
 
-Stages: positions -> items (index and encoded bytes or path) -> images -> batches. The first stage is
-read again alone to find out what is broken when a batch fails.
+Stages: positions -> items (index, and encoded bytes or path) -> images -> batches. When a batch
+fails, its items are read again alone to find out what is broken.
 """
+
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +16,8 @@ from vit_jax.errors import UserError
 _CROPS = ('inception', 'pad', 'none')
 # Batches made ahead of the one in use.
 _PREFETCH = 2
+# Images decoded at the same time. Changes no result.
+_PARALLEL = max(16, 2 * (os.cpu_count() or 1))
 
 
 def train_batches(source, config, start_step=0, process_index=0, process_count=1):
@@ -26,18 +30,17 @@ def train_batches(source, config, start_step=0, process_index=0, process_count=1
     local = _local_batch_size(config, process_count)
     _check(config)
     broken = BrokenImages(source, config.dataset.max_broken_fraction)
-    order_seed, augment_seed = order.stream_seeds(config.seed)
+    seeds = order.stream_seeds(config.seed)
     share = (config.batch_size, process_index, process_count)
 
     def items(step):
         if hasattr(source, 'pieces'):
-            return _sequential_train_items(source, config, order_seed, broken, step, share)
-        return _random_access_train_items(source, order_seed, broken, step, share)
+            return _sequential_train_items(source, config, seeds, broken, step, share)
+        return _random_access_train_items(source, seeds, broken, step, share)
 
     def example(item):
         encoded, label = source.load(item)
-        seed = tf.stack([tf.constant(augment_seed, tf.int64), item['position']])
-        image = preprocess.augment(preprocess.decode_image(encoded), seed, config)
+        image = preprocess.augment(preprocess.decode_image(encoded), item['seeds'], config)
         return {'image': image, 'label': label}
 
     def finish(batch):
@@ -51,19 +54,24 @@ def train_batches(source, config, start_step=0, process_index=0, process_count=1
     return _run(build, lambda step: items(step).take(local), broken, start_step)
 
 
-def _random_access_train_items(source, seed, broken, first_step, share):
+def _random_access_train_items(source, seeds, broken, first_step, share):
+    order_seed, augment_seed = seeds
+
     def fetch(step):
         position = order.positions_of_step(step, *share)
-        index = order.shuffled_index(position, source.num_examples, seed)
+        index = order.shuffled_index(position, source.num_examples, order_seed)
         index = broken.next_valid(index)
-        return {**source.fetch(index), 'index': index, 'position': position}
+        keys = order.augment_bits(augment_seed, position[0], len(position))
+        return {**source.fetch(index), 'index': index, 'seeds': keys}
 
     steps = tf.data.Dataset.range(first_step, tf.int64.max)
     return steps.map(fetch, num_parallel_calls=2).unbatch()
 
 
-def _sequential_train_items(source, config, seed, broken, first_step, share):
+def _sequential_train_items(source, config, seeds, broken, first_step, share):
+    order_seed, augment_seed = seeds
     batch_size, process_index, process_count = share
+    local = batch_size // process_count
     pieces = source.pieces.share(process_index, process_count)
     if not len(pieces.take):
         raise UserError(
@@ -72,16 +80,17 @@ def _sequential_train_items(source, config, seed, broken, first_step, share):
         )
     items = sequential.shuffled(
         pieces,
-        first_step * (batch_size // process_count),
-        seed=seed,
+        first_step * local,
+        seed=order_seed,
         window=config.dataset.shuffle_buffer,
         replace=broken.next_valid_row,
     )
-    positions = tf.data.Dataset.range(first_step, tf.int64.max)
-    positions = positions.map(lambda step: order.positions_of_step(step, *share)).unbatch()
-    return tf.data.Dataset.zip(items, positions).map(
-        lambda item, position: {**item, 'position': position}
-    )
+
+    def keys_of_step(step):
+        return order.augment_bits(augment_seed, order.positions_of_step(step, *share)[0], local)
+
+    keys = tf.data.Dataset.range(first_step, tf.int64.max).map(keys_of_step).unbatch()
+    return tf.data.Dataset.zip(items, keys).map(lambda item, seeds: {**item, 'seeds': seeds})
 
 
 def eval_batches(source, config, process_index=0, process_count=1):
@@ -166,7 +175,7 @@ class EvalBatches:
 
 
 def _examples(items, example):
-    return items.map(example, num_parallel_calls=tf.data.AUTOTUNE)
+    return items.map(example, num_parallel_calls=_PARALLEL)
 
 
 def _run(build, items_of, broken, step):

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 _EXIF_ORIENTATION_TAG = 0x0112
 # Orientation is looked for in this many bytes; metadata stands before the pixels.
@@ -20,16 +20,16 @@ def decode_image(encoded):
     encoded: string scalar. Returns uint8 [height, width, 3]. Equals Pillow's decoder.
     Raises tf.errors.OpError if the file is broken, cut short or of another format.
     """
-    is_jpeg = tf.strings.substr(encoded, 0, 3) == b'\xff\xd8\xff'
-    is_png = tf.strings.substr(encoded, 0, 8) == b'\x89PNG\r\n\x1a\n'
+    start = tf.strings.substr(encoded, 0, 3)
+    is_jpeg_or_png = (start == b'\xff\xd8\xff') | (start == b'\x89PN')
     header = tf.strings.substr(encoded, 0, _HEADER_BYTES)
     # \C is one byte: image files are not valid UTF-8. A chance hit only costs the slow way.
     oriented = tf.strings.regex_full_match(header, r'(?s)\C*(?:(?i)exif|tiff:orientation)\C*')
     image = tf.cond(
-        (is_jpeg | is_png) & ~oriented,
+        is_jpeg_or_png & ~oriented,
         lambda: _decode_jpeg_or_png(encoded),
         lambda: tf.cond(
-            is_jpeg | is_png,
+            is_jpeg_or_png,
             lambda: _python(_upright, encoded, _decode_jpeg_or_png(encoded)),
             lambda: _python(_decode_with_pillow, encoded),
         ),
@@ -45,13 +45,19 @@ def _decode_jpeg_or_png(encoded):
 
 
 def _python(function, *args):
+    function = tf.autograph.experimental.do_not_convert(function)
     image = tf.numpy_function(function, args, tf.uint8, stateful=False)
     return tf.ensure_shape(image, [None, None, 3])
 
 
 def _decode_with_pillow(encoded):
     # TensorFlow decodes palette BMP to wrong pixels and the frames of a GIF to a fourth axis.
-    with Image.open(io.BytesIO(encoded), formats=('GIF', 'BMP')) as image:
+    try:
+        image = Image.open(io.BytesIO(encoded), formats=('GIF', 'BMP'))
+    except UnidentifiedImageError:
+        kind = 'not a JPEG, PNG, GIF or BMP image' if encoded else 'the file is empty'
+        raise ValueError(kind) from None
+    with image:
         return np.asarray(image.convert('RGB'))
 
 
@@ -78,21 +84,20 @@ def resize(image, size, method):
     `method` is a name that tf.image.resize knows. Equals Pillow's resize of float channels.
     """
     pixels = tf.cast(image, tf.float32)
-    resized = tf.cond(
+    return tf.cond(
         tf.reduce_all(tf.shape(image)[:2] == size),
         lambda: pixels,
         lambda: tf.image.resize(image, size, method, antialias=True),
     )
-    return resized
 
 
 def crop_for_training(image, seed, config):
     """Random crop of an image, as `config.augment.crop` says.
 
-    image: uint8 [h, w, 3]; seed: int64 [2]. Returns float32 [*config.image_size, 3] in 0..255
-    (bicubic resizing may overshoot a little). 'inception' takes a random area (min_area..1) and
-    aspect ratio (3/4..4/3); 'pad' resizes, adds `pad` mean-coloured pixels on each side and crops;
-    'none' only resizes.
+    image: uint8 [h, w, 3]; seed: int64 [2], all bits random. Returns float32
+    [*config.image_size, 3] in 0..255 (bicubic resizing may overshoot a little). 'inception' takes
+    a random area (min_area..1) and aspect ratio (3/4..4/3); 'pad' resizes, adds `pad` mirrored
+    pixels on each side and crops; 'none' only resizes.
     """
     size, method = tuple(config.image_size), config.preprocess.resize
     if config.augment.crop == 'inception':
@@ -110,25 +115,24 @@ def crop_for_training(image, seed, config):
         image = resize(image, size, method)
         if config.augment.crop == 'pad':
             pad = config.augment.pad
-            # The mean colour becomes zero when the batch is normalised.
-            grey = 255.0 * tf.constant(config.preprocess.mean, tf.float32)
-            image = tf.pad(image - grey, [[pad, pad], [pad, pad], [0, 0]]) + grey
-            begin = tf.random.stateless_uniform([2], seed, 0, 2 * pad + 1, tf.int32)
+            # Mirrored at the edge: a border of its own colour would tell where the crop lies.
+            image = tf.pad(image, [[pad, pad], [pad, pad], [0, 0]], mode='SYMMETRIC')
+            # The key is itself two random numbers: drawing others with it costs more than the crop.
+            begin = tf.cast(seed % (2 * pad + 1), tf.int32)
             image = tf.slice(image, tf.concat([begin, [0]], 0), [*size, 3])
     return tf.ensure_shape(image, [*size, 3])
 
 
-def augment(image, seed, config):
-    """One training image: crop, then flip. A function of the image and the seed.
+def augment(image, seeds, config):
+    """One training image: crop, then flip. A function of the image and the seeds.
 
-    image: uint8 [h, w, 3]; seed: int64 [2]. Returns float32 [*config.image_size, 3] in 0..255.
+    image: uint8 [h, w, 3]; seeds: int64 [4, 2], all bits random, one row for each use.
+    Returns float32 [*config.image_size, 3] in 0..255.
     """
-    # One key for each use. The third is spoken for by RandAugment, which goes after the flip.
-    crop_seed, flip_seed, _ = tf.unstack(tf.random.split(seed, 3))
-    image = crop_for_training(image, crop_seed, config)
+    image = crop_for_training(image, seeds[0], config)
     if config.augment.flip:
-        mirror = tf.random.stateless_uniform([], flip_seed) < 0.5
-        image = tf.cond(mirror, lambda: tf.reverse(image, [1]), lambda: image)
+        image = tf.cond(seeds[1, 0] < 0, lambda: tf.reverse(image, [1]), lambda: image)
+    # RandAugment goes here, with seeds[2].
     return image
 
 

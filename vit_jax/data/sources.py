@@ -53,7 +53,7 @@ def _is_directory(name):
 
 
 def split_name(split):
-    """The split that 'train' or 'train[:90%]' is (a slice) of; UserError if it is not so written."""
+    """The split that 'train[:90%]' is a slice of; UserError if it is not written like that."""
     return _parse_split(split)[0]
 
 
@@ -64,10 +64,8 @@ def split_range(split, num_examples):
     def boundary(text, default):
         if not text:
             return default
-        if text.endswith('%'):
-            value = round(int(text[:-1]) * num_examples / 100)
-        else:
-            value = int(text)
+        percent = text.endswith('%')
+        value = round(int(text[:-1]) * num_examples / 100) if percent else int(text)
         return min(max(value if value >= 0 else num_examples + value, 0), num_examples)
 
     first = boundary(start, 0)
@@ -217,8 +215,8 @@ def _check_classes(folder, found, expected):
     unknown = [name for name in found if name not in expected]
     if unknown:
         raise UserError(
-            f"'{folder}' has class folder(s) that the training split has not: {', '.join(unknown)}; "
-            f'known are: {", ".join(expected)}. Rename or remove them'
+            f"'{folder}' has class folder(s) that the training split has not: "
+            f'{", ".join(unknown)}; known are: {", ".join(expected)}. Rename or remove them'
         )
     missing = [name for name in expected if name not in found]
     if missing:

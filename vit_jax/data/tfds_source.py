@@ -157,8 +157,8 @@ def _builder(name, data_dir):
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         raise UserError(
             f"no data set '{name}'; TFDS (with data_dir '{where}') knows nothing of that name. "
-            f'Nearest names: {", ".join(near) or "none"}. dataset.name may also be a directory with '
-            "SPLIT/CLASS/image files (write './NAME' for one here) or 'digits'"
+            f'Nearest names: {", ".join(near) or "none"}. dataset.name may also be a directory '
+            "with SPLIT/CLASS/image files (write './NAME' for one here) or 'digits'"
         ) from error
     except (ValueError, AssertionError, RuntimeError) as error:
         raise UserError(f"TFDS cannot open '{name}' in '{where}': {error}") from error

@@ -1,0 +1,52 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import optimizer
+
+
+def settings(**fields):
+    config = config_lib.base().optimizer
+    config.update(**fields)
+    return config
+
+
+@pytest.mark.parametrize('schedule', ['linear', 'cosine', 'constant'])
+def test_schedule(schedule):
+    config = settings(learning_rate=2.0, warmup_steps=10, end_learning_rate=0.5, schedule=schedule)
+    lr = optimizer.make_schedule(config, 110)
+    np.testing.assert_allclose([lr(k) for k in range(11)], np.arange(11) * 0.2, rtol=1e-6)
+    t = (np.arange(10, 111) - 10) / 100
+    expected = {'linear': 2 + (0.5 - 2) * t, 'constant': np.full_like(t, 2.0),
+                'cosine': 0.5 + 1.5 * (1 + np.cos(np.pi * t)) / 2}[schedule]
+    np.testing.assert_allclose([lr(k) for k in range(10, 111)], expected, rtol=1e-5)
+
+
+def test_adam_with_decoupled_decay_on_kernels_by_hand():
+    config = settings(learning_rate=0.1, weight_decay=0.3, schedule='constant', clip_norm=1.0)
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 100))
+    params = {'dense': {'kernel': jnp.array([2.0, -1.0]), 'bias': jnp.array([3.0])}}
+    state, m, v = tx.init(params), np.zeros(3), np.zeros(3)
+    p = np.array([2.0, -1.0, 3.0])
+    for t, grad in enumerate([np.array([3.0, 0.0, 4.0]), np.array([0.1, 0.2, -0.3])], 1):
+        updates, state = tx.update({'dense': {'kernel': jnp.asarray(grad[:2], jnp.float32),
+                                              'bias': jnp.asarray(grad[2:], jnp.float32)}},
+                                   state, params)
+        params = {'dense': {k: params['dense'][k] + updates['dense'][k] for k in updates['dense']}}
+        grad = grad / max(1.0, np.linalg.norm(grad))
+        m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
+        direction = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        p = p - 0.1 * (direction + 0.3 * p * [1, 1, 0])
+        np.testing.assert_allclose(np.concatenate([params['dense']['kernel'],
+                                                   params['dense']['bias']]), p, rtol=1e-5)
+
+
+def test_sgd_with_momentum_by_hand():
+    config = settings(name='sgd', learning_rate=0.5, schedule='constant')
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+    params = {'bias': jnp.array([1.0])}
+    updates, state = tx.update({'bias': jnp.array([2.0])}, tx.init(params), params)
+    np.testing.assert_allclose(updates['bias'], [-1.0])
+    updates, _ = tx.update({'bias': jnp.array([4.0])}, state, params)
+    np.testing.assert_allclose(updates['bias'], [-0.5 * (0.9 * 2 + 4)], rtol=1e-6)

@@ -1,0 +1,187 @@
+"""A run that is stopped anywhere and continued equals the run that was not, bit for bit."""
+
+import json
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from tests.conftest import ROOT, TINY, command, environment
+from vit_jax import metrics
+
+SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
+EPOCH = {'digits': 45}  # steps, batch 32; of the others 60 images: 2
+
+
+@pytest.fixture(scope='module')
+def fields_of(request):
+    """Config fields of a tiny run by source."""
+    images = request.getfixturevalue('image_directory')
+    sets = request.getfixturevalue('tfds_directory')
+
+    def fields(source):
+        if source == 'digits':
+            return TINY
+        name = images if source == 'directory' else 'dots'
+        own = {'dataset.name': name, 'image_size': 8, 'augment.crop': 'inception',
+               'augment.flip': True, 'dataset.shuffle_buffer': 25}
+        if source in sets:
+            own['dataset.data_dir'] = sets[source]
+        return TINY | own
+    return fields
+
+
+@pytest.fixture(scope='module')
+def undisturbed(fields_of, tmp_path_factory):
+    """Workdir of the uninterrupted run, one per source, made once."""
+    made = {}
+
+    def get(source):
+        if source not in made:
+            made[source] = tmp_path_factory.mktemp(f'undisturbed_{source}')
+            output = start(made[source], fields_of(source)).communicate(timeout=300)[1]
+            assert 'done: 48 steps' in output, output
+        return made[source]
+    return get
+
+
+def start(workdir, fields):
+    return subprocess.Popen(command(workdir, fields=fields), cwd=ROOT, env=environment(), text=True,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def kill_when(process, condition, signum):
+    """Sends the signal as soon as the condition holds; returns (exit code, log)."""
+    deadline = time.monotonic() + 240
+    while process.poll() is None and not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signum)
+    output = process.communicate(timeout=240)[1]
+    return process.returncode, output
+
+
+def reached(workdir, step):
+    """Whether the run has logged the step."""
+    path = workdir / 'metrics.jsonl'
+    rows = path.read_text().splitlines() if path.exists() else []
+    return any(json.loads(row)['step'] >= step for row in rows if row.endswith('}'))
+
+
+def saving(workdir, step):
+    """Whether a checkpoint of that step or a later one is being written right now."""
+    for path in (workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'):
+        if int(path.name.split('.')[0]) >= step:
+            return True
+    return False
+
+
+def started_from(log):
+    return int(re.search(r'continuing from the checkpoint of step (\d+)', log).group(1))
+
+
+def final_state(workdir):
+    steps = [int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()]
+    assert max(steps) == TINY['num_steps']
+    path = pathlib.Path(workdir).resolve() / 'checkpoints' / str(max(steps)) / 'state'
+    return ocp.StandardCheckpointer().restore(path)
+
+
+def assert_equal_runs(workdir, expected):
+    a, b = final_state(workdir), final_state(expected)
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    assert len(jax.tree.leaves(a)) > 60
+    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        assert x.dtype == y.dtype and x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
+    rows = [[{k: v for k, v in row.items() if k not in metrics.TIMED}
+             for row in metrics.read(str(directory / 'metrics.jsonl'))]
+            for directory in (workdir, expected)]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == TINY['num_steps'] + 3  # every step, and evaluations at 20, 40, 48
+
+
+def finish(workdir, fields):
+    process = start(workdir, fields)
+    output = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize('source', SOURCES)
+def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
+    fields, rng = fields_of(source), random.Random(source)
+    first = rng.randint(8, 12)
+    moments = [lambda: reached(tmp_path, first),
+               lambda: saving(tmp_path, 24)]  # in the third epoch and later, except digits
+    if source == 'digits':
+        moments.append(lambda: reached(tmp_path, 46))  # after the first epoch
+    logs = []
+    for moment in moments:
+        code, output = kill_when(start(tmp_path, fields), moment, signal.SIGKILL)
+        assert code == -signal.SIGKILL, output
+        logs.append(output)
+    logs.append(finish(tmp_path, fields))
+    starts = [started_from(log) for log in logs[1:]]
+    assert 0 < starts[0] < starts[-1]
+    assert_equal_runs(tmp_path, undisturbed(source))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('source', SOURCES)
+def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path):
+    rng, kills = random.Random(7), 0
+    while kills < 6:
+        process = start(tmp_path, fields_of(source))
+        done = max([0, *(int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*')
+                         if p.name.isdigit())])
+        target = min(done + rng.randint(7, 12), 47)
+        kind = rng.choice([reached, saving])
+        wait_for = (lambda kind=kind, target=target: kind(tmp_path, target))
+        code, output = kill_when(process, wait_for, signal.SIGKILL)
+        if code == 0:
+            break
+        if kills:
+            assert started_from(output) > 0
+        kills += 1
+    assert kills >= 3
+    finish(tmp_path, fields_of(source))
+    assert_equal_runs(tmp_path, undisturbed(source))
+
+
+@pytest.mark.parametrize(('signum', 'code'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_saves_and_says_how_to_continue(signum, code, fields_of, undisturbed, tmp_path):
+    fields = fields_of('digits')
+    got, output = kill_when(start(tmp_path, fields), lambda: reached(tmp_path, 9), signum)
+    assert got == code, output
+    stopped = int(re.search(r'stopped by SIG\w+ after step (\d+) of 48 and saved. To continue, run '
+                            r'the same command again', output).group(1))
+    assert (tmp_path / 'checkpoints' / str(stopped)).is_dir()
+    assert started_from(finish(tmp_path, fields)) == stopped
+    assert_equal_runs(tmp_path, undisturbed('digits'))
+
+
+def test_extends_a_finished_run(fields_of, undisturbed, tmp_path):
+    fields = fields_of('digits')
+    finish(tmp_path, fields | {'num_steps': 40})
+    assert 'the run is complete at step 40' in finish(tmp_path, fields | {'num_steps': 40})
+    assert started_from(finish(tmp_path, fields)) == 40
+    assert_equal_runs(tmp_path, undisturbed('digits'))
+
+
+def test_falls_back_when_the_newest_checkpoint_is_truncated(fields_of, undisturbed, tmp_path):
+    fields = fields_of('digits')
+    finish(tmp_path, fields | {'num_steps': 30})
+    for file in (tmp_path / 'checkpoints' / '30' / 'state' / 'd').iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    output = finish(tmp_path, fields)
+    assert re.search(r'checkpoint of step 30 cannot be used and is now .*bad-30', output)
+    assert 'falling back to the checkpoint of step 24' in output
+    assert (tmp_path / 'checkpoints' / 'bad-30').is_dir()
+    assert_equal_runs(tmp_path, undisturbed('digits'))
