@@ -5,9 +5,15 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
-import pytest
-from PIL import Image
+# Before JAX starts: tests of sharding spread over four CPU devices, all others use the first.
+SINGLE_DEVICE_FLAGS = os.environ.get('XLA_FLAGS', '')
+os.environ['XLA_FLAGS'] = f'{SINGLE_DEVICE_FLAGS} --xla_force_host_platform_device_count=4'
+os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from PIL import Image  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -28,8 +34,8 @@ def command(workdir, config='configs/quickstart.py', **fields):
 
 
 def environment():
-    """The environment of a training process of the tests: CPU, quiet TensorFlow."""
-    return os.environ | {'JAX_PLATFORMS': 'cpu', 'TF_CPP_MIN_LOG_LEVEL': '3'}
+    """The environment of a training process of the tests: one CPU device."""
+    return os.environ | {'XLA_FLAGS': SINGLE_DEVICE_FLAGS}
 
 
 @pytest.fixture

@@ -81,7 +81,11 @@ def write_tfds(root, file_format, count=COUNT, files=5):
         name='train', shard_lengths=[len(n) for n in numbers], num_bytes=0, filename_template=name
     )
     tfds.folder_dataset.write_metadata(
-        data_dir=path, features=features, split_infos=[split], supervised_keys=('image', 'label')
+        data_dir=path,
+        features=features,
+        split_infos=[split],
+        supervised_keys=('image', 'label'),
+        check_data=False,  # would read ArrayRecord in a way TFDS cannot
     )
     return make_config('small', **{'dataset.data_dir': str(root)})
 
@@ -110,7 +114,7 @@ def config(request, tmp_path):
 
 def make(kind, root):
     if kind == 'digits':
-        return make_config('digits', batch_size=300)
+        return make_config('digits', batch_size=200)
     if kind == 'directory':
         return write_directory(root)
     return write_tfds(root, kind)
@@ -174,9 +178,9 @@ def test_every_epoch_holds_every_example_once_in_an_order_of_its_own(kind, tmp_p
 @pytest.mark.parametrize('kind', ['digits', 'directory', 'array_record'])
 def test_processes_together_see_what_one_sees(kind, tmp_path):
     config = make(kind, tmp_path)
-    whole = batches(config, 15)
+    whole = batches(config, 10)
     for processes in (2, 4):
-        parts = [batches(config, 15, 0, process, processes) for process in range(processes)]
+        parts = [batches(config, 10, 0, process, processes) for process in range(processes)]
         joined = [
             {key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
             for step in zip(*parts, strict=True)
@@ -227,7 +231,7 @@ def test_files_of_one_epoch_are_mixed(tmp_path):
 
 def test_permutation_of_the_order_is_fair():
     """Every example is equally likely at every place, and neighbours are not kept."""
-    size, epochs = 7, 2100
+    size, epochs = 7, 1050
     places = np.zeros((size, size), int)
     index = order.shuffled_index(tf.range(size * epochs, dtype=tf.int64), size, 0)
     index = index.numpy().reshape(epochs, size)
@@ -237,7 +241,7 @@ def test_permutation_of_the_order_is_fair():
     # Chi-square with 36 degrees of freedom is below 68 but for 1 in 1000.
     assert ((places - expected) ** 2 / expected).sum() < 68
     followed = np.mean(np.diff(index, axis=1) == 1)
-    assert abs(followed - 1 / size) < 0.02
+    assert abs(followed - 1 / size) < 0.025
 
 
 def test_augmentation_differs_between_epochs_but_not_between_runs(tmp_path):
@@ -303,7 +307,7 @@ def test_training_takes_the_next_valid_image_for_a_broken_one(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, 'vit_jax.data'):
         found = batches(config, 21)
     assert numbers(found) == [stand_in.get(n, n) for n in healthy]
-    for start in (3, 8, 17):
+    for start in (8, 17):
         assert_equal(batches(config, 21 - start, start), found[start:])
     for number in broken:
         name = f'/train/{"ab"[number % 2]}/{number:03}.png'
@@ -311,6 +315,10 @@ def test_training_takes_the_next_valid_image_for_a_broken_one(tmp_path, caplog):
         assert len(lines) == 1
         assert lines[0].startswith('skipped broken image ')
     assert caplog.messages[4].endswith('(5 of 53)')
+    text = '\n'.join(caplog.messages)
+    assert f'{broken[0]:03}.png: the file is empty (' in text
+    assert f'{broken[1]:03}.png: not a JPEG, PNG, GIF or BMP image (' in text
+    assert f'{broken[2]:03}.png: Invalid PNG data, size 50 (' in text
 
 
 def test_sequential_training_takes_the_next_valid_record(tmp_path):
@@ -323,7 +331,7 @@ def test_sequential_training_takes_the_next_valid_record(tmp_path):
     changed = [(n, m) for n, m in zip(healthy, seen, strict=True) if n != m]
     assert {n for n, _ in changed} == broken
     assert not broken & set(seen)
-    for start in (1, 5, 9, 16):
+    for start in (5, 16):
         assert_equal(batches(config, 21 - start, start), found[start:])
 
 
@@ -433,7 +441,10 @@ def test_tfds_errors_list_splits_and_features(tmp_path):
     (tmp_path / 'words' / '1.0.0').mkdir(parents=True)
     write_records(str(template.sharded_filepaths(1)[0]), [b''], 'tfrecord')
     tfds.folder_dataset.write_metadata(
-        data_dir=tmp_path / 'words' / '1.0.0', features=features, split_infos=[split]
+        data_dir=tmp_path / 'words' / '1.0.0',
+        features=features,
+        split_infos=[split],
+        check_data=False,
     )
     words = make_config('words', **{'dataset.data_dir': str(tmp_path)})
     with pytest.raises(UserError, match=r'its features are: text \(Text\)'):

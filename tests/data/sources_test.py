@@ -140,7 +140,8 @@ def test_evaluation_folders_must_be_those_of_training(tmp_path):
     assert 'that the training split has not: new; known are: a, b, c' in error
     os.rename(tmp_path / 'val' / 'new', tmp_path / 'val' / 'a')
     error = message(data.open_source, dataset(tmp_path), 'val', names)
-    assert 'no folder for class(es) c;' in error and 'create an empty folder' in error
+    assert 'no folder for class(es) c;' in error
+    assert 'create an empty folder' in error
     (tmp_path / 'val' / 'c').mkdir()
     source = data.open_source(dataset(tmp_path), 'val', names)
     assert source.class_names == ('a', 'b', 'c')

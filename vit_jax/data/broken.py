@@ -91,7 +91,7 @@ class BrokenImages:
 
     def _report(self, problem):
         count, total = len(self._reasons), self._source.num_examples
-        names = [f'  {self._source.name_of(i)}: {why}' for i, why in sorted(self._reasons.items())]
+        names = sorted(f'  {self._source.name_of(i)}: {why}' for i, why in self._reasons.items())
         return (
             f'{problem}: {count} of {total} seen so far, {count / total:.2%}; '
             f'dataset.max_broken_fraction allows {self._max_fraction:.2%}. Mend or remove them, or '
@@ -117,5 +117,5 @@ def _one_line(error):
     cause = re.search(r'^(?:\w+\.)*\w*Error: (.+)$', text, re.MULTILINE)
     if cause:
         return cause.group(1)
-    text = re.sub(r'\{\{.*?\}\} ?|\[Op:.*|name: *$', '', text, flags=re.DOTALL)
+    text = re.sub(r'\[?\[?\{\{.*?\}\}(\]\])? ?|\[Op:.*|name: *$', '', text, flags=re.DOTALL)
     return ' '.join(text.split())

@@ -1,0 +1,23 @@
+import os
+import signal
+
+import pytest
+
+from vit_jax.interrupts import Interrupts
+
+
+def test_first_signal_is_remembered_and_the_second_acts():
+    with Interrupts() as interrupts:
+        assert not interrupts
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts
+        assert interrupts.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before

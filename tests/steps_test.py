@@ -1,0 +1,124 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import models, optimizer, sharding, steps, train_state
+
+SMALL = dict(patch_size=(4, 4), hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2)
+
+
+def setup(seed=0, ema=False, optimizer_name='sgd', **model_fields):
+    config = config_lib.base()
+    config.optimizer.update(name=optimizer_name, learning_rate=0.1, schedule='constant')
+    model = models.build(SMALL, 3, **model_fields)
+    schedule = optimizer.make_schedule(config.optimizer, 10)
+    tx = optimizer.make_optimizer(config.optimizer, schedule)
+    state = jax.jit(lambda: train_state.init_state(model, tx, (8, 8, 3), seed, ema))()
+    step = functools.partial(steps.train_step, model=model, tx=tx, schedule=schedule,
+                             loss=config.loss, seed=seed)
+    return state, step, model, config
+
+
+def random_batch(size, seed=0):
+    rng = np.random.default_rng(seed)
+    return {'image': rng.uniform(-1, 1, (size, 8, 8, 3)).astype(np.float32),
+            'label': rng.integers(0, 3, size).astype(np.int32), 'mask': np.ones(size, bool)}
+
+
+def assert_close(a, b, rtol=1e-5):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-7)
+
+
+def test_one_sgd_step_by_hand():
+    state, step, model, _ = setup()
+    batch = random_batch(6)
+
+    def loss(params):
+        logits = model.apply({'params': params}, batch['image'])
+        return -jax.nn.log_softmax(logits)[jnp.arange(6), batch['label']].mean()
+
+    value, grads = jax.value_and_grad(loss)(state.params)
+    new, metrics = jax.jit(step)(state, batch)
+    assert_close(new.params, jax.tree.map(lambda p, g: p - 0.1 * g, state.params, grads))
+    norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(grads)))
+    np.testing.assert_allclose(metrics['loss'], value, rtol=1e-6)
+    np.testing.assert_allclose(metrics['grad_norm'], norm, rtol=1e-5)
+    np.testing.assert_allclose(metrics['update_norm'], 0.1 * norm, rtol=1e-5)
+    np.testing.assert_allclose(metrics['learning_rate'], 0.1)
+    assert int(new.step) == 1
+
+
+@pytest.mark.parametrize('accum_steps', [2, 3, 12])
+def test_accumulation_equals_the_whole_batch(accum_steps):
+    state, step, _, _ = setup()
+    batch = random_batch(12)
+    whole, expected = jax.jit(step)(state, batch)
+    parts, metrics = jax.jit(functools.partial(step, accum_steps=accum_steps))(state, batch)
+    assert_close(parts.params, whole.params)
+    assert_close(metrics, expected)
+
+
+def test_accumulation_draws_new_dropout_for_every_part():
+    state, step, _, _ = setup(dropout_rate=0.5)
+    # A head of zeros would hide the dropout from the loss.
+    state = state.replace(params=jax.tree.map(lambda x: x + 0.3, state.params))
+    one = jax.tree.map(lambda x: np.repeat(x[:1], 4, axis=0), random_batch(1))
+    losses = {float(jax.jit(functools.partial(step, accum_steps=n))(state, one)[1]['loss'])
+              for n in (1, 2, 4)}
+    assert len(losses) == 3
+
+
+def test_randomness_is_a_function_of_seed_and_step():
+    state, step, _, _ = setup(dropout_rate=0.5)
+    state = state.replace(params=jax.tree.map(lambda x: x + 0.3, state.params))
+    batch, step = random_batch(4), jax.jit(step)
+    loss = lambda k: float(step(state.replace(step=jnp.int32(k)), batch)[1]['loss'])  # noqa: E731
+    assert loss(5) == loss(5)
+    assert loss(5) != loss(6)
+
+
+def test_ema_is_the_running_average():
+    state, step, _, _ = setup(ema=True)
+    batch, average = random_batch(4), state.params
+    for _ in range(3):
+        state, _ = jax.jit(functools.partial(step, ema_decay=0.9))(state, batch)
+        average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, state.params)
+    assert_close(state.ema_params, average)
+
+
+@pytest.mark.parametrize('accum_steps', [1, 2])
+def test_four_devices_equal_one(accum_steps):
+    results = []
+    for number in (1, 4):
+        mesh = sharding.make_mesh(config_lib.base().mesh, jax.devices()[:number])
+        state, step, _, _ = setup()
+        step = jax.jit(functools.partial(step, accum_steps=accum_steps), donate_argnums=0,
+                       out_shardings=sharding.replicated(mesh))
+        state = jax.device_put(state, sharding.replicated(mesh))
+        for k in range(5):
+            batch = sharding.shard_batch(random_batch(16, k), sharding.batch_sharding(mesh))
+            assert len(batch['image'].sharding.device_set) == number
+            state, metrics = step(state, batch)
+        results.append((state, metrics))
+    assert_close(*results)
+
+
+def test_eval_step_counts_what_the_mask_leaves():
+    state, _, model, config = setup()
+    params = jax.tree.map(lambda x: x + 0.2, state.params)
+    params['head']['kernel'] = jax.random.normal(jax.random.key(1), (16, 3))
+    batch = random_batch(8) | {'mask': np.array([1, 1, 0, 1, 0, 0, 1, 1], bool)}
+    batch['image'][2] = np.nan  # what is masked must not be looked at
+    sums = jax.jit(functools.partial(steps.eval_step, model=model, loss=config.loss))(params, batch)
+    logits = np.asarray(model.apply({'params': params}, batch['image']))[batch['mask']]
+    labels = batch['label'][batch['mask']]
+    loss = -np.asarray(jax.nn.log_softmax(logits))[np.arange(5), labels]
+    assert float(sums['count']) == 5
+    assert float(sums['correct']) == (logits.argmax(-1) == labels).sum()
+    assert float(sums['correct_top5']) == 5  # of three classes every label is among the first five
+    np.testing.assert_allclose(sums['loss'], loss.sum(), rtol=1e-5)
