@@ -67,7 +67,7 @@ def image_directory(tmp_path_factory):
 
 
 def prepare_tfds(data_dir, file_format, num_train=60, num_test=12):
-    """Prepares the TFDS set 'dots' (train in 4 files, test) in data_dir, as a user's script would."""
+    """Prepares the TFDS set 'dots' (train in 4 files) in data_dir, as a user's script would."""
     import tensorflow_datasets as tfds
 
     class Dots(tfds.core.GeneratorBasedBuilder):

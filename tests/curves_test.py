@@ -18,6 +18,7 @@ def test_draws_every_series_it_has(tmp_path):
     curves.draw(rows + [{'step': k, 'eval/accuracy': k / 30, 'eval/loss': 2 / k}
                         for k in range(10, 30, 5)], more)
     (less_ink, shape), (more_ink, _) = ink(few), ink(more)
-    assert shape[0] > 300 and shape[1] > 1000
+    assert shape[0] > 300
+    assert shape[1] > 1000
     assert more_ink > less_ink + 100
     assert [p.name for p in tmp_path.iterdir() if p.suffix == '.tmp'] == []

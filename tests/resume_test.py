@@ -1,5 +1,6 @@
 """A run that is stopped anywhere and continued equals the run that was not, bit for bit."""
 
+import functools
 import json
 import pathlib
 import random
@@ -17,7 +18,6 @@ from tests.conftest import ROOT, TINY, command, environment
 from vit_jax import metrics
 
 SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
-EPOCH = {'digits': 45}  # steps, batch 32; of the others 60 images: 2
 
 
 @pytest.fixture(scope='module')
@@ -99,7 +99,8 @@ def assert_equal_runs(workdir, expected):
     assert len(jax.tree.leaves(a)) > 60
     for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
         x, y = np.asarray(x), np.asarray(y)
-        assert x.dtype == y.dtype and x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
+        assert x.dtype == y.dtype, jax.tree_util.keystr(path)
+        assert x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
     rows = [[{k: v for k, v in row.items() if k not in metrics.TIMED}
              for row in metrics.read(str(directory / 'metrics.jsonl'))]
             for directory in (workdir, expected)]
@@ -143,8 +144,7 @@ def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path
                          if p.name.isdigit())])
         target = min(done + rng.randint(7, 12), 47)
         kind = rng.choice([reached, saving])
-        wait_for = (lambda kind=kind, target=target: kind(tmp_path, target))
-        code, output = kill_when(process, wait_for, signal.SIGKILL)
+        code, output = kill_when(process, functools.partial(kind, tmp_path, target), signal.SIGKILL)
         if code == 0:
             break
         if kills:

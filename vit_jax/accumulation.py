@@ -47,7 +47,7 @@ def choose(compile_step: Callable, batch_size: int, devices: int, limit: float |
 
 
 def bytes_needed(compiled) -> int:
-    """Bytes per device that the compiler reports: arguments, what is not written over them, work."""
+    """Bytes per device by the compiler: arguments, results not written over them, and work."""
     m = compiled.memory_analysis()
     return (m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
             + m.temp_size_in_bytes)

@@ -50,8 +50,8 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
     ema_params = state.ema_params
     if ema_params is not None:
         ema_params = optax.incremental_update(params, ema_params, 1 - ema_decay)
-    metrics = {'loss': value, 'grad_norm': optax.global_norm(grads),
-               'update_norm': optax.global_norm(updates), 'learning_rate': schedule(state.step)}
+    metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads),
+               'update_norm': optax.tree.norm(updates), 'learning_rate': schedule(state.step)}
     return TrainState(state.step + 1, params, opt_state, ema_params), metrics
 
 

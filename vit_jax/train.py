@@ -97,6 +97,8 @@ class Trainer:
         self._state = self._initial_or_restored_state()
         self.step = int(self._state.step)
         writer = metric_writers.SummaryWriter(directory)
+        self._eval_batches = data.eval_batches(self._eval_source, config, jax.process_index(),
+                                               jax.process_count())
         self._metrics = metrics.MetricsLog(directory, self.step, writer)
         stack.callback(self._metrics.close)
 
@@ -230,9 +232,8 @@ class Trainer:
         """Evaluates and draws the curves; None when a signal came in the middle."""
         start = time.perf_counter()
         params = self._state.params if self._state.ema_params is None else self._state.ema_params
-        batches = data.eval_batches(self._eval_source, self._config, jax.process_index(),
-                                    jax.process_count())
-        values = classification.evaluate(self._eval_step, params, self._on_device(batches),
+        values = classification.evaluate(self._eval_step, params,
+                                         self._on_device(self._eval_batches),
                                          lambda: bool(self._interrupts))
         if values is not None:
             seconds = time.perf_counter() - start

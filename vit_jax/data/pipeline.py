@@ -13,7 +13,6 @@ from vit_jax.data import order, preprocess, sequential
 from vit_jax.data.broken import BrokenImages
 from vit_jax.errors import UserError
 
-_CROPS = ('inception', 'pad', 'none')
 # Batches made ahead of the one in use.
 _PREFETCH = 2
 # Images decoded at the same time. Changes no result.
@@ -28,7 +27,6 @@ def train_batches(source, config, start_step=0, process_index=0, process_count=1
     Raises UserError for settings that do not fit, and when too many images are broken.
     """
     local = _local_batch_size(config, process_count)
-    _check(config)
     broken = BrokenImages(source, config.dataset.max_broken_fraction)
     seeds = order.stream_seeds(config.seed)
     share = (config.batch_size, process_index, process_count)
@@ -107,7 +105,6 @@ class EvalBatches:
 
     def __init__(self, source, config, process_index, process_count):
         self._local = _local_batch_size(config, process_count)
-        _check(config)
         self._source, self._config = source, config
         self._share = (config.batch_size, process_index, process_count)
         self._broken = BrokenImages(source, config.dataset.max_broken_fraction)
@@ -221,16 +218,3 @@ def _local_batch_size(config, process_count):
             f'take {config.batch_size // process_count * process_count or process_count}'
         )
     return config.batch_size // process_count
-
-
-def _check(config):
-    if config.augment.crop not in _CROPS:
-        raise UserError(
-            f"augment.crop is '{config.augment.crop}'; expected one of {', '.join(_CROPS)}"
-        )
-    methods = tuple(vars(tf.image.ResizeMethod).values())
-    if config.preprocess.resize not in methods:
-        names = sorted(value for value in methods if isinstance(value, str) and value.isalnum())
-        raise UserError(
-            f"preprocess.resize is '{config.preprocess.resize}'; expected one of {', '.join(names)}"
-        )

@@ -17,7 +17,8 @@ class SelfAttention(nn.Module):
     dtype: jax.typing.DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens hidden']) -> Float[Array, 'batch tokens hidden']:
+    def __call__(self, x: Float[Array, 'batch tokens hidden']
+                 ) -> Float[Array, 'batch tokens hidden']:
         hidden_size = x.shape[-1]
 
         def project(name):

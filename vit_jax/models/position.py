@@ -10,7 +10,8 @@ class Learned1D(nn.Module):
     """Adds one learned embedding per token, class token included (ViT equation 1)."""
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens hidden']) -> Float[Array, 'batch tokens hidden']:
+    def __call__(self, x: Float[Array, 'batch tokens hidden']
+                 ) -> Float[Array, 'batch tokens hidden']:
         if self.has_variable('params', 'embedding'):
             known = self.get_variable('params', 'embedding').shape
             if known[1:] != x.shape[1:]:

@@ -1,7 +1,7 @@
 """The one table of model sizes: names such as 'b16' become the numbers of a model config.
 
-Sizes: Ti and S from arXiv 2012.12877 and 2106.10270, B, L and H from ViT (arXiv 2010.11929) table 1,
-g and G from Scaling (arXiv 2106.04560) table 2, So400m from arXiv 2305.13035.
+Sizes: Ti and S from arXiv 2012.12877 and 2106.10270, B, L and H from ViT (arXiv 2010.11929)
+table 1, g and G from Scaling (arXiv 2106.04560) table 2, So400m from arXiv 2305.13035.
 """
 
 import difflib

@@ -138,9 +138,10 @@ def as_pair(size) -> tuple[int, int]:
 
 def check_divisible(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
     """Raises UserError, with the nearest sizes that fit, unless patches tile the image."""
-    if any(i % p or not i for i, p in zip(image_size, patch_size)):
+    if any(i % p or not i for i, p in zip(image_size, patch_size, strict=True)):
         smaller, larger = (
-            'x'.join(str(max(1, i // p + up) * p) for i, p in zip(image_size, patch_size))
+            'x'.join(str(max(1, i // p + up) * p)
+                     for i, p in zip(image_size, patch_size, strict=True))
             for up in (0, 1))
         raise UserError(
             f'image_size {image_size[0]}x{image_size[1]} is not divisible by patch_size '

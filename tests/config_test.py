@@ -1,0 +1,127 @@
+import importlib.util
+import itertools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.models import variants
+
+CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, CONFIGS / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+vit = load('vit')
+
+
+def checked(config):
+    """The config is possible, and its model can be built for its images."""
+    config_lib.check(config)
+    model = models.build(config.model, config.dataset.num_classes or 10)
+    image = jax.ShapeDtypeStruct((1, *config.image_size, 3), jnp.float32)
+    jax.eval_shape(model.init, jax.random.key(0), image)
+    return config
+
+
+@pytest.mark.parametrize('name', sorted(p.stem for p in CONFIGS.glob('*.py') if p.stem != 'vit'))
+def test_every_config_loads(name):
+    checked(load(name).get_config())
+
+
+@pytest.mark.parametrize(('model', 'dataset'), itertools.product(variants.names(), vit.DATASETS))
+def test_every_pretraining_config_loads(model, dataset):
+    config = checked(vit.get_config(f'{model},{dataset}'))
+    o = config.optimizer
+    found = (config.batch_size, o.name, o.b1, o.b2, o.warmup_steps)
+    assert found == (4096, 'adam', 0.9, 0.999, 10_000)
+    assert config.model.representation_size == config.model.hidden_size
+
+
+@pytest.mark.parametrize(('arg', 'epochs', 'lr', 'schedule', 'decay', 'dropout', 'clip'), [
+    ('b16', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),  # table 3, row by row
+    ('l16,imagenet2012', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),
+    ('b32,imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
+    ('l16,imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
+    ('b16,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+    ('b32,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+    ('l32,jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
+    ('l16,jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
+    ('h14,jft', 14, 3e-4, 'linear', 0.1, 0.0, 0.0)])
+def test_table_3(arg, epochs, lr, schedule, decay, dropout, clip):
+    config = vit.get_config(arg)
+    o = config.optimizer
+    assert (config.num_epochs, o.learning_rate, o.schedule, o.weight_decay,
+            config.model.dropout_rate, o.clip_norm) == (epochs, lr, schedule, decay, dropout, clip)
+    assert 'nearest' not in config.recipe
+
+
+def test_a_size_without_a_row_says_so():
+    assert 'the table has no row for s16' in vit.get_config('s16').recipe
+    assert vit.get_config('s16,jft').optimizer.learning_rate == 8e-4
+    assert vit.get_config('G14,jft').optimizer.learning_rate == 3e-4
+
+
+def test_imagenet21k_head():
+    config = vit.get_config('b16,imagenet21k')
+    assert (config.loss.name, config.model.head_bias_init) == ('sigmoid', -10)
+    assert config.optimizer.end_learning_rate == 1e-5
+
+
+def test_unknown_data_set():
+    message = "unknown data set 'imagenet2021'. Did you mean imagenet2012"
+    with pytest.raises(UserError, match=message):
+        vit.get_config('b16,imagenet2021')
+
+
+def tiny(**fields):
+    config = config_lib.base()
+    config.num_steps = 10
+    config.update_from_flattened_dict({k.replace('__', '.'): v for k, v in fields.items()})
+    return config
+
+
+@pytest.mark.parametrize(('fields', 'message'), [
+    ({'loss__name': 'sofmax'}, "loss.name is 'sofmax'. Did you mean softmax"),
+    ({'model__dtype': 'float16'}, "It is one of: float32, bfloat16"),
+    ({'num_epochs': 3.0}, 'num_steps is 10 and num_epochs is 3.0: set exactly one'),
+    ({'num_steps': 0}, 'num_steps is 0 and num_epochs is 0.0: set exactly one'),
+    ({'batch_size': 0}, 'batch_size is 0: expected at least 1'),
+    ({'log_every': 0}, 'log_every is 0: expected at least 1'),
+    ({'image_size': (225,)}, 'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
+                             'sizes are 224x224 and 240x240'),
+    ({'model__num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
+    ({'accum_steps': 3}, 'batch_size 4096 is not divisible by accum_steps 3')])
+def test_impossible_values(fields, message):
+    with pytest.raises(UserError, match=message):
+        config_lib.check(tiny(**fields))
+
+
+def test_settle_fills_in_what_the_data_has_and_refuses_another_number():
+    config = config_lib.settle(tiny(image_size=(32,), dataset__num_classes=7), 50, 7)
+    assert (config.image_size, config.dataset.num_examples) == ((32, 32), 50)
+    with pytest.raises(UserError, match='dataset.num_classes is 7 in the config but .* has 8. If '
+                                        'the data is right, add --config.dataset.num_classes=8'):
+        config_lib.settle(tiny(dataset__num_classes=7), 50, 8)
+
+
+def test_durations():
+    config = config_lib.settle(tiny(num_steps=0, num_epochs=2.5, batch_size=10), 50, 2)
+    assert config_lib.total_steps(config) == 12
+    config.optimizer.warmup_steps = 12
+    with pytest.raises(UserError, match='warmup_steps is 12 but the run has 12 steps'):
+        config_lib.total_steps(config)
+
+
+def test_published_steps_of_imagenet():
+    config = vit.get_config('b16')
+    assert config_lib.total_steps(config_lib.settle(config, 1_281_167, 1000)) == 93_835

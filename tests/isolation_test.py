@@ -1,0 +1,62 @@
+"""Models and steps run where TensorFlow and PyTorch are not installed."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import ROOT, environment
+
+STEPS = """
+import functools, sys
+for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'clu', 'sklearn', 'matplotlib'):
+    sys.modules[name] = None  # importing it raises ImportError
+import jax, jax.numpy as jnp
+from vit_jax import checkpoint, config, models, optimizer, steps, train_state
+c = config.base()
+model = models.build('ti16', 3, num_layers=2)
+schedule = optimizer.make_schedule(c.optimizer, 10)
+tx = optimizer.make_optimizer(c.optimizer, schedule)
+state = jax.jit(lambda: train_state.init_state(model, tx, (32, 32, 3), 0, False))()
+batch = {'image': jnp.ones((4, 32, 32, 3)), 'label': jnp.arange(4) % 3, 'mask': jnp.ones(4)}
+step = jax.jit(functools.partial(steps.train_step, model=model, tx=tx, schedule=schedule,
+                                 loss=c.loss, seed=0))
+state, metrics = step(state, batch)
+assert abs(float(metrics['loss']) - 1.0986) < 1e-3, metrics
+sums = jax.jit(functools.partial(steps.eval_step, model=model, loss=c.loss))(state.params, batch)
+assert float(sums['count']) == 4
+"""
+
+
+def python(code):
+    return subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=environment(), text=True,
+                          capture_output=True, timeout=120, check=False)
+
+
+def test_train_and_eval_step():
+    result = python(STEPS)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize('module', ['models', 'main', 'checkpoint', 'steps'])
+def test_import_leaves_tensorflow_alone(module):
+    result = python(f'import sys, vit_jax.{module}\n'
+                    "assert not {'tensorflow', 'torch', 'timm'} & set(sys.modules)")
+    assert result.returncode == 0, result.stderr
+
+
+def test_models_import_quickly():
+    python('import vit_jax.models')  # warms the file cache
+    code = ('import time; start = time.perf_counter(); import vit_jax.models; '
+            'print(time.perf_counter() - start)')
+    best = min(float(python(code).stdout) for _ in range(3))
+    assert best < 2, f'{best:.2f} s at {time.ctime()}'
+
+
+def test_missing_extra_is_named():
+    result = python("import sys; sys.modules['tensorflow'] = None\n"
+                    "sys.argv = ['main', '--config=configs/quickstart.py', '--workdir=/nowhere']\n"
+                    'import runpy; runpy.run_module("vit_jax.main", run_name="__main__")')
+    assert result.returncode == 1
+    assert "Training needs more: pip install -e '.[train]'" in result.stderr

@@ -1,0 +1,31 @@
+"""The command as a user types it: exit codes and messages without a traceback."""
+
+import pytest
+
+
+def check_message(result, message):
+    assert result.returncode == 1, result.stderr
+    assert message in result.stderr
+    assert 'Traceback' not in result.stderr
+
+
+@pytest.mark.parametrize(('kwargs', 'message'), [
+    ({'config': 'configs/vit.py:b61'}, "error: unknown model 'b61'. Did you mean b16"),
+    ({'config': 'configs/vit.py:b16,imagnet21k'}, 'Did you mean imagenet21k'),
+    ({'fields': {'optimzer.learning_rate': 1}}, 'Did you mean "optimizer" instead of "optimzer"?'),
+    ({'fields': {'model.hiden_size': 1}}, 'Did you mean "hidden_size" instead of "hiden_size"?'),
+    ({'fields': {'dataset.name': '/nowhere/flowers'}}, "error: no directory '/nowhere/flowers'"),
+    ({'fields': {'image_size': 15}}, 'image_size 15x15 is not divisible by patch_size 4x4. The '
+                                     'nearest sizes are 12x12 and 16x16'),
+    ({'fields': {'dataset.name': 'cifar11', 'dataset.data_dir': '/nowhere'}}, 'cifar10'),
+    ({'fields': {'dataset.name': 'cifar10', 'dataset.data_dir': '/nowhere'}},
+     'tfds build cifar10 --data_dir=/nowhere'),
+])
+def test_bad_input(kwargs, message, run_main, tmp_path):
+    check_message(run_main(tmp_path / 'run', **kwargs), message)
+
+
+def test_missing_config_file(run_main, tmp_path):
+    result = run_main(tmp_path / 'run', config='configs/vti.py')
+    assert result.returncode == 1
+    assert 'vti.py' in result.stderr
