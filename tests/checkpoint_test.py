@@ -114,9 +114,17 @@ def test_all_bad_is_an_error_that_loses_nothing(tmp_path, state):
     for step in (1, 2):
         for file in data_files(tmp_path, step):
             file.write_bytes(b'')
-    with pytest.raises(UserError, match='none of the checkpoints can be read; they were kept as'):
+    with pytest.raises(UserError, match='none of the checkpoints in .* can be read'):
         checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(abstract(state))
-    assert folders(tmp_path) == ['bad-1', 'bad-2']
+    assert folders(tmp_path) == ['1', '2']
+
+
+def test_another_state_is_not_taken_for_a_damaged_one(tmp_path, state):
+    saved(tmp_path, state, [1]).close()
+    other = abstract(state.replace(ema_params=None))
+    with pytest.raises(UserError, match=r"of another state. Only in the checkpoint: .*ema_params"):
+        checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(other)
+    assert folders(tmp_path) == ['1']
 
 
 def test_fingerprint_sees_every_bit_and_the_order():

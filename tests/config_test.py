@@ -99,6 +99,9 @@ def tiny(**fields):
     ({'log_every': 0}, 'log_every is 0: expected at least 1'),
     ({'image_size': (225,)}, 'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
                              'sizes are 224x224 and 240x240'),
+    ({'optimizer__learning_rate': 0.0}, 'learning_rate is 0.0: expected more than 0'),
+    ({'dataset__shuffle_buffer': 0}, 'shuffle_buffer is 0: expected at least 1'),
+    ({'augment__pad': 300}, 'augment.pad is 300: expected at most the side of the image, 224'),
     ({'model__num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
     ({'accum_steps': 3}, 'batch_size 4096 is not divisible by accum_steps 3')])
 def test_impossible_values(fields, message):

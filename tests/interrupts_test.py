@@ -6,14 +6,23 @@ import pytest
 from vit_jax.interrupts import Interrupts
 
 
-def test_first_signal_is_remembered_and_the_second_acts():
+def test_first_signal_is_remembered_and_the_second_interrupt_acts():
     with Interrupts() as interrupts:
         assert not interrupts
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts
         assert interrupts.received == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.received == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_sigterm_changes_nothing():
+    with Interrupts() as interrupts:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.received == signal.SIGTERM
 
 
 def test_handlers_are_put_back():

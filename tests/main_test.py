@@ -26,6 +26,9 @@ def test_bad_input(kwargs, message, run_main, tmp_path):
 
 
 def test_missing_config_file(run_main, tmp_path):
-    result = run_main(tmp_path / 'run', config='configs/vti.py')
-    assert result.returncode == 1
-    assert 'vti.py' in result.stderr
+    check_message(run_main(tmp_path / 'run', config='configs/vti.py'), 'error: no config file')
+
+
+def test_the_error_is_in_the_log_of_the_workdir_too(run_main, tmp_path):
+    run_main(tmp_path, fields={'dataset.name': '/nowhere/flowers'})
+    assert "error: no directory '/nowhere/flowers'" in (tmp_path / 'train.log').read_text()

@@ -1,6 +1,5 @@
 """A run that is stopped anywhere and continued equals the run that was not, bit for bit."""
 
-import functools
 import json
 import pathlib
 import random
@@ -82,8 +81,15 @@ def saving(workdir, step):
     return False
 
 
+def saved(workdir):
+    """Whether a checkpoint is complete."""
+    return any(path.name.isdigit() for path in (workdir / 'checkpoints').glob('*'))
+
+
 def started_from(log):
-    return int(re.search(r'continuing from the checkpoint of step (\d+)', log).group(1))
+    found = re.search(r'continuing from the checkpoint of step (\d+)', log)
+    assert found, log
+    return int(found.group(1))
 
 
 def final_state(workdir):
@@ -119,7 +125,7 @@ def finish(workdir, fields):
 def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
     fields, rng = fields_of(source), random.Random(source)
     first = rng.randint(8, 12)
-    moments = [lambda: reached(tmp_path, first),
+    moments = [lambda: saved(tmp_path) and reached(tmp_path, first),
                lambda: saving(tmp_path, 24)]  # in the third epoch and later, except digits
     if source == 'digits':
         moments.append(lambda: reached(tmp_path, 46))  # after the first epoch
@@ -144,7 +150,9 @@ def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path
                          if p.name.isdigit())])
         target = min(done + rng.randint(7, 12), 47)
         kind = rng.choice([reached, saving])
-        code, output = kill_when(process, functools.partial(kind, tmp_path, target), signal.SIGKILL)
+        code, output = kill_when(
+            process, lambda kind=kind, target=target: saved(tmp_path) and kind(tmp_path, target),
+            signal.SIGKILL)
         if code == 0:
             break
         if kills:

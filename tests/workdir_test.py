@@ -18,7 +18,11 @@ def settled(**fields):
 
 
 def claim(tmp_path, classes=CLASSES, **fields):
-    return workdir.claim(str(tmp_path), settled(**fields), classes)
+    """Begins or continues a run that has saved something."""
+    config = workdir.claim(str(tmp_path), settled(**fields), classes)
+    workdir.record(str(tmp_path), config, classes)
+    (tmp_path / 'checkpoints' / '5').mkdir(parents=True, exist_ok=True)
+    return config
 
 
 def test_records_config_and_classes(tmp_path):
@@ -54,7 +58,7 @@ def test_data_directory_may_move_but_not_be_another(tmp_path):
 def test_automatic_accumulation_keeps_what_was_chosen(tmp_path):
     config = claim(tmp_path, accum_steps=0)
     config.accum_steps = 4
-    workdir.record(str(tmp_path), config)
+    workdir.record(str(tmp_path), config, CLASSES)
     assert claim(tmp_path, accum_steps=0).accum_steps == 4
     with pytest.raises(UserError, match='accum_steps: 4 in the workdir, 2 now'):
         claim(tmp_path, accum_steps=2)
@@ -82,3 +86,15 @@ def test_one_process_at_a_time(tmp_path):
         workdir.lock(str(tmp_path / 'new'))
     held.close()
     workdir.lock(str(tmp_path / 'new')).close()
+
+
+def test_a_workdir_in_which_nothing_was_saved_may_be_taken_over(tmp_path):
+    claim(tmp_path)
+    (tmp_path / 'checkpoints' / '5').rmdir()
+    assert claim(tmp_path, seed=4).seed == 4
+
+
+def test_a_new_length_is_said(tmp_path, caplog):
+    claim(tmp_path)
+    claim(tmp_path, num_steps=20)
+    assert 'num_steps was 10 and is now 20: the learning-rate schedule changes' in caplog.text

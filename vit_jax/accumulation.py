@@ -14,7 +14,7 @@ HEADROOM = 0.9  # of the memory; the rest is for fragmentation and the next batc
 PROBES = (8, 16)  # images per device of the two steps that are compiled to learn the slope
 
 
-def choose(compile_step: Callable, batch_size: int, devices: int, limit: float | None = None):
+def choose(compile_step: Callable, batch_size: int, devices: int, reserved: float = 0.0):
     """The fewest accumulation steps with which a step fits, and the compiled step.
 
     Memory grows linearly with the images per device: two small steps are compiled, the line through
@@ -24,12 +24,12 @@ def choose(compile_step: Callable, batch_size: int, devices: int, limit: float |
       compile_step: accum_steps -> jax.stages.Compiled.
       batch_size: of a whole step.
       devices: that the batch is spread over.
-      limit: bytes of one device, by default what the device or the machine has free.
+      reserved: bytes of a device that other batches under way take.
 
     Raises:
       UserError: not even one image per device fits.
     """
-    limit = HEADROOM * (memory_limit() if limit is None else limit)
+    limit = HEADROOM * memory_limit() - reserved
     images = batch_size // devices  # per device and step
     parts = [n for n in range(1, images + 1) if images % n == 0]
     slope, offset = _line(compile_step, images, parts)

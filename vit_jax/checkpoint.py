@@ -40,8 +40,9 @@ def _checksum(x: Array) -> UInt32[Array, '']:
 
 def describe_fingerprint(tree: PyTree) -> dict[str, int]:
     """{'.params['cls']': checksum, ...} of a tree, as a checkpoint keeps it."""
+    checksums = jax.device_get(fingerprint(tree))
     return {jax.tree_util.keystr(path): int(value)
-            for path, value in jax.tree.leaves_with_path(fingerprint(tree))}
+            for path, value in jax.tree.leaves_with_path(checksums)}
 
 
 class Checkpointer:
@@ -82,32 +83,37 @@ class Checkpointer:
         """The newest readable state, None when nothing was saved yet.
 
         A checkpoint that cannot be read, or whose arrays are not those that were saved, is renamed
-        to bad-STEP and the one before it is taken.
+        to bad-STEP once the one before it has been read.
 
         Args:
           abstract_state: jax.ShapeDtypeStruct leaves with the shardings to restore to.
 
         Raises:
-          UserError: checkpoints are there and none of them can be read.
+          UserError: checkpoints are there and none can be read, or they are of another state.
         """
-        bad = []
+        bad = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
                 state = self._restore(step, abstract_state)
+            except (UserError, MemoryError, PermissionError):
+                raise  # the files are not to blame
             except Exception as error:  # Orbax and TensorStore raise all kinds for a broken file
                 if 'RESOURCE_EXHAUSTED' in str(error):
-                    raise  # the checkpoint is not to blame
-                bad.append(self._set_aside(step))
-                log.warning('checkpoint of step %d cannot be used and is now %s: %s', step, bad[-1],
-                            _first_line(error))
+                    raise
+                bad[step] = _first_line(error)
                 continue
+            for bad_step, reason in bad.items():
+                log.warning('checkpoint of step %d cannot be used and is now %s: %s', bad_step,
+                            self._set_aside(bad_step), reason)
             if bad:
                 log.warning('falling back to the checkpoint of step %d', step)
+                self._manager.reload()
             return state
         if bad:
-            raise UserError('none of the checkpoints can be read; they were kept as '
-                            f'{", ".join(bad)}. To train from the beginning, run the same command '
-                            'again.')
+            reasons = '\n'.join(f'  {step}: {reason}' for step, reason in bad.items())
+            raise UserError(f'none of the checkpoints in {self.directory} can be read:\n{reasons}\n'
+                            'They were left as they are. To train from the beginning, move that '
+                            'directory away or take another --workdir.')
         return None
 
     def latest_step(self) -> int | None:
@@ -123,9 +129,18 @@ class Checkpointer:
         self._manager.close()
 
     def _restore(self, step, abstract_state):
+        saved = self._manager.restore(step, args=ocp.args.Composite(
+            meta=ocp.args.JsonRestore())).meta['fingerprint']
+        expected = {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(abstract_state)}
+        if saved.keys() != expected:
+            raise UserError(
+                f'the checkpoint of step {step} in {self.directory} is of another state. Only in '
+                f'the checkpoint: {sorted(saved.keys() - expected) or "nothing"}; only in this '
+                f'run: {sorted(expected - saved.keys()) or "nothing"}. It was saved by another '
+                'version of the program; continue it with that one.')
         restored = self._manager.restore(step, args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract_state), meta=ocp.args.JsonRestore()))
-        saved, found = restored.meta['fingerprint'], describe_fingerprint(restored.state)
+            state=ocp.args.StandardRestore(abstract_state)))
+        found = describe_fingerprint(restored.state)
         if saved != found:
             names = [n for n in saved | found if saved.get(n) != found.get(n)]
             raise ValueError(f'{len(names)} arrays differ from what was saved, first {names[0]}')
@@ -139,7 +154,6 @@ class Checkpointer:
                 break
             target = os.path.join(self.directory, f'bad-{step}-{n}')
         os.rename(source, target)
-        self._manager.reload()
         return target
 
 

@@ -129,9 +129,17 @@ def check(config: ml_collections.ConfigDict) -> None:
     if bool(config.num_steps) == bool(config.num_epochs):
         raise UserError(f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
                         'set exactly one of them and the other to 0.')
-    for field in ('batch_size', 'log_every', 'keep_checkpoints'):
-        if config[field] < 1:
-            raise UserError(f'{field} is {config[field]}: expected at least 1.')
+    for field, least in (('batch_size', 1), ('log_every', 1), ('keep_checkpoints', 1),
+                         ('accum_steps', 0), ('dataset.shuffle_buffer', 1), ('augment.pad', 0),
+                         ('optimizer.warmup_steps', 0), ('model.unroll', 1)):
+        if get(config, field) < least:
+            raise UserError(f'{field} is {get(config, field)}: expected at least {least}.')
+    if config.optimizer.learning_rate <= 0:
+        raise UserError(f'optimizer.learning_rate is {config.optimizer.learning_rate}: expected '
+                        'more than 0.')
+    if config.augment.pad > min(as_pair(config.image_size)):
+        raise UserError(f'augment.pad is {config.augment.pad}: expected at most the side of the '
+                        f'image, {min(as_pair(config.image_size))}.')
     check_divisible(as_pair(config.image_size), as_pair(config.model.patch_size))
     if config.model.hidden_size % config.model.num_heads:
         raise UserError(f'model.hidden_size {config.model.hidden_size} does not divide among '

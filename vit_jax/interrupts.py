@@ -7,7 +7,9 @@ log = logging.getLogger(__name__)
 
 
 class Interrupts:
-    """Remembers the first SIGTERM or SIGINT while it is entered; a second one acts as usual.
+    """Remembers the first SIGTERM or SIGINT while it is entered; a second SIGINT acts as usual.
+
+    A second SIGTERM changes nothing: launchers often send it to the group and to the process.
 
     Attributes:
       received: the signal, None so far.
@@ -30,9 +32,11 @@ class Interrupts:
 
     def _remember(self, signum, frame):
         del frame
+        if self.received:
+            return
         self.received = signal.Signals(signum)
-        self._restore()
-        log.warning('%s: finishing this step and saving; send it again to stop at once',
+        signal.signal(signal.SIGINT, self._previous[signal.SIGINT])
+        log.warning('%s: finishing this step and saving; Ctrl-C (again) stops at once',
                     self.received.name)
 
     def _restore(self):

@@ -15,12 +15,13 @@ def to_terminal() -> None:
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # read when TensorFlow is imported
     absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax says at INFO what it does
 
 
-def to_file(workdir: str) -> logging.Handler:
-    """Adds the log lines to WORKDIR/train.log as well, until the handler is removed."""
+def to_file(workdir: str) -> None:
+    """Adds the log lines to WORKDIR/train.log as well."""
+    os.makedirs(workdir, exist_ok=True)
     handler = logging.FileHandler(os.path.join(workdir, 'train.log'), encoding='utf-8')
     handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     LOGGER.addHandler(handler)
-    return handler

@@ -21,7 +21,11 @@ flags.mark_flags_as_required(['config', 'workdir'])
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags; an unknown model, data set or field ends with one plain message."""
     try:
-        return app.parse_flags_with_usage(argv)
+        arguments = app.parse_flags_with_usage(argv)
+        _ = _CONFIG.value  # a missing file shows when it is first used
+        return arguments
+    except OSError as error:
+        sys.exit(f'error: no config file: {error}')
     except (UserError, AttributeError, KeyError, TypeError) as error:
         # ml_collections raises KeyError and AttributeError, with the nearest field, for a misspelt
         # one; str() of a KeyError has quotes around it.
@@ -37,11 +41,14 @@ def main(argv: list[str]) -> None:
         from vit_jax import train  # imports TensorFlow: seconds that --help need not wait for
     except ModuleNotFoundError as error:
         sys.exit(f"error: {error}. Training needs more: pip install -e '.[train]'")
+    logs.to_file(_WORKDIR.value)
     try:
         sys.exit(train.run(_CONFIG.value, _WORKDIR.value))
     except UserError as error:
         logs.LOGGER.error('error: %s', error)
-        sys.exit(1)
+    except Exception:
+        logs.LOGGER.exception('stopped by an unexpected error')
+    sys.exit(1)
 
 
 if __name__ == '__main__':

@@ -60,9 +60,6 @@ def accumulate(value_and_grad, params: PyTree, batch: Batch, key: Array, accum_s
     if accum_steps == 1:
         return value_and_grad(params, batch, key)
 
-    def split(x):  # part i takes every accum_steps-th example: no data moves between devices
-        return x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1)
-
     def add(total, i_part):
         i, part = i_part
         result = value_and_grad(params, part, jax.random.fold_in(key, i))
@@ -71,20 +68,33 @@ def accumulate(value_and_grad, params: PyTree, batch: Batch, key: Array, accum_s
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype),
                         jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[:1], batch),
                                        key))
-    total, _ = jax.lax.scan(add, zero, (jnp.arange(accum_steps), jax.tree.map(split, batch)))
+    total, _ = jax.lax.scan(add, zero, (jnp.arange(accum_steps), split(batch, accum_steps)))
     return jax.tree.map(lambda x: x / accum_steps, total)
 
 
-def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: ConfigDict
-              ) -> dict[str, Array]:
+def split(batch: Batch, parts: int) -> Batch:
+    """[batch, ...] to [parts, batch / parts, ...].
+
+    A part takes every parts-th example, so that no data moves between devices.
+    """
+    return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
+def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: ConfigDict,
+              accum_steps: int = 1) -> dict[str, Array]:
     """Sums over the examples of a batch whose `mask` is set.
 
     Args:
       batch: as for `train_step`, integer labels, and `mask` [batch], 0 for padding.
+      accum_steps: the batch is worked off in this many parts, as in training, to fit in memory.
 
     Returns:
       float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss.
     """
+    if accum_steps > 1:
+        part_sums = jax.lax.map(
+            functools.partial(eval_step, params, model=model, loss=loss), split(batch, accum_steps))
+        return jax.tree.map(lambda x: x.sum(axis=0), part_sums)
     logits = model.apply({'params': params}, batch['image'], train=False)
     labels, mask = batch['label'], batch['mask'].astype(jnp.float32)
     _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))

@@ -38,7 +38,7 @@ from vit_jax.models import flops
 
 log = logging.getLogger(__name__)
 
-LOOKAHEAD = 2  # batches on the devices before they are needed
+LOOKAHEAD = 1  # batches on the devices before they are needed
 
 
 def run(config: ConfigDict, directory: str) -> int:
@@ -57,14 +57,11 @@ def run(config: ConfigDict, directory: str) -> int:
     config_lib.check(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdir.lock(directory))
-        handler = logs.to_file(directory)
-        stack.callback(handler.close)
-        stack.callback(logs.LOGGER.removeHandler, handler)
         interrupts = stack.enter_context(Interrupts())
         trainer = Trainer(config, directory, interrupts, stack)
         stack.enter_context(logging_redirect_tqdm([logs.LOGGER]))
         trainer.train()
-        return 128 + interrupts.received if trainer.step < trainer.num_steps else 0
+        return 0 if trainer.complete else 128 + interrupts.received
 
 
 class Trainer:
@@ -86,31 +83,47 @@ class Trainer:
         self._eval_source = data.open_source(config.dataset, eval_split, class_names=names)
         config = config_lib.settle(config, self._train_source.num_examples, len(names))
         self.num_steps = config_lib.total_steps(config)
-        self._config = workdir.claim(directory, config, names)
+        self._config = config = workdir.claim(directory, config, names)
+        sharding.check_batch(config.batch_size, config.accum_steps, self._mesh)
 
         self._model = models.build(config.model, len(names))
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
         self._tx = optimizer.make_optimizer(config.optimizer, self._schedule)
         self._checkpointer = checkpoint.Checkpointer(
-            os.path.join(directory, 'checkpoints'), config.keep_checkpoints, config.keep_best)
+            workdir.checkpoint_directory(directory), config.keep_checkpoints, config.keep_best)
         stack.callback(self._checkpointer.close)
         self._state = self._initial_or_restored_state()
         self.step = int(self._state.step)
+        if self.step > self.num_steps:
+            raise UserError(f'{directory} is at step {self.step} already and the config asks for '
+                            f'{self.num_steps}. Raise num_steps or num_epochs, or take another '
+                            '--workdir.')
+        workdir.record(directory, config, names)
         writer = metric_writers.SummaryWriter(directory)
         self._eval_batches = data.eval_batches(self._eval_source, config, jax.process_index(),
                                                jax.process_count())
         self._metrics = metrics.MetricsLog(directory, self.step, writer)
         stack.callback(self._metrics.close)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all steps and the last evaluation are done."""
+        return self.step == self.num_steps and self._metrics.has(self.step, 'eval/loss')
+
     def train(self) -> None:
-        """Runs the remaining steps; returns early, saved, when interrupted."""
+        """Runs what remains; returns early, saved, when interrupted."""
         self._announce()
-        if self.step == self.num_steps:
+        if self.complete:
             log.info('the run is complete at step %d: to go on, raise num_steps or num_epochs. '
                      'Checkpoints: %s', self.step, self._checkpointer.directory)
             return
         if self._due('eval', self.step) and not self._metrics.has(self.step, 'eval/loss'):
             self._evaluate()  # the interruption came before this evaluation
+        if self.step < self.num_steps:
+            self._train_steps()
+        self._conclude()
+
+    def _train_steps(self):
         train_step = self._compile()
         meter = progress.Meter(self._config.batch_size, self._flops_per_step(), self.num_steps)
         batches = self._on_device(meter.timed(data.train_batches(
@@ -119,14 +132,14 @@ class Trainer:
         meter.start(self.step)
         bar = tqdm(total=self.num_steps, initial=self.step, unit='step',
                    disable=not sys.stderr.isatty())
-        before = None  # metrics of the step before: read while the devices work on this one
+        values = evaluated = None  # of the newest step
         while self.step < self.num_steps and not self._interrupts:
+            before = values
             self._state, values = train_step(self._state, next(batches))
             self.step += 1
             bar.update()
-            if before is not None:
+            if before is not None:  # read while the devices work on the step after it
                 self._require_finite(self.step - 1, before)
-            before = values
             if self._due('log', self.step):
                 self._log(values, meter)
             evaluated = None
@@ -134,10 +147,12 @@ class Trainer:
                 start = time.perf_counter()
                 evaluated = self._evaluate()
                 meter.pause(time.perf_counter() - start)
-            if self._due('checkpoint', self.step) or self._interrupts:
+            best = evaluated is not None and self._config.keep_best
+            if self._due('checkpoint', self.step) or best:
                 self._save(values, evaluated)
         bar.close()
-        self._conclude()
+        if values is not None:  # a signal may come at any time: save what the loop did not
+            self._save(values, evaluated)
 
     def _initial_or_restored_state(self):
         config = self._config
@@ -184,9 +199,12 @@ class Trainer:
         if config.accum_steps:
             compiled = compile_step(config.accum_steps)
         else:
+            devices = self._mesh.shape['data']
+            under_way = (LOOKAHEAD + 1) * 4 * math.prod(shape) / devices  # float32 images
             config.accum_steps, compiled = accumulation.choose(
-                compile_step, config.batch_size, self._mesh.shape['data'])
-            workdir.record(self._directory, config)  # a continued run sums in the same order
+                compile_step, config.batch_size, devices, under_way)
+            # A continued run must sum in the same order.
+            workdir.record(self._directory, config, self._train_source.class_names)
         log.info('compiled the training step in %.1f s', time.perf_counter() - start)
         return compiled
 
@@ -211,16 +229,18 @@ class Trainer:
         return step > 0 and (step == self.num_steps or (every > 0 and step % every == 0))
 
     def _require_finite(self, step, values):
-        loss, grad_norm = (float(values[name]) for name in ('loss', 'grad_norm'))
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        loss, grad_norm, update_norm = (
+            float(values[name]) for name in ('loss', 'grad_norm', 'update_norm'))
+        if not all(map(math.isfinite, (loss, grad_norm, update_norm))):
             self._checkpointer.wait()
             last = self._checkpointer.latest_step()
             kept = ('No checkpoint had been written yet.' if last is None else
                     f'The last good checkpoint, of step {last}, is in '
                     f'{self._checkpointer.directory}.')
-            raise UserError(f'the loss is {loss} and the gradient norm {grad_norm} at step {step}. '
-                            f'{kept} Lower optimizer.learning_rate, lengthen '
-                            'optimizer.warmup_steps, or set optimizer.clip_norm.')
+            raise UserError(f'the loss is {loss}, the gradient norm {grad_norm} and the update '
+                            f'norm {update_norm} at step {step}. {kept} With another --workdir, lower '
+                            'optimizer.learning_rate, lengthen optimizer.warmup_steps, or set '
+                            'optimizer.clip_norm.')
 
     def _log(self, values, meter):
         self._require_finite(self.step, values)  # waits for the step, so that the time is right
@@ -248,7 +268,8 @@ class Trainer:
     @functools.cached_property
     def _eval_step(self):
         return jax.jit(functools.partial(steps.eval_step, model=self._model,
-                                         loss=self._config.loss))
+                                         loss=self._config.loss,
+                                         accum_steps=self._config.accum_steps or 1))
 
     @property
     def _curves_path(self):
@@ -261,9 +282,11 @@ class Trainer:
 
     def _conclude(self):
         self._checkpointer.wait()
-        if self.step < self.num_steps:
-            log.warning('stopped by %s after step %d of %d and saved. To continue, run the same '
-                        'command again.', self._interrupts.received.name, self.step, self.num_steps)
+        if not self.complete:
+            saved = ('and saved' if self._checkpointer.latest_step() == self.step
+                     else 'before there was anything to save')
+            log.warning('stopped by %s after step %d of %d %s. To continue, run the same command '
+                        'again.', self._interrupts.received.name, self.step, self.num_steps, saved)
             return
         log.info('done: %d steps\n  curves      %s\n  checkpoint  %s\n  metrics     %s',
                  self.step, self._curves_path,

@@ -31,7 +31,9 @@ def lock(workdir: str):
 
 
 def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> ConfigDict:
-    """Compares with what the workdir was made for, and records what this run will do.
+    """Compares with what the workdir was made for.
+
+    A workdir in which nothing was saved yet may be taken over by any config.
 
     Args:
       config: settled.
@@ -44,7 +46,8 @@ def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> Con
       UserError: the workdir belongs to another config or other classes; lists what differs.
     """
     path = os.path.join(workdir, 'config.json')
-    if os.path.exists(path):
+    checkpoints = checkpoint_directory(workdir)
+    if os.path.isdir(checkpoints) and os.listdir(checkpoints):
         old = _load(path)
         lines = config_lib.differences(old, config)
         classes = _load(os.path.join(workdir, 'classes.json'))
@@ -54,17 +57,24 @@ def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> Con
             raise UserError(
                 f'{workdir} holds a run of another config. Take another --workdir, or make these '
                 'fields equal:\n  ' + '\n  '.join(lines))
+        for field in ('num_steps', 'num_epochs'):
+            if old[field] != config[field]:
+                log.warning('%s was %s and is now %s: the learning-rate schedule changes with the '
+                            'length of the run', field, old[field], config[field])
         config = config.copy_and_resolve_references()
         config.accum_steps = config.accum_steps or old['accum_steps']
-    # classes.json first: where there is a config.json, both are there.
-    _save(os.path.join(workdir, 'classes.json'), list(class_names))
-    record(workdir, config)
     return config
 
 
-def record(workdir: str, config: ConfigDict) -> None:
-    """Writes config.json."""
+def record(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> None:
+    """Writes classes.json and config.json."""
+    _save(os.path.join(workdir, 'classes.json'), list(class_names))
     _save(os.path.join(workdir, 'config.json'), config.to_dict())
+
+
+def checkpoint_directory(workdir: str) -> str:
+    """Where the checkpoints of a run are."""
+    return os.path.join(workdir, 'checkpoints')
 
 
 def _describe_classes(old, new):

@@ -3,6 +3,7 @@
 import io
 import itertools
 import logging
+import time
 
 import ml_collections
 import numpy as np
@@ -149,6 +150,15 @@ def test_a_later_start_gives_the_same_batches_bit_for_bit(config):
     for start in (1, 7, 13, 20):
         assert_equal(batches(config, 24 - start, start), whole[start:])
     assert not np.array_equal(whole[0]['image'], whole[1]['image'])
+
+
+def test_finding_the_place_does_not_grow_with_the_epochs_behind_it(config):
+    seconds = []
+    for start in (5, 10**9):  # 150 million epochs
+        began = time.perf_counter()
+        batches(config, 1, start=start)
+        seconds.append(time.perf_counter() - began)
+    assert seconds[1] < seconds[0] + 5
 
 
 def test_batches_are_normalised_float32_with_labels_of_their_images(config):

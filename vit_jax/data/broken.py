@@ -14,6 +14,10 @@ from vit_jax.errors import UserError
 
 logger = logging.getLogger('vit_jax.data')
 
+_STORAGE_ERRORS = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError,
+                   tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError,
+                   tf.errors.AbortedError, tf.errors.CancelledError)
+
 
 class BrokenImages:
     """The broken images of a source that are known so far, by their index in the split."""
@@ -69,6 +73,8 @@ class BrokenImages:
                 continue
             try:
                 self._decode(item)
+            except _STORAGE_ERRORS:
+                raise  # the file may be good: to skip it would change the run
             except tf.errors.OpError as reason:
                 reasons[index] = _one_line(reason)
         if not reasons:

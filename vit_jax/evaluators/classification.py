@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 
 import jax
-import numpy as np
 from jaxtyping import PyTree
 
 
@@ -25,8 +24,9 @@ def evaluate(eval_step: Callable, params: PyTree, batches: Iterable,
         if interrupted():
             return None
         sums.append(eval_step(params, batch))
-    # Fetched at the end, so that the devices never wait; added in float64, exact for counts.
-    total = {name: sum(float(np.float64(s[name])) for s in jax.device_get(sums))
+        jax.block_until_ready(sums[-2:-1])  # no more than two batches wait on the devices
+    # In float64, exact for counts.
+    total = {name: sum(float(s[name]) for s in sums)
              for name in ('count', 'correct', 'correct_top5', 'loss')}
     return {'eval/accuracy': total['correct'] / total['count'],
             'eval/accuracy_top5': total['correct_top5'] / total['count'],
