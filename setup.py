@@ -6,8 +6,9 @@ TRAIN = ['tensorflow-cpu>=2.19; platform_system=="Linux" and platform_machine=="
          'tensorflow>=2.19; platform_system!="Linux" or platform_machine!="x86_64"',
          'tensorflow-datasets>=4.9.8', 'array_record>=0.7; platform_system!="Windows"',
          'clu>=0.0.12', 'tensorboard>=2.19', 'scikit-learn>=1.5', 'matplotlib>=3.9', 'tqdm>=4.66',
-         'pillow>=11', 'psutil>=6']
-TEST = ['pytest>=8', 'pytest-timeout>=2.3', 'ruff>=0.9']
+         'pillow>=11', 'psutil>=6',
+         'importlib_resources>=6']  # tensorflow-datasets uses it without asking for it
+TEST = ['pytest>=8', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.9']
 
 setuptools.setup(
     name='vit_jax',

@@ -38,7 +38,8 @@ def test_every_config_loads(name):
     checked(load(name).get_config())
 
 
-@pytest.mark.parametrize(('model', 'dataset'), itertools.product(variants.names(), vit.DATASETS))
+@pytest.mark.parametrize(('model', 'dataset'), list(
+    itertools.product(variants.names(), vit.DATASETS)))
 def test_every_pretraining_config_loads(model, dataset):
     config = checked(vit.get_config(f'{model},{dataset}'))
     o = config.optimizer

@@ -4,12 +4,17 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 # Before JAX starts: tests of sharding spread over four CPU devices, all others use the first.
 SINGLE_DEVICE_FLAGS = os.environ.get('XLA_FLAGS', '')
 os.environ['XLA_FLAGS'] = f'{SINGLE_DEVICE_FLAGS} --xla_force_host_platform_device_count=4'
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+# Tests compile the same steps again and again. Processes that they start do without the cache.
+CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_test_')
+os.environ['JAX_COMPILATION_CACHE_DIR'] = CACHE.name
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -35,7 +40,7 @@ def command(workdir, config='configs/quickstart.py', **fields):
 
 def environment():
     """The environment of a training process of the tests: one CPU device."""
-    return os.environ | {'XLA_FLAGS': SINGLE_DEVICE_FLAGS}
+    return os.environ | {'XLA_FLAGS': SINGLE_DEVICE_FLAGS, 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
 
 
 @pytest.fixture
@@ -70,9 +75,9 @@ def prepare_tfds(data_dir, file_format, num_train=60, num_test=12):
     """Prepares the TFDS set 'dots' (train in 4 files) in data_dir, as a user's script would."""
     import tensorflow_datasets as tfds
 
-    class Dots(tfds.core.GeneratorBasedBuilder):
+    class Dots(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        name = 'dots'
         VERSION = tfds.core.Version('1.0.0')
-        SKIP_REGISTERING = True
 
         def _info(self):
             return self.dataset_info_from_configs(

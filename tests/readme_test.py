@@ -20,6 +20,7 @@ def test_there_are_commands():
 @pytest.mark.parametrize('options', OPTIONS)
 def test_command(options, monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr('sys.argv', ['main', *options.split()])  # ml_collections looks there
     values = flags.FlagValues()
     config = config_flags.DEFINE_config_file('config', flag_values=values)
     values(['main', *options.split()])

@@ -121,7 +121,8 @@ def finish(workdir, fields):
     return output
 
 
-@pytest.mark.parametrize('source', SOURCES)
+@pytest.mark.parametrize('source', [
+    *SOURCES[:3], pytest.param('array_record', marks=pytest.mark.slow)])
 def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
     fields, rng = fields_of(source), random.Random(source)
     first = rng.randint(8, 12)

@@ -112,7 +112,7 @@ def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_p
 
 
 def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
-    whole = config(accum_steps=0, num_steps=2)
+    whole = config(accum_steps=0, num_steps=5)
     assert train.run(whole, str(tmp_path / 'whole')) == 0
     assert json.loads((tmp_path / 'whole' / 'config.json').read_text())['accum_steps'] == 1
     # A limit between what two steps need: the compiler's figure for one image per device and all.
@@ -121,7 +121,7 @@ def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
     original = accumulation.bytes_needed
     monkeypatch.setattr(accumulation, 'bytes_needed', lambda c: needed.append(original(c))
                         or needed[-1])
-    big = config(accum_steps=0, num_steps=2, batch_size=1024)
+    big = config(accum_steps=0, num_steps=5, batch_size=1024)
     train.run(big, str(tmp_path / 'fits'))
     batches = (train.LOOKAHEAD + 1) * 4 * 1024 * 16 * 16 * 3 / jax.device_count()
     limit = (max(needed) - 1 + batches) / accumulation.HEADROOM

@@ -22,10 +22,10 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the flags; an unknown model, data set or field ends with one plain message."""
     try:
         arguments = app.parse_flags_with_usage(argv)
-        _ = _CONFIG.value  # a missing file shows when it is first used
+        _ = _CONFIG.value.seed  # a missing file shows when a field is first used
         return arguments
     except OSError as error:
-        sys.exit(f'error: no config file: {error}')
+        sys.exit(f'error: no config file. {error}')
     except (UserError, AttributeError, KeyError, TypeError) as error:
         # ml_collections raises KeyError and AttributeError, with the nearest field, for a misspelt
         # one; str() of a KeyError has quotes around it.

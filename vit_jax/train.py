@@ -238,9 +238,9 @@ class Trainer:
                     f'The last good checkpoint, of step {last}, is in '
                     f'{self._checkpointer.directory}.')
             raise UserError(f'the loss is {loss}, the gradient norm {grad_norm} and the update '
-                            f'norm {update_norm} at step {step}. {kept} With another --workdir, lower '
-                            'optimizer.learning_rate, lengthen optimizer.warmup_steps, or set '
-                            'optimizer.clip_norm.')
+                            f'norm {update_norm} at step {step}. {kept} With another --workdir, '
+                            'lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or '
+                            'set optimizer.clip_norm.')
 
     def _log(self, values, meter):
         self._require_finite(self.step, values)  # waits for the step, so that the time is right
