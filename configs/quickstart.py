@@ -1,11 +1,11 @@
-"""Real training in about a minute on a laptop: scikit-learn's handwritten digits.
+"""Real training in minutes on a laptop: scikit-learn's handwritten digits.
 
     make quickstart
     python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 
 1,437 training and 360 test images of 8x8 pixels, written by 43 people, shown at 16x16 with random
 crops that move and stretch them; a ViT of 4 layers on 4x4 patches. Expected: 98 % eval accuracy
-after about a minute of training on 2 CPU cores (measured: docs/results.md).
+after two minutes of training on 2 CPU cores (measured: docs/results.md).
 """
 
 from vit_jax.config import base
