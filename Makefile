@@ -7,10 +7,10 @@ quickstart: .venv/installed
 	.venv/bin/python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 
 test: .venv/installed
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --dist worksteal
 
 slow-test: .venv/installed
-	.venv/bin/python -m pytest -n 2 -m slow
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/installed
 	.venv/bin/ruff check .

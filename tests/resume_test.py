@@ -81,6 +81,13 @@ def saving(workdir, step):
     return False
 
 
+def last_trace(workdir):
+    """The last step of which a row, a checkpoint or a half-written one is there; 0 at first."""
+    steps = [row['step'] for row in metrics.read(str(workdir / 'metrics.jsonl'))]
+    steps += [int(path.name.split('.')[0]) for path in (workdir / 'checkpoints').glob('[0-9]*')]
+    return max(steps, default=0)
+
+
 def saved(workdir):
     """Whether a checkpoint is complete."""
     return any(path.name.isdigit() for path in (workdir / 'checkpoints').glob('*'))
@@ -146,11 +153,10 @@ def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
 def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path):
     rng, kills = random.Random(7), 0
     while kills < 6:
+        # Past all that the killed runs left behind, so that it is this process that gets there.
+        target = last_trace(tmp_path) + rng.randint(1, 8)
+        kind = rng.choice([reached, saving]) if target <= 48 else reached
         process = start(tmp_path, fields_of(source))
-        done = max([0, *(int(p.name) for p in (tmp_path / 'checkpoints').glob('[0-9]*')
-                         if p.name.isdigit())])
-        target = min(done + rng.randint(7, 12), 47)
-        kind = rng.choice([reached, saving])
         code, output = kill_when(
             process, lambda kind=kind, target=target: saved(tmp_path) and kind(tmp_path, target),
             signal.SIGKILL)
