@@ -170,7 +170,8 @@ def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path
     assert_equal_runs(tmp_path, undisturbed(source))
 
 
-@pytest.mark.parametrize(('signum', 'code'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(('signum', 'code'), [
+    (signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
 def test_signal_saves_and_says_how_to_continue(signum, code, fields_of, undisturbed, tmp_path):
     fields = fields_of('digits')
     got, output = kill_when(start(tmp_path, fields), lambda: reached(tmp_path, 9), signum)

@@ -111,6 +111,7 @@ def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_p
     assert both[0] == both[1]
 
 
+@pytest.mark.slow  # compiles a large step eight times
 def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
     whole = config(accum_steps=0, num_steps=5)
     assert train.run(whole, str(tmp_path / 'whole')) == 0
