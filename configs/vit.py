@@ -7,45 +7,49 @@
 The argument is MODEL[,DATASET]. Published ImageNet top-1 after fine-tuning at 384 px, which these
 recipes lead up to (table 5): pre-trained on imagenet2012 B/16 77.91, L/16 76.53; on imagenet21k
 B/16 83.97, L/16 85.15; on JFT-300M B/16 84.15, L/16 87.12, H/14 88.04.
-Table 3 has no rows for Ti, S, g, G and So400m: they take the nearest row, and the log says so.
+MODEL is any name of vit_jax/models/variants.py: ViTs, hybrids such as r50_b16, BiT ResNets such as
+r50x1, axial_b16. Table 3 has no rows for some of them: those take the nearest, and the log says so.
 """
 
 import re
 
 from vit_jax.config import base
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest_names
 from vit_jax.models import variants
 
 DATASETS = ('imagenet2012', 'imagenet21k', 'jft')
-# Which size's row a size without one takes.
-NEAREST = {'ti': 'b', 's': 'b', 'g': 'h', 'G': 'h', 'so400m': 'h'}
-# JFT-300M: epochs, peak learning rate. L/16 also ran for 7 epochs; 14 is the published best.
-JFT = {'b': (7, 8e-4), 'l32': (7, 6e-4), 'l': (14, 4e-4), 'h': (14, 3e-4)}
+# Which row a model without one takes.
+NEAREST = {'ti': 'b', 's': 'b', 'g': 'h', 'G': 'h', 'so400m': 'h', 'r_ti': 'r50_b',
+           'r26_s': 'r50_b', 'r152x4': 'r152x2', 'r200x3': 'r152x2', 'axial_b': 'b'}
+# JFT-300M: epochs, peak learning rate. L/16 and R50+L/16 also ran for 7 epochs; 14 is the best.
+JFT = {'b': (7, 8e-4), 'l32': (7, 6e-4), 'l': (14, 4e-4), 'h': (14, 3e-4), 'r50x1': (7, 1e-3),
+       'r50x2': (7, 1e-3), 'r101x1': (7, 8e-4), 'r152x1': (7, 6e-4), 'r152x2': (7, 6e-4),
+       'r50_b': (7, 8e-4), 'r50_l32': (7, 2e-4), 'r50_l': (14, 4e-4)}
 
 
 def get_config(arg: str = 'b16'):
-    """Config of MODEL[,DATASET], for example 'b16' or 'l16,imagenet21k'."""
+    """Config of MODEL[,DATASET], for example 'b16' or 'r50_l32,imagenet21k'."""
     name, _, dataset = arg.partition(',')
     dataset = dataset or 'imagenet2012'
-    numbers = variants.get(name)
+    config = base(name)
     if dataset not in DATASETS:
-        raise UserError(f'unknown data set {dataset!r}. '
-                        f'{variants.nearest_names(dataset, list(DATASETS))}This file has recipes '
-                        f'for {", ".join(DATASETS)}; for your own data take jft and add '
-                        '--config.dataset.name=DIRECTORY_OR_TFDS_NAME.')
-    size = re.match(r'so400m|\D+', name).group()
+        raise UserError(f'unknown data set {dataset!r}. {nearest_names(dataset, list(DATASETS))}'
+                        f'This file has recipes for {", ".join(DATASETS)}; for your own data take '
+                        'jft and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.')
+    size = name if name in variants.RESNETS else re.fullmatch(r'(so400m|.*\D)\d+', name).group(1)
     row = NEAREST.get(size, size)
-    config = base()
     config.recipe = f'ViT table 3, {row.upper()} on {dataset}'
     if row != size:
         config.recipe += f' (the table has no row for {name}, this is the nearest)'
     config.batch_size = 4096
-    config.model.update(numbers, dtype='bfloat16', dropout_rate=0.1,
-                        representation_size=numbers['hidden_size'])
+    config.model.dtype = 'bfloat16'
+    if name not in variants.RESNETS:
+        config.model.update(dropout_rate=0.0 if dataset == 'jft' else 0.1,
+                            representation_size=config.model.hidden_size)
     config.optimizer.update(name='adam', b1=0.9, b2=0.999, warmup_steps=10_000)
     {'imagenet2012': imagenet2012, 'imagenet21k': imagenet21k, 'jft': jft}[dataset](config)
     if dataset == 'jft':
-        epochs, config.optimizer.learning_rate = JFT.get(name, JFT[row])
+        epochs, config.optimizer.learning_rate = JFT.get(name, JFT.get(row))
         config.num_epochs = float(epochs)
     return config
 
@@ -74,5 +78,4 @@ def imagenet21k(config):
 def jft(config):
     """JFT-300M, or any large set of the user's: its name, sizes and splits are theirs to give."""
     config.dataset.update(name='jft', eval_split='test')
-    config.model.dropout_rate = 0.0
     config.optimizer.update(schedule='linear', weight_decay=0.1)

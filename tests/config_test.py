@@ -2,14 +2,12 @@ import importlib.util
 import itertools
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import variants
+from vit_jax.models import cost, variants
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 
@@ -27,9 +25,7 @@ vit = load('vit')
 def checked(config):
     """The config is possible, and its model can be built for its images."""
     config_lib.check(config)
-    model = models.build(config.model, config.dataset.num_classes or 10)
-    image = jax.ShapeDtypeStruct((1, *config.image_size, 3), jnp.float32)
-    jax.eval_shape(model.init, jax.random.key(0), image)
+    cost.of_model(models.build(config.model, config.dataset.num_classes or 10), config.image_size)
     return config
 
 
@@ -45,7 +41,8 @@ def test_every_pretraining_config_loads(model, dataset):
     o = config.optimizer
     found = (config.batch_size, o.name, o.b1, o.b2, o.warmup_steps)
     assert found == (4096, 'adam', 0.9, 0.999, 10_000)
-    assert config.model.representation_size == config.model.hidden_size
+    if model not in variants.RESNETS:
+        assert config.model.representation_size == config.model.hidden_size
 
 
 @pytest.mark.parametrize(('arg', 'epochs', 'lr', 'schedule', 'decay', 'dropout', 'clip'), [
@@ -57,12 +54,22 @@ def test_every_pretraining_config_loads(model, dataset):
     ('b32,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
     ('l32,jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
     ('l16,jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
-    ('h14,jft', 14, 3e-4, 'linear', 0.1, 0.0, 0.0)])
+    ('h14,jft', 14, 3e-4, 'linear', 0.1, 0.0, 0.0),
+    ('r50_b16,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+    ('r50_b32,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+    ('r50_l16,jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
+    ('r50_l32,jft', 7, 2e-4, 'linear', 0.1, 0.0, 0.0),
+    ('r50x1,jft', 7, 1e-3, 'linear', 0.1, None, 0.0),
+    ('r50x2,jft', 7, 1e-3, 'linear', 0.1, None, 0.0),
+    ('r101x1,jft', 7, 8e-4, 'linear', 0.1, None, 0.0),
+    ('r152x1,jft', 7, 6e-4, 'linear', 0.1, None, 0.0),
+    ('r152x2,jft', 7, 6e-4, 'linear', 0.1, None, 0.0)])
 def test_table_3(arg, epochs, lr, schedule, decay, dropout, clip):
     config = vit.get_config(arg)
     o = config.optimizer
-    assert (config.num_epochs, o.learning_rate, o.schedule, o.weight_decay,
-            config.model.dropout_rate, o.clip_norm) == (epochs, lr, schedule, decay, dropout, clip)
+    assert (config.num_epochs, o.learning_rate, o.schedule, o.weight_decay, o.clip_norm) == (
+        epochs, lr, schedule, decay, clip)
+    assert config.model.get('dropout_rate') == dropout
     assert 'nearest' not in config.recipe
 
 
@@ -70,6 +77,10 @@ def test_a_size_without_a_row_says_so():
     assert 'the table has no row for s16' in vit.get_config('s16').recipe
     assert vit.get_config('s16,jft').optimizer.learning_rate == 8e-4
     assert vit.get_config('G14,jft').optimizer.learning_rate == 3e-4
+    assert 'the table has no row for r200x3' in vit.get_config('r200x3').recipe
+    assert vit.get_config('r200x3,jft').optimizer.learning_rate == 6e-4
+    assert vit.get_config('r26_s32,jft').optimizer.learning_rate == 8e-4
+    assert 'R50_B on jft (the table has no row' in vit.get_config('r_ti16,jft').recipe
 
 
 def test_imagenet21k_head():
@@ -103,6 +114,7 @@ def tiny(**fields):
     ({'optimizer__learning_rate': 0.0}, 'learning_rate is 0.0: expected more than 0'),
     ({'dataset__shuffle_buffer': 0}, 'shuffle_buffer is 0: expected at least 1'),
     ({'augment__pad': 300}, 'augment.pad is 300: expected at most the side of the image, 224'),
+    ({'model__pool': 'none'}, 'set model.pool to cls, gap or map'),
     ({'model__num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
     ({'accum_steps': 3}, 'batch_size 4096 is not divisible by accum_steps 3')])
 def test_impossible_values(fields, message):

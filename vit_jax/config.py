@@ -8,13 +8,13 @@ import os
 
 import ml_collections
 
-from vit_jax.errors import UserError
-from vit_jax.models import variants
-from vit_jax.models.vit import GELU, as_pair, check_divisible
+from vit_jax import models
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models.vit import as_pair
 
 # A run may be continued with other values of these; every other field decides the result.
-MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*',
-              'dataset.data_dir', 'dataset.max_broken_fraction')
+MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
+              'model.remat_policy', 'dataset.data_dir', 'dataset.max_broken_fraction')
 
 CHOICES = {
     'loss.name': ('softmax', 'sigmoid'),
@@ -22,13 +22,15 @@ CHOICES = {
     'optimizer.schedule': ('cosine', 'linear', 'constant'),
     'augment.crop': ('inception', 'pad', 'none'),
     'preprocess.resize': ('bilinear', 'bicubic', 'nearest', 'lanczos3', 'area'),
-    'model.gelu': tuple(GELU),
-    'model.dtype': ('float32', 'bfloat16'),
 }
 
 
-def base() -> ml_collections.ConfigDict:
-    """Every field with a neutral value. Sizes are (height, width) in pixels; 0 switches off."""
+def base(model: str = 'b16') -> ml_collections.ConfigDict:
+    """Every field with a neutral value. Sizes are (height, width) in pixels; 0 switches off.
+
+    Args:
+      model: a name from variants.names(); it decides which fields `config.model` has.
+    """
     return ml_collections.ConfigDict(dict(
         recipe='',  # where the numbers come from; logged at start
         seed=0,
@@ -59,16 +61,7 @@ def base() -> ml_collections.ConfigDict:
             mean=(0.5, 0.5, 0.5),  # of values in [0, 1]
             std=(0.5, 0.5, 0.5),
         ),
-        model=dict(
-            **variants.get('b16'),
-            representation_size=0,  # hidden tanh layer of the head; 0: a single linear layer
-            dropout_rate=0.0,
-            gelu='tanh',  # 'tanh' as in Google's code | 'erf' as in timm and Hugging Face
-            layer_norm_epsilon=1e-6,
-            head_bias_init=0.0,
-            dtype='float32',  # of the computation; parameters are float32
-            unroll=1,  # layers compiled side by side in the scan
-        ),
+        model=models.fields(model),  # each with its meaning: models/vit.py, models/resnet.py
         loss=dict(name='softmax', label_smoothing=0.0),
         optimizer=dict(
             name='adam',  # 'adam' | 'sgd'
@@ -114,7 +107,8 @@ def settle(config: ml_collections.ConfigDict, num_examples: int, num_classes: in
                     f'{found}. If the data is right, add --config.dataset.{name}={found}')
             config.dataset[name] = found
     config.image_size = as_pair(config.image_size)
-    config.model.patch_size = as_pair(config.model.patch_size)
+    if 'patch_size' in config.model:
+        config.model.patch_size = as_pair(config.model.patch_size)
     check(config)
     return config
 
@@ -122,16 +116,13 @@ def settle(config: ml_collections.ConfigDict, num_examples: int, num_classes: in
 def check(config: ml_collections.ConfigDict) -> None:
     """Raises UserError for values that cannot be used, before any data or device is touched."""
     for field, valid in CHOICES.items():
-        value = get(config, field)
-        if value not in valid:
-            raise UserError(f'{field} is {value!r}. {variants.nearest_names(value, valid)}'
-                            f'It is one of: {", ".join(valid)}.')
+        check_choice(field, get(config, field), valid)
     if bool(config.num_steps) == bool(config.num_epochs):
         raise UserError(f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
                         'set exactly one of them and the other to 0.')
     for field, least in (('batch_size', 1), ('log_every', 1), ('keep_checkpoints', 1),
                          ('accum_steps', 0), ('dataset.shuffle_buffer', 1), ('augment.pad', 0),
-                         ('optimizer.warmup_steps', 0), ('model.unroll', 1)):
+                         ('optimizer.warmup_steps', 0)):
         if get(config, field) < least:
             raise UserError(f'{field} is {get(config, field)}: expected at least {least}.')
     if config.optimizer.learning_rate <= 0:
@@ -140,10 +131,10 @@ def check(config: ml_collections.ConfigDict) -> None:
     if config.augment.pad > min(as_pair(config.image_size)):
         raise UserError(f'augment.pad is {config.augment.pad}: expected at most the side of the '
                         f'image, {min(as_pair(config.image_size))}.')
-    check_divisible(as_pair(config.image_size), as_pair(config.model.patch_size))
-    if config.model.hidden_size % config.model.num_heads:
-        raise UserError(f'model.hidden_size {config.model.hidden_size} does not divide among '
-                        f'{config.model.num_heads} heads (model.num_heads).')
+    models.build(config.model, num_classes=1).grid(as_pair(config.image_size))
+    if config.model.get('pool') == 'none':
+        raise UserError('model.pool is none, which gives logits for every token, and an image has '
+                        'one label: set model.pool to cls, gap or map.')
     if config.accum_steps and config.batch_size % config.accum_steps:
         raise UserError(f'batch_size {config.batch_size} is not divisible by accum_steps '
                         f'{config.accum_steps}.')

@@ -34,7 +34,7 @@ from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.interrupts import Interrupts
-from vit_jax.models import flops
+from vit_jax.models import cost
 
 log = logging.getLogger(__name__)
 
@@ -210,8 +210,7 @@ class Trainer:
 
     def _flops_per_step(self):
         """Model FLOPs: three times the forward pass, the backward pass being two of it."""
-        image = jax.ShapeDtypeStruct((1, *self._config.image_size, 3), jnp.float32)
-        forward = flops.count(self._model.apply, {'params': self._abstract_state.params}, image)
+        forward = cost.of_model(self._model, self._config.image_size).flops
         return 3 * forward * self._config.batch_size
 
     def _on_device(self, batches):

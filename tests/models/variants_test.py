@@ -1,23 +1,23 @@
+import itertools
 import re
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import variants
+from vit_jax.models import cost, variants
 
-# ViT table 1 and the sizes published since, with class token, 1000-way linear head, 224 px.
+# ViT table 1 and the sizes published since, with class token, 1000-way linear head, 224 px;
+# hybrids and ResNets as timm counts them.
 PUBLISHED = {'ti16': 5_717_416, 's16': 22_050_664, 'b16': 86_567_656, 'l16': 304_326_632,
              'h14': 632_045_800, 'g14': 1_012_611_432, 'G14': 1_844_440_680,
-             'so400m14': 413_597_656}
+             'so400m14': 413_597_656, 'r_ti16': 6_337_704, 'r26_s32': 36_431_912,
+             'r50_b16': 98_659_112, 'r50_l32': 328_994_856, 'r50x1': 25_549_352,
+             'r101x1': 44_541_480, 'r152x2': 236_335_208, 'r152x4': 936_533_224}
 
 
 def count(name):
-    variables = jax.eval_shape(models.build(name, 1000).init, jax.random.key(0),
-                               jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32))
-    return sum(x.size for x in jax.tree.leaves(variables))
+    return cost.of_model(models.build(name, 1000), (224, 224)).parameters
 
 
 @pytest.mark.parametrize('name', PUBLISHED)
@@ -26,22 +26,60 @@ def test_published_parameter_counts(name):
 
 
 def test_every_size_has_a_published_count():
-    assert {re.match(r'so400m|\D+', n).group() for n in PUBLISHED} == set(variants.SIZES)
+    assert {re.match(r'so400m|\D', n).group() for n in PUBLISHED if n[0] != 'r'} == {
+        re.match(r'so400m|\D', size).group() for size in variants.SIZES}
+
+
+def transformer_count(v, channels, tokens, class_token=True, blocks_per_layer=1):
+    d, m, (p, _) = v['hidden_size'], v['mlp_dim'], v['patch_size']
+    block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 4 * d
+    return (p * p * channels * d + d + (tokens + class_token) * d + class_token * d
+            + blocks_per_layer * v['num_layers'] * block + 2 * d + d * 1000 + 1000)
+
+
+def resnet_count(units, width, preactivation):
+    """Convolutions without bias, two numbers per channel and GroupNorm; and its output channels."""
+    total, channels = 7 * 7 * 3 * width + (not preactivation) * 2 * width, width
+    for stage, number in enumerate(units):
+        w = width * 2**stage
+        for unit in range(number):
+            total += channels * w + 9 * w * w + w * 4 * w
+            total += 2 * (channels + w + w) if preactivation else 2 * (w + w + 4 * w)
+            if unit == 0:
+                total += channels * 4 * w + (not preactivation) * 2 * 4 * w
+            channels = 4 * w
+    return total, channels
 
 
 @pytest.mark.parametrize('name', variants.names())
-def test_every_name_builds_and_counts_as_its_formula(name):
+def test_every_name_counts_as_its_formula(name):
     v = variants.get(name)
-    d, m, layers, (p, _) = v['hidden_size'], v['mlp_dim'], v['num_layers'], v['patch_size']
-    block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 4 * d
-    tokens = (224 // p) ** 2 + 1
-    expected = p * p * 3 * d + d + d + tokens * d + layers * block + 2 * d + d * 1000 + 1000
-    assert count(name) == expected
+    if name in variants.RESNETS:
+        total, channels = resnet_count(v['resnet']['units'], v['resnet']['width'], True)
+        assert count(name) == total + 2 * channels + channels * 1000 + 1000
+    elif name in variants.HYBRIDS:
+        total, channels = resnet_count(v['resnet']['units'], 64, False)
+        tokens = 49 if name == 'r_ti16' else (224 // int(name[-2:])) ** 2
+        assert count(name) == total + transformer_count(v, channels, tokens)
+    else:
+        axial = name in variants.AXIAL
+        tokens = (224 // v['patch_size'][0]) ** 2
+        assert count(name) == transformer_count(v, 3, tokens, not axial, 1 + axial)
 
 
-@pytest.mark.parametrize(('name', 'near'), [('b17', 'b16'), ('B/16', 'b16|6'), ('vit_b16', 'b16')])
+def test_the_paper_s_hybrids_and_resnets_are_there():
+    """Section 4.1, table 6 and appendix D.6; R+Ti/16 and R26+S/32 as released."""
+    assert set(variants.names()) >= {
+        'r_ti16', 'r26_s32', *(f'r50_{s}{p}' for s, p in itertools.product('bl', (16, 32))),
+        'r50x1', 'r50x2', 'r101x1', 'r152x1', 'r152x2', 'r152x4', 'r200x3', 'axial_b16',
+        'axial_b32'}
+
+
+@pytest.mark.parametrize(('name', 'near'), [('b17', 'b16'), ('B/16', 'b16|6'), ('vit_b16', 'b16'),
+                                              ('r50+b/32', 'r50_b32'), ('R50x1', 'r50x1')])
 def test_unknown_model_names_the_nearest(name, near):
-    with pytest.raises(UserError, match=f'unknown model {name!r}. Did you mean .*({near})'):
+    message = f'unknown model {re.escape(repr(name))}. Did you mean .*({near})'
+    with pytest.raises(UserError, match=message):
         models.build(name, 10)
 
 

@@ -1,92 +1,175 @@
+"""The model equals the paper's equations, and its parts do what they are for."""
+
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.special
 
+from tests.models import reference
+from tests.models.parameters import randomised
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import vit
+from vit_jax.models.encoder import StochasticDepth
+from vit_jax.models.position import PLACES
 
 SMALL = dict(patch_size=(4, 4), hidden_size=32, num_layers=3, mlp_dim=48, num_heads=4)
+DEFAULTS = models.fields('b16')
 
 
-def randomised(model, images, seed=0):
-    """Parameters with every array random, so that a zero head or bias hides nothing."""
-    params = model.init(jax.random.key(seed), images)['params']
-    leaves, treedef = jax.tree.flatten(params)
-    rng = np.random.default_rng(seed)
-    return treedef.unflatten([jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype) for x in leaves])
+def random_images(*shape, seed=1):
+    return jax.random.uniform(jax.random.key(seed), shape, minval=-1)
 
 
-def norm(x, p, epsilon=1e-6):
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * p['scale'] + p['bias']
-
-
-def gelu(x, kind):
-    if kind == 'erf':
-        return x / 2 * (1 + scipy.special.erf(x / np.sqrt(2)))
-    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def paper_vit(params, images, patch, kind):
-    """Equations 1 to 4 in float64 NumPy, patch by patch and head by head."""
-    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    images = np.asarray(images, np.float64)
-    kernel = params['embedding']['kernel']
-    logits = []
-    for image in images:
-        tokens = [params['cls'][0, 0]]
-        for top in range(0, image.shape[0], patch[0]):
-            for left in range(0, image.shape[1], patch[1]):
-                pixels = image[top:top + patch[0], left:left + patch[1]]
-                tokens.append(np.tensordot(pixels, kernel, 3) + params['embedding']['bias'])
-        z = np.stack(tokens) + params['position']['embedding'][0]
-        for layer in range(kernel_layers(params)):
-            p = jax.tree.map(lambda x, layer=layer: x[layer], params['blocks'])
-            y, a, heads = norm(z, p['norm1']), p['attention'], []
-            for h in range(a['query']['kernel'].shape[1]):
-                q, k, v = (y @ a[n]['kernel'][:, h] + a[n]['bias'][h]
-                           for n in ('query', 'key', 'value'))
-                weights = scipy.special.softmax(q @ k.T / np.sqrt(q.shape[-1]), axis=-1)
-                heads.append(weights @ v @ a['out']['kernel'][h])
-            z = z + sum(heads) + a['out']['bias']
-            m = p['mlp']
-            y = norm(z, p['norm2']) @ m['dense1']['kernel'] + m['dense1']['bias']
-            z = z + gelu(y, kind) @ m['dense2']['kernel'] + m['dense2']['bias']
-        y = norm(z, params['norm'])[0]
-        if 'pre_logits' in params:
-            y = np.tanh(y @ params['pre_logits']['kernel'] + params['pre_logits']['bias'])
-        logits.append(y @ params['head']['kernel'] + params['head']['bias'])
-    return np.stack(logits)
-
-
-def kernel_layers(params):
-    return len(params['blocks']['norm1']['scale'])
-
-
-@pytest.mark.parametrize('kind', ['tanh', 'erf'])
-@pytest.mark.parametrize('representation_size', [0, 20])
-def test_equals_the_paper_in_numpy(kind, representation_size):
-    model = models.build(SMALL, 7, gelu=kind, representation_size=representation_size)
-    images = jax.random.uniform(jax.random.key(1), (2, 8, 12, 3), minval=-1)
+def assert_equals_reference(fields, shape=(2, 8, 12, 3)):
+    """Logits and attention weights of `SMALL` with `fields` are those of the NumPy model."""
+    model = models.build(SMALL, 7, **fields)
+    images = random_images(*shape)
     params = randomised(model, images)
-    expected = paper_vit(params, images, (4, 4), kind)
-    logits = model.apply({'params': params}, images)
-    assert logits.dtype == jnp.float32
-    assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
+    logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
+    for n, image in enumerate(images):
+        expected, weights = reference.vit(params, image, {**DEFAULTS, **SMALL, **fields})
+        assert np.abs(logits[n] - expected).max() <= 1e-5 * np.abs(expected).max()
+        if 'attention' in outputs:
+            np.testing.assert_allclose(outputs['attention'][:, n], weights, atol=1e-5)
 
 
-def test_unrolled_equals_scan():
-    images = jax.random.uniform(jax.random.key(1), (2, 8, 8, 3))
-    scan = models.build(SMALL, 5)
-    unrolled = models.build(SMALL, 5, unroll=3)
-    params = randomised(scan, images)
-    assert jax.tree.structure(params) == jax.tree.structure(
-        unrolled.init(jax.random.key(0), images)['params'])
-    np.testing.assert_array_equal(scan.apply({'params': params}, images),
-                                  unrolled.apply({'params': params}, images))
+@pytest.mark.parametrize('fields', [
+    dict(), dict(gelu='erf'), dict(representation_size=20), dict(layer_scale_init=0.1),
+    dict(pool='gap'), dict(pool='map'), dict(pool='none'), dict(pool='map', gelu='erf')],
+    ids=str)
+def test_equals_the_paper_in_numpy(fields):
+    assert_equals_reference(fields)
+
+
+@pytest.mark.parametrize(('patch', 'shape'), [
+    ((4, 6), (1, 8, 18, 3)), ((2, 4), (1, 8, 8, 1)), ((4, 2), (1, 12, 4, 5))])
+def test_rectangular_images_and_patches_of_any_channels(patch, shape):
+    assert_equals_reference(dict(patch_size=patch), shape)
+
+
+POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in places]
+
+
+@pytest.mark.parametrize(('kind', 'place'), POSITIONS)
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_every_cell_of_table_8(kind, place, pool):
+    """With fixed sines and cosines beside the table's nine."""
+    assert_equals_reference(dict(position=kind, position_at=place, pool=pool))
+
+
+@pytest.mark.parametrize(('kind', 'place'), [
+    ('learned_1d', 'stem'), ('learned_2d', 'shared'), ('sincos_2d', 'every_layer'),
+    ('relative', 'every_layer'), ('none', 'stem')])
+def test_axial(kind, place):
+    assert_equals_reference(dict(attention='axial', pool='gap', position=kind, position_at=place))
+
+
+def test_axial_equals_full_attention_on_a_one_row_image():
+    """There each column is one token: attention along it can only change what the MLP also can."""
+    images = random_images(2, 4, 24, 3)
+    axial = models.build(SMALL, 7, attention='axial', pool='gap')
+    params = randomised(axial, images)
+    column = params['blocks']['column']
+    for last in (column['attention']['out'], column['mlp']['dense2']):
+        last.update(jax.tree.map(jnp.zeros_like, last))  # columns then change nothing
+    full = models.build(SMALL, 7, pool='gap')
+    expected = full.apply({'params': params | {'blocks': params['blocks']['row']}}, images)
+    logits = axial.apply({'params': params}, images)
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize('attention', ['full', 'axial'])
+def test_permuting_patches_permutes_tokens_without_position(attention):
+    """Axial attention sees rows and columns, so there whole rows are permuted."""
+    images = random_images(1, 12, 8, 3)
+    rows = images.reshape(3, 4, 8, 3)
+    model = models.build(SMALL, 5, position='none', pool='none', attention=attention)
+    params = {'params': randomised(model, images)}
+    tokens = model.apply(params, images).reshape(3, 2, 5)
+    order = np.array([2, 0, 1])
+    permuted = model.apply(params, rows[order].reshape(images.shape)).reshape(3, 2, 5)
+    np.testing.assert_allclose(permuted, tokens[order], atol=1e-5 * np.abs(tokens).max())
+    assert np.abs(permuted - tokens).max() > 1e-3 * np.abs(tokens).max()
+
+
+@pytest.mark.parametrize('pool', ['cls', 'map', 'gap'])
+def test_every_logit_depends_on_every_pixel(pool):
+    images = random_images(1, 8, 8, 3)
+    model = models.build(SMALL, 2, pool=pool)
+    params = {'params': randomised(model, images)}
+    jacobian = jax.jit(jax.jacrev(lambda x: model.apply(params, x)[0]))(images)
+    assert np.all(np.abs(jacobian) > 0)
+
+
+def test_a_token_of_no_pool_starts_from_its_patch():
+    """Row-major order: a changed patch changes its own token, and at the embedding only it."""
+    model = models.build(SMALL, 0, pool='none')
+    images = random_images(1, 8, 12, 3)
+    params = {'params': randomised(model, images)}
+    embedded = functools.partial(model.apply, params, return_intermediates=True)
+    before = embedded(images)[1]['embedded']
+    after = embedded(images.at[0, 4:8, 8:12].add(1))[1]['embedded']
+    changed = np.abs(after - before).max(axis=(0, 2)) > 0
+    np.testing.assert_array_equal(changed, [False, False, False, False, False, True])
+
+
+FAMILIES = {
+    'vit': dict(position='relative', position_at='shared', layer_scale_init=0.1),
+    'axial': dict(attention='axial', pool='gap', position_at='every_layer'),
+}
+
+
+@functools.cache
+def loss_and_gradients(family, **way):
+    """Parameters, and the logits and gradients of a training step in which all chance acts."""
+    images = random_images(2, 8, 8, 3)
+    model = models.build(SMALL, 5, **FAMILIES[family], **way, num_layers=2, dropout_rate=0.2,
+                         stochastic_depth_rate=0.3)
+    params = randomised(model, images)
+
+    def loss(params):
+        logits = model.apply({'params': params}, images, train=True,
+                             rngs={'dropout': jax.random.key(3)})
+        return (logits**2).mean(), logits
+    return params, *jax.jit(jax.grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('way', [
+    dict(unroll=2, remat_policy='nothing_saveable'),
+    dict(remat_policy='dots_with_no_batch_dims_saveable'), dict(unroll=2)], ids=str)
+def test_loops_and_rematerialisation_change_nothing(family, way):
+    """Equal parameters, outputs and gradients."""
+    params, expected_gradients, expected = loss_and_gradients(family)
+    other_params, gradients, logits = loss_and_gradients(family, **way)
+    jax.tree.map(np.testing.assert_array_equal, other_params, params)
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
+    largest = max(np.abs(g).max() for g in jax.tree.leaves(expected_gradients))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
+                 gradients, expected_gradients)
+
+
+@pytest.mark.parametrize('fields', [dict(), dict(attention='axial', pool='gap')], ids=str)
+def test_intermediates(fields):
+    images = random_images(2, 8, 12, 3)
+    model = models.build(SMALL, 5, **fields)
+    params = {'params': randomised(model, images)}
+    logits, outputs = model.apply(params, images, return_intermediates=True)
+    np.testing.assert_array_equal(logits, model.apply(params, images))
+    tokens = 6 + ('attention' not in fields)
+    assert outputs['tokens'].shape == (3, 2, tokens, 32)
+    assert outputs['embedded'].shape == outputs['encoded'].shape == (2, tokens, 32)
+    shapes = ({'attention': (3, 2, 4, 7, 7)} if 'attention' not in fields else
+              {'row_attention': (3, 2, 2, 4, 3, 3), 'column_attention': (3, 2, 3, 4, 2, 2)})
+    for name, shape in shapes.items():
+        assert outputs[name].shape == shape
+        np.testing.assert_allclose(outputs[name].sum(-1), 1, atol=1e-5)
+    head = params['params']['head']
+    np.testing.assert_allclose(outputs['representation'] @ head['kernel'] + head['bias'], logits,
+                               rtol=1e-5, atol=1e-4)
 
 
 def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits():
@@ -129,6 +212,72 @@ def test_no_classes_returns_the_representation():
     assert 'head' not in params['params']
 
 
+def test_attention_dropout_acts_on_the_weights():
+    """A rate too small to drop anything gives the fused path; a larger one acts in training."""
+    images = random_images(2, 8, 8, 3)
+    fields = dict(position='relative', position_at='every_layer')
+    params = {'params': randomised(models.build(SMALL, 5, **fields), images)}
+
+    def logits(rate, train):
+        model = models.build(SMALL, 5, attention_dropout_rate=rate, **fields)
+        return model.apply(params, images, train=train, rngs={'dropout': jax.random.key(1)})
+
+    expected = logits(0.0, False)
+    tolerance = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(logits(1e-9, True), expected, atol=tolerance)
+    np.testing.assert_array_equal(logits(0.5, False), expected)
+    assert np.abs(logits(0.5, True) - expected).max() > 100 * tolerance
+
+
+def test_stochastic_depth_drops_whole_branches_linearly_in_depth():
+    """With rates 0, r/2, r; a layer whose two branches are dropped changes nothing."""
+    rate, number = 0.6, 4000
+    model = models.build(SMALL, 5, stochastic_depth_rate=rate)
+    image = random_images(1, 4, 4, 3)
+    params = {'params': randomised(model, image)}
+    _, outputs = jax.jit(functools.partial(model.apply, train=True, return_intermediates=True))(
+        params, jnp.tile(image, (number, 1, 1, 1)), rngs={'dropout': jax.random.key(1)})
+    before = outputs['embedded'][None]
+    layers = np.concatenate([before, outputs['tokens']])
+    unchanged = (layers[1:] == layers[:-1]).all((2, 3)).mean(axis=1)
+    for found, expected in zip(unchanged, [0, (rate / 2) ** 2, rate**2], strict=True):
+        assert abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / number)
+
+
+@pytest.mark.parametrize('parts', [1, 3])
+def test_stochastic_depth_keeps_the_expectation(parts):
+    y = jnp.asarray(np.random.default_rng(0).normal(size=(2000 * parts, 2, 4)), jnp.float32)
+    dropped = StochasticDepth().apply({}, y, jnp.float32(0.3), 2000,
+                                      rngs={'dropout': jax.random.key(0)})
+    factor = np.asarray((dropped / y).reshape(2000, -1))
+    np.testing.assert_allclose(factor, np.broadcast_to(factor[:, :1], factor.shape), rtol=1e-5)
+    assert set(np.unique(np.round(factor, 4))) == {0, np.float32(np.round(1 / 0.7, 4))}
+    assert abs(factor[:, 0].mean() - 1) <= 4 * np.sqrt(0.3 / 0.7 / 2000)
+
+
+@pytest.mark.parametrize(('fields', 'message'), [
+    (dict(pool='avg'), "model.pool is 'avg'. It is one of: cls, gap, map, none"),
+    (dict(position='relativ'), "model.position is 'relativ'. Did you mean relative"),
+    (dict(position_at='every-layer'), 'Did you mean every_layer'),
+    (dict(position='relative'), 'relative cannot act at model.position_at stem: with it '
+                                'model.position_at is every_layer or shared'),
+    (dict(position='none', position_at='shared'), 'with it model.position_at is stem'),
+    (dict(attention='axial'), 'model.pool is cls, but a class token has no row or column'),
+    (dict(attention='axial', pool='gap', position='relative', position_at='shared'),
+     'cannot be shared in axial attention'),
+    (dict(hidden_size=30, num_heads=3, position='sincos_2d'), '30 is not divisible by 4'),
+    (dict(num_heads=5), 'hidden_size 32 does not divide among 5 heads'),
+    (dict(dropout_rate=1.0), 'model.dropout_rate is 1.0: expected at least 0 and below 1'),
+    (dict(stochastic_depth_rate=-0.1), 'model.stochastic_depth_rate is -0.1'),
+    (dict(unroll=0), 'model.unroll is 0: expected at least 1'),
+    (dict(remat_policy='full'), "model.remat_policy is 'full'. It is one of: none, nothing_savea"),
+    (dict(gelu='exact'), "model.gelu is 'exact'. It is one of: tanh, erf"),
+    (dict(dtype='float16'), 'It is one of: float32, bfloat16')], ids=str)
+def test_fields_that_do_not_fit(fields, message):
+    with pytest.raises(UserError, match=message):
+        models.build(SMALL, 5, **fields)
+
+
 @pytest.mark.parametrize(('size', 'pair'), [(224, (224, 224)), ((8,), (8, 8)), ([6, 4], (6, 4))])
 def test_as_pair(size, pair):
     assert vit.as_pair(size) == pair
@@ -149,5 +298,6 @@ def test_image_not_divisible_by_patch():
 def test_image_of_another_size_than_trained():
     model = models.build(SMALL, 5)
     params = model.init(jax.random.key(0), jnp.ones((1, 8, 8, 3)))
-    with pytest.raises(UserError, match='made for 5 tokens of size 32 and the image gives 10'):
+    message = r'made with shape \(1, 5, 32\) and this image of 3x3 patches needs \(1, 10, 32\)'
+    with pytest.raises(UserError, match=message):
         model.apply(params, jnp.ones((1, 12, 12, 3)))

@@ -1,33 +1,68 @@
-"""Multi-head self-attention (ViT appendix A, equations 5 to 8)."""
+"""Multi-head attention (ViT appendix A, equations 5 to 8)."""
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from vit_jax.models.position import relative_logits
 
-class SelfAttention(nn.Module):
-    """Self-attention over tokens, without dropout on the attention weights, as in the paper.
+
+class Attention(nn.Module):
+    """Attention of some tokens to others, or to themselves.
 
     Attributes:
-      num_heads: heads; hidden_size is divided evenly among them.
+      num_heads: heads; the hidden size is divided evenly among them.
+      dropout_rate: of the attention weights; 0 in the paper.
       dtype: dtype of the computation; parameters are float32, the softmax is computed in float32.
     """
 
     num_heads: int
+    dropout_rate: float
     dtype: jax.typing.DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens hidden']
-                 ) -> Float[Array, 'batch tokens hidden']:
+    def __call__(self, x: Float[Array, 'batch queries hidden'],
+                 context: Float[Array, 'batch tokens hidden'],
+                 relative: Float[Array, 'offsets heads head_dim'] | None = None,
+                 train: bool = False, return_weights: bool = False):
+        """Returns tokens like `x`, and the weights before dropout or None.
+
+        Args:
+          x: what asks.
+          context: what is looked at; `x` itself for self-attention.
+          relative: embeddings of the offsets, see position.relative_logits.
+          return_weights: also give float32 [batch, heads, queries, tokens]; they are computed
+            beside the result, which stays the same bit for bit.
+        """
         hidden_size = x.shape[-1]
 
-        def project(name):
+        def project(name, tokens):
             return nn.DenseGeneral((self.num_heads, hidden_size // self.num_heads),
                                    kernel_init=nn.initializers.xavier_uniform(),
-                                   dtype=self.dtype, name=name)
+                                   dtype=self.dtype, name=name)(tokens)
 
-        query, key, value = (project(n)(x) for n in ('query', 'key', 'value'))
-        x = jax.nn.dot_product_attention(query, key, value)  # [batch, tokens, heads, head_dim]
-        return nn.DenseGeneral(hidden_size, axis=(-2, -1),
-                               kernel_init=nn.initializers.xavier_uniform(),
-                               dtype=self.dtype, name='out')(x)
+        query, key, value = project('query', x), project('key', context), project('value', context)
+        bias = None if relative is None else relative_logits(query, relative)
+        weights = attention_weights(query, key, bias) if return_weights else None
+        if train and self.dropout_rate:
+            dropped = nn.Dropout(self.dropout_rate, deterministic=False)(
+                attention_weights(query, key, bias)).astype(value.dtype)
+            y = jnp.einsum('bhqk,bkhd->bqhd', dropped, value)
+        else:
+            y = jax.nn.dot_product_attention(query, key, value, bias)
+        y = nn.DenseGeneral(hidden_size, axis=(-2, -1),
+                            kernel_init=nn.initializers.xavier_uniform(),
+                            dtype=self.dtype, name='out')(y)
+        return y, weights
+
+
+def attention_weights(query: Float[Array, 'batch queries heads head_dim'],
+                      key: Float[Array, 'batch tokens heads head_dim'],
+                      bias: Float[Array, 'batch heads queries tokens'] | None = None
+                      ) -> Float[Array, 'batch heads queries tokens']:
+    """softmax(query key / sqrt(head_dim) + bias) over the tokens, in float32 (equation 6)."""
+    logits = jnp.einsum('bqhd,bkhd->bhqk', query, key, preferred_element_type=jnp.float32)
+    logits = logits / np.sqrt(query.shape[-1])
+    return jax.nn.softmax(logits if bias is None else logits + bias)

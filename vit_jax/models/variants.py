@@ -1,13 +1,14 @@
-"""The one table of model sizes: names such as 'b16' become the numbers of a model config.
+"""The one table of models: names such as 'b16' become the numbers of a model config.
 
 Sizes: Ti and S from arXiv 2012.12877 and 2106.10270, B, L and H from ViT (arXiv 2010.11929)
-table 1, g and G from Scaling (arXiv 2106.04560) table 2, So400m from arXiv 2305.13035.
+table 1, g and G from Scaling (arXiv 2106.04560) table 2, So400m from arXiv 2305.13035. Hybrids and
+ResNets: ViT section 4.1 and table 6, R+Ti/16 and R26+S/32 from arXiv 2106.10270, units of each
+ResNet from BiT (arXiv 1912.11370).
 """
 
-import difflib
 import re
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest_names
 
 #            hidden_size, num_layers, mlp_dim, num_heads
 SIZES = {
@@ -22,35 +23,78 @@ SIZES = {
 }
 PATCHES = (4, 8, 14, 16, 32)
 
+# Hybrids: units of the ResNet's stages, size of the transformer, its patch on the feature map.
+# The number in the name is the total down-sampling; /16 puts the units of stage 4 into stage 3.
+HYBRIDS = {
+    'r_ti16': ((), 'ti', 8),
+    'r26_s32': ((2, 2, 2, 2), 's', 1),
+    'r50_b16': ((3, 4, 9), 'b', 1),
+    'r50_b32': ((3, 4, 6, 3), 'b', 1),
+    'r50_l16': ((3, 4, 9), 'l', 1),
+    'r50_l32': ((3, 4, 6, 3), 'l', 1),
+}
+#           units of each stage, width factor
+RESNETS = {
+    'r50x1': ((3, 4, 6, 3), 1),
+    'r50x2': ((3, 4, 6, 3), 2),
+    'r101x1': ((3, 4, 23, 3), 1),
+    'r152x1': ((3, 8, 36, 3), 1),
+    'r152x2': ((3, 8, 36, 3), 2),
+    'r152x4': ((3, 8, 36, 3), 4),
+    'r200x3': ((3, 24, 36, 3), 3),
+}
+AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}  # appendix D.6
+
 
 def names() -> list[str]:
-    """All model names, size then patch: 'ti4', ..., 'b16', ..., 'so400m32'."""
-    return [f'{size}{patch}' for size in SIZES for patch in PATCHES]
+    """All model names: 'ti4', ..., 'so400m32', then axial models, hybrids and ResNets."""
+    return [f'{size}{patch}' for size in SIZES for patch in PATCHES] + [
+        *AXIAL, *HYBRIDS, *RESNETS]
 
 
 def get(name: str) -> dict:
-    """Returns the numbers behind a model name.
+    """Returns the numbers behind a model name; what it leaves out is the model's default.
 
     Args:
-      name: size and patch size in pixels, for example 'b16'. 'g14' and 'G14' are two models.
+      name: size and patch size in pixels, for example 'b16' ('g14' and 'G14' are two models), or a
+        key of AXIAL, HYBRIDS or RESNETS.
 
     Returns:
-      patch_size (height, width), hidden_size, num_layers, mlp_dim, num_heads.
+      Fields of vit.ViT, or of resnet.ResNet for RESNETS.
 
     Raises:
       UserError: the name is unknown; the message names the nearest ones.
     """
+    if name in AXIAL:
+        return {**get(AXIAL[name]), 'attention': 'axial', 'pool': 'gap'}
+    if name in HYBRIDS:
+        units, size, patch = HYBRIDS[name]
+        return {**_transformer(size, patch), 'resnet': hybrid_resnet(units)}
+    if name in RESNETS:
+        units, factor = RESNETS[name]
+        return {'resnet': bit_resnet(units, 64 * factor)}
     if name not in names():
         nearest = nearest_names(name, names())
         raise UserError(f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
-                        f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16.')
-    size, patch = re.fullmatch(r'(\D+|so400m)(\d+)', name).groups()
+                        f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
+                        f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS])}.')
+    size, patch = re.fullmatch(r'(so400m|\D+)(\d+)', name).groups()
+    return _transformer(size, int(patch))
+
+
+def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:
+    """Fields of resnet.Backbone for a hybrid, as in the released ones."""
+    return dict(units=units, width=width, preactivation=False, fixed_padding=False, num_groups=32,
+                group_norm_epsilon=1e-6, weight_epsilon=1e-5, weight_epsilon_on='std')
+
+
+def bit_resnet(units: tuple[int, ...], width: int = 64) -> dict:
+    """Fields of resnet.Backbone for the baseline, as in BiT."""
+    return dict(units=units, width=width, preactivation=True, fixed_padding=True, num_groups=32,
+                group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
+
+
+def _transformer(size, patch):
     hidden_size, num_layers, mlp_dim, num_heads = SIZES[size]
-    return dict(patch_size=(int(patch), int(patch)), hidden_size=hidden_size,
-                num_layers=num_layers, mlp_dim=mlp_dim, num_heads=num_heads)
-
-
-def nearest_names(name: str, valid: list[str]) -> str:
-    """'Did you mean b16, l16? ' or '' when no valid name is near."""
-    near = difflib.get_close_matches(name.replace('/', ''), valid, n=3, cutoff=0.5)
-    return f'Did you mean {", ".join(near)}? ' if near else ''
+    return dict(patch_size=(patch, patch), hidden_size=hidden_size, num_layers=num_layers,
+                mlp_dim=mlp_dim, num_heads=num_heads)

@@ -1,120 +1,140 @@
-"""The Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4)."""
+"""The Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4) and its variants."""
 
 import functools
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError
-from vit_jax.models.attention import SelfAttention
-from vit_jax.models.position import Learned1D
-
-GELU = {
-    'tanh': functools.partial(nn.gelu, approximate=True),  # Google's code
-    'erf': functools.partial(nn.gelu, approximate=False),  # timm and Hugging Face
-}
-
-
-class Mlp(nn.Module):
-    """Two dense layers with a GELU between, dropout after each (equation 3)."""
-
-    mlp_dim: int
-    dropout_rate: float
-    gelu: str
-    dtype: jax.typing.DTypeLike
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens hidden'], train: bool):
-        dense = functools.partial(nn.Dense, kernel_init=nn.initializers.xavier_uniform(),
-                                  bias_init=nn.initializers.normal(stddev=1e-6), dtype=self.dtype)
-        hidden_size = x.shape[-1]
-        x = GELU[self.gelu](dense(self.mlp_dim, name='dense1')(x))
-        x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
-        x = dense(hidden_size, name='dense2')(x)
-        return nn.Dropout(self.dropout_rate, deterministic=not train)(x)
-
-
-class EncoderBlock(nn.Module):
-    """Pre-norm attention and MLP, each with a residual connection (equations 2 and 3).
-
-    Returns (tokens, None): the second is what nn.scan collects per layer.
-    """
-
-    mlp_dim: int
-    num_heads: int
-    dropout_rate: float
-    gelu: str
-    layer_norm_epsilon: float
-    dtype: jax.typing.DTypeLike
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens hidden'], train: bool):
-        norm = functools.partial(nn.LayerNorm, epsilon=self.layer_norm_epsilon, dtype=self.dtype)
-        y = SelfAttention(self.num_heads, self.dtype, name='attention')(norm(name='norm1')(x))
-        x = x + nn.Dropout(self.dropout_rate, deterministic=not train)(y)
-        y = Mlp(self.mlp_dim, self.dropout_rate, self.gelu, self.dtype, name='mlp')(
-            norm(name='norm2')(x), train)
-        return x + y, None
+from vit_jax.models import resnet
+from vit_jax.models.encoder import AttentionPool, AxialBlock, EncoderBlock
+from vit_jax.models.position import Position
+from vit_jax.models.stack import stack
 
 
 class ViT(nn.Module):
-    """Images to logits. Attributes are the fields of `config.model`, see vit_jax/config.py.
+    """Images to logits. Attributes are the fields of `config.model`."""
 
-    `num_classes` logits come from a head of one linear layer; with `representation_size` a tanh
-    layer of that width stands before it (section 3.1). `num_classes=0` returns the representation.
-    """
-
-    num_classes: int
-    patch_size: tuple[int, ...]
+    num_classes: int  # 0: no head, the representation itself
+    patch_size: tuple[int, ...]  # (height, width); of the feature map in a hybrid
     hidden_size: int
     num_layers: int
     mlp_dim: int
     num_heads: int
-    representation_size: int = 0
-    dropout_rate: float = 0.0
-    gelu: str = 'tanh'
+    resnet: dict | None = None  # fields of resnet.Backbone: a hybrid (section 3.1)
+    attention: str = 'full'  # | 'axial' (appendix D.6)
+    position: str = 'learned_1d'  # | 'none' | 'learned_2d' | 'sincos_2d' | 'relative' (table 8)
+    position_at: str = 'stem'  # | 'every_layer' | 'shared' by all layers
+    pool: str = 'cls'  # token | 'gap': mean over tokens | 'map': attention | 'none': every token
+    representation_size: int = 0  # hidden tanh layer of the head; 0: a single linear layer
+    dropout_rate: float = 0.0  # after dense layers except query, key, value, and the embedding
+    attention_dropout_rate: float = 0.0  # of attention weights
+    stochastic_depth_rate: float = 0.0  # of the last layer's branches; linear in depth from 0
+    layer_scale_init: float = 0.0  # of learned factors of residual branches; 0: none
+    gelu: str = 'tanh'  # as in Google's code | 'erf' as in timm and Hugging Face
     layer_norm_epsilon: float = 1e-6
     head_bias_init: float = 0.0
-    dtype: jax.typing.DTypeLike = 'float32'
-    unroll: int = 1
+    dtype: str = 'float32'  # | 'bfloat16': of the computation; parameters are float32
+    unroll: int = 1  # layers compiled side by side in the scan over layers; num_layers: no loop
+    remat_policy: str = 'none'  # what the backward pass recomputes, see stack.REMAT_POLICIES
 
     @nn.compact
-    def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False
-                 ) -> Float[Array, 'batch num_classes']:
-        """Returns float32 logits; with `train` dropout is on and needs the PRNG key 'dropout'.
+    def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,
+                 return_intermediates: bool = False):
+        """Returns float32 logits: [batch, num_classes], [batch, tokens, num_classes] for no pool.
 
-        Raises UserError when an image side is not a multiple of the patch's.
+        Tokens are patches in row-major order, after the class token where there is one.
+
+        Args:
+          train: dropout and stochastic depth act, with the PRNG key 'dropout'.
+          return_intermediates: return (logits, dict), the logits being the same, with
+            embedded        [batch, tokens, hidden]: what the first layer gets;
+            tokens          [layers, batch, tokens, hidden]: what each layer gives;
+            attention       [layers, batch, heads, query, key] float32; in an axial model
+                            row_attention and column_attention
+                            [layers, batch, rows or columns, heads, query, key] instead;
+            encoded         [batch, tokens, hidden]: after the last LayerNorm;
+            representation  [batch, hidden] (or every token's): what the head gets.
+
+        Raises:
+          UserError: an image side is not a multiple of the patch's, or the position embedding was
+            made for images of another size.
         """
-        x = self.embed_patches(images)  # [batch, patches, hidden]
-        cls = self.param('cls', nn.initializers.zeros, (1, 1, self.hidden_size)).astype(x.dtype)
-        x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
-        x = Learned1D(name='position')(x)
-        x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
-        x = self.encode(x, train)
-        return self.classify(x[:, 0])
+        grid = self.grid(images.shape[1:3])
+        x = self.embed(images)
+        if self.pool == 'cls':
+            cls = self.param('cls', nn.initializers.zeros, (1, 1, self.hidden_size))
+            x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
+        position = None
+        if self.position != 'none' and self.position_at != 'every_layer':
+            position = Position(self.position, grid, self.pool == 'cls', self.num_heads,
+                                name='position')(self.hidden_size)
+        if self.position_at == 'stem' and position is not None:
+            x, position = x + position.astype(x.dtype), None
+        x = embedded = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+        x, per_layer = self.encode(x, grid, position, train, return_intermediates)
+        encoded = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name='norm')(x)
+        representation = self.pool_tokens(encoded)
+        logits = self.classify(representation)
+        if not return_intermediates:
+            return logits
+        return logits, {'embedded': embedded, **per_layer, 'encoded': encoded,
+                        'representation': representation}
 
-    def embed_patches(self, images):
-        """Equation 1: one linear projection per patch, patches in row-major order."""
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """(rows, columns) of patches; raises UserError when patches do not tile the image."""
         patch = as_pair(self.patch_size)
-        check_divisible(images.shape[1:3], patch)
+        if self.resnet is None:
+            check_divisible(image_size, patch, 'image_size')
+            return image_size[0] // patch[0], image_size[1] // patch[1]
+        features = resnet.feature_grid(image_size, len(self.resnet['units']))
+        check_divisible(features, patch, f'the feature map of image_size {image_size[0]}x'
+                                         f'{image_size[1]}, which is')
+        return features[0] // patch[0], features[1] // patch[1]
+
+    def embed(self, images):
+        """Equation 1: one linear projection per patch of the image or of a ResNet's features."""
+        patch = as_pair(self.patch_size)
+        if self.resnet is not None:
+            images = resnet.Backbone(**self.resnet, dtype=self.dtype, unroll=self.unroll,
+                                     remat_policy=self.remat_policy, name='resnet')(images)[-1]
         x = nn.Conv(self.hidden_size, patch, strides=patch, padding='VALID', dtype=self.dtype,
                     name='embedding')(images)
         return x.reshape(len(x), -1, self.hidden_size)
 
-    def encode(self, x, train):
+    def encode(self, x, grid, position, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
-        blocks = nn.scan(
-            EncoderBlock, variable_axes={'params': 0}, in_axes=nn.broadcast,
-            split_rngs={'params': True, 'dropout': True}, length=self.num_layers,
-            unroll=min(self.unroll, self.num_layers))
-        x, _ = blocks(self.mlp_dim, self.num_heads, self.dropout_rate, self.gelu,
-                      self.layer_norm_epsilon, self.dtype, name='blocks')(x, train)
-        return nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name='norm')(x)
+        fields = {name: getattr(self, name) for name in (
+            'mlp_dim', 'num_heads', 'dropout_rate', 'attention_dropout_rate', 'layer_scale_init',
+            'gelu', 'layer_norm_epsilon', 'dtype')}
+        where = dict(position=self.position, position_at=self.position_at, grid=grid)
+        if self.attention == 'axial':
+            block, fields = AxialBlock, {'make_block': functools.partial(EncoderBlock, **fields)}
+        else:
+            block, where['class_token'] = EncoderBlock, self.pool == 'cls'
+        blocks = stack(block, self.num_layers, unroll=self.unroll, remat_policy=self.remat_policy,
+                       in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+                       static_argnums=(4, 5))
+        rates = None
+        if self.stochastic_depth_rate:
+            rates = jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
+        return blocks(**fields, **where, name='blocks')(x, rates, position, train,
+                                                        return_intermediates)
+
+    def pool_tokens(self, x):
+        """Equation 4, or one of its alternatives (appendix D.3)."""
+        if self.pool == 'cls':
+            return x[:, 0]
+        if self.pool == 'gap':
+            return x.mean(axis=1, dtype=jnp.float32)
+        if self.pool == 'map':
+            return AttentionPool(self.mlp_dim, self.num_heads, self.gelu, self.layer_norm_epsilon,
+                                 self.dtype, name='pool')(x)
+        return x
 
     def classify(self, x):
-        """Equation 4 and the head; in float32, because the loss is sensitive to it."""
+        """The head; in float32, because the loss is sensitive to it."""
         x = x.astype(jnp.float32)
         if self.representation_size:
             x = jnp.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
@@ -136,13 +156,12 @@ def as_pair(size) -> tuple[int, int]:
     return (sides[0], sides[-1])
 
 
-def check_divisible(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
-    """Raises UserError, with the nearest sizes that fit, unless patches tile the image."""
-    if any(i % p or not i for i, p in zip(image_size, patch_size, strict=True)):
+def check_divisible(size: tuple[int, int], patch_size: tuple[int, int], what: str) -> None:
+    """Raises UserError, with the nearest sizes that fit, unless patches tile `what`, the image."""
+    if any(i % p or not i for i, p in zip(size, patch_size, strict=True)):
         smaller, larger = (
-            'x'.join(str(max(1, i // p + up) * p)
-                     for i, p in zip(image_size, patch_size, strict=True))
+            'x'.join(str(max(1, i // p + up) * p) for i, p in zip(size, patch_size, strict=True))
             for up in (0, 1))
         raise UserError(
-            f'image_size {image_size[0]}x{image_size[1]} is not divisible by patch_size '
+            f'{what} {size[0]}x{size[1]} is not divisible by patch_size '
             f'{patch_size[0]}x{patch_size[1]}. The nearest sizes are {smaller} and {larger}.')

@@ -1,12 +1,33 @@
-"""Counts floating-point operations of a function from its jaxpr, without running it."""
+"""What a model costs, in parameters and floating-point operations; nothing is run or allocated."""
 
 import math
+from typing import NamedTuple
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 
-def count(function, *args, **kwargs) -> int:
+class Cost(NamedTuple):
+    """Attributes:
+      parameters: numbers that are trained.
+      flops: of the forward pass for one image; a multiplication and an addition are two.
+    """
+
+    parameters: int
+    flops: int
+
+
+def of_model(model: nn.Module, image_size: tuple[int, int], channels: int = 3) -> Cost:
+    """Cost of a model from models.build for images of (height, width) pixels."""
+    image = jax.ShapeDtypeStruct((1, *image_size, channels), jnp.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), image)
+    return Cost(sum(x.size for x in jax.tree.leaves(variables)),
+                count_flops(model.apply, variables, image))
+
+
+def count_flops(function, *args, **kwargs) -> int:
     """FLOPs of the matrix products and convolutions of `function(*args, **kwargs)`.
 
     A multiplication and an addition count as two. Bodies of loops over layers are multiplied by

@@ -1,0 +1,118 @@
+"""The transformers of the paper in float64 NumPy, written from the paper, loop by loop.
+
+Independent of vit_jax: patch by patch, head by head, layer by layer.
+"""
+
+import itertools
+
+import jax
+import numpy as np
+import scipy.special
+
+
+def norm(x, p, epsilon=1e-6):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * p['scale'] + p['bias']
+
+
+def gelu(x, kind):
+    if kind == 'erf':
+        return x / 2 * (1 + scipy.special.erf(x / np.sqrt(2)))
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def dense(x, p):
+    return x @ p['kernel'] + p['bias']
+
+
+def mlp(x, p, kind):
+    return dense(gelu(dense(x, p['dense1']), kind), p['dense2'])
+
+
+def attend(y, context, p, table=None):
+    """Equations 5 to 8, and the relative attention of appendix D.4; returns y and the weights."""
+    result, all_weights = p['out']['bias'], []
+    for h in range(p['query']['kernel'].shape[1]):
+        q = y @ p['query']['kernel'][:, h] + p['query']['bias'][h]
+        k, v = (context @ p[n]['kernel'][:, h] + p[n]['bias'][h] for n in ('key', 'value'))
+        logits = q @ k.T
+        if table is not None:
+            for i, j in itertools.product(range(len(q)), range(len(k))):
+                logits[i, j] += q[i] @ table[j - i + len(q) - 1, h]
+        weights = scipy.special.softmax(logits / np.sqrt(q.shape[-1]), axis=-1)
+        result = result + weights @ v @ p['out']['kernel'][h]
+        all_weights.append(weights)
+    return result, np.stack(all_weights)
+
+
+def positions(p, kind, grid, class_token, hidden_size):
+    """[tokens, hidden] to be added, row by row and column by column."""
+    if kind == 'learned_1d':
+        return p['embedding'][0]
+    embedding = [np.zeros(hidden_size)] * class_token
+    for row, column in itertools.product(range(grid[0]), range(grid[1])):
+        if kind == 'learned_2d':
+            embedding.append(np.concatenate([p['row'][row, 0], p['column'][0, column]]))
+        else:
+            quarter = hidden_size // 4
+            angles = [[place / 10_000 ** (i / (quarter - 1)) for i in range(quarter)]
+                      for place in (column, row)]
+            embedding.append(np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)]))
+    return np.stack(embedding)
+
+
+def block(z, p, fields, table=None):
+    """Equations 2 and 3, with LayerScale."""
+    y, weights = attend(*[norm(z, p['norm1'])] * 2, p['attention'], table)
+    z = z + y * p.get('scale1', 1)
+    return z + mlp(norm(z, p['norm2']), p['mlp'], fields['gelu']) * p.get('scale2', 1), weights
+
+
+def axial_block(z, p, fields, grid):
+    """Rows, then columns, each line by itself (appendix D.6)."""
+    z = z.reshape(*grid, -1)
+    for name in ('row', 'column'):
+        table = p[name]['position']['relative'] if fields['position'] == 'relative' else None
+        z = np.stack([block(line, p[name], fields, table)[0] for line in z]).swapaxes(0, 1)
+    return z.reshape(grid[0] * grid[1], -1), None
+
+
+def vit(params, image, fields):
+    """Logits of one image [height, width, channels], and the attention weights of each layer.
+
+    `fields` has all fields of the model.
+    """
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    image, patch = np.asarray(image, np.float64), fields['patch_size']
+    kernel, hidden_size = params['embedding']['kernel'], fields['hidden_size']
+    grid = image.shape[0] // patch[0], image.shape[1] // patch[1]
+    class_token, kind, place = fields['pool'] == 'cls', fields['position'], fields['position_at']
+    tokens = [params['cls'][0, 0]] if class_token else []
+    for row, column in itertools.product(range(grid[0]), range(grid[1])):
+        pixels = image[row * patch[0]:, column * patch[1]:][:patch[0], :patch[1]]
+        tokens.append(np.tensordot(pixels, kernel, 3) + params['embedding']['bias'])
+    z, all_weights = np.stack(tokens), []
+
+    for layer in range(fields['num_layers']):
+        p = jax.tree.map(lambda x, layer=layer: x[layer], params['blocks'])
+        table, own = None, (p if place == 'every_layer' else params).get('position', {})
+        if kind == 'relative':
+            table = own.get('relative')
+        elif kind != 'none' and (layer == 0 or place != 'stem'):
+            z = z + positions(own, kind, grid, class_token, hidden_size)
+        z, weights = (axial_block(z, p, fields, grid) if fields['attention'] == 'axial' else
+                      block(z, p, fields, table))
+        all_weights.append(weights)
+
+    z = norm(z, params['norm'], fields['layer_norm_epsilon'])
+    if class_token:
+        z = z[0]
+    elif fields['pool'] == 'gap':
+        z = z.mean(0)
+    elif fields['pool'] == 'map':
+        p = params['pool']
+        z, _ = attend(p['probe'][0], z, p['attention'])
+        z = (z + mlp(norm(z, p['norm']), p['mlp'], fields['gelu']))[0]
+    if 'pre_logits' in params:
+        z = np.tanh(dense(z, params['pre_logits']))
+    return dense(z, params['head']), all_weights

@@ -1,0 +1,40 @@
+"""Repeats a block of a network: one compiled body, stacked parameters, rematerialised or not."""
+
+import flax.linen as nn
+import jax
+
+# 'none' keeps every activation for the backward pass; the others are jax.checkpoint_policies.
+REMAT_POLICIES = ('none', 'nothing_saveable', 'dots_saveable',
+                  'dots_with_no_batch_dims_saveable', 'everything_saveable')
+
+
+def stack(block: type[nn.Module], length: int, *, unroll: int, remat_policy: str, in_axes=(),
+          static_argnums: tuple[int, ...] = ()) -> type[nn.Module]:
+    """A module class that applies `block` `length` times, with parameters [length, ...].
+
+    The parameters are the same whatever `unroll` and `remat_policy` are, so that checkpoints fit.
+
+    Args:
+      block: its __call__ takes what is passed on and the arguments of `in_axes`, and returns what
+        is passed on and what is collected per repetition.
+      unroll: repetitions compiled side by side; `length` leaves no loop.
+      remat_policy: one of REMAT_POLICIES.
+      in_axes: for each further argument 0 (an entry per repetition) or flax.linen.broadcast.
+      static_argnums: which arguments of __call__ are Python values; self counts as 0.
+    """
+    block = remat(block, remat_policy, static_argnums, prevent_cse=unroll >= length)
+    return nn.scan(block, variable_axes={'params': 0}, in_axes=in_axes,
+                   split_rngs={'params': True, 'dropout': True}, length=length,
+                   unroll=min(unroll, length))
+
+
+def remat(block: type[nn.Module], policy: str, static_argnums: tuple[int, ...] = (),
+          prevent_cse: bool = True) -> type[nn.Module]:
+    """`block`, which recomputes in the backward pass what `policy`, of REMAT_POLICIES, drops.
+
+    Inside a loop nothing can be merged with the forward pass: there `prevent_cse` is not needed.
+    """
+    if policy == 'none':
+        return block
+    return nn.remat(block, policy=getattr(jax.checkpoint_policies, policy),
+                    static_argnums=static_argnums, prevent_cse=prevent_cse)
