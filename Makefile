@@ -6,10 +6,10 @@ PYTHON ?= python3
 quickstart: .venv/installed
 	.venv/bin/python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 
-test: .venv/installed
+test: .venv/interop
 	.venv/bin/python -m pytest -n 2 --dist worksteal
 
-slow-test: .venv/installed
+slow-test: .venv/interop
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/installed
@@ -19,4 +19,12 @@ lint: .venv/installed
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+# The tests compare with PyTorch's models; nothing else needs it. torch comes first, with all that
+# its build for this machine needs; then the list as it stands.
+.venv/interop: .venv/installed requirements-interop.txt
+	.venv/bin/pip install --quiet --disable-pip-version-check \
+		-c requirements.txt -c requirements-interop.txt torch
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-interop.txt
 	touch $@

@@ -25,6 +25,7 @@ setuptools.setup(
         'tpu': ['jax[tpu]>=0.10,<0.12'],
         'train': TRAIN,
         'test': TRAIN + TEST,
+        # The tests have theirs from requirements-interop.txt: timm without its torchvision.
         'interop': ['torch>=2.13', 'timm>=1.0', 'transformers>=5'],
     },
 )

@@ -1,0 +1,281 @@
+"""What the models are compared with: timm's and transformers' models, holding our parameters.
+
+PyTorch and all that is built on it are imported by the functions, so that tests without them are
+collected as fast as ever; a test that needs one that is not installed is skipped.
+"""
+
+import enum
+import functools
+import importlib.util
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+
+def require(name):
+    """Imports a package of requirements-interop.txt, or skips the test."""
+    return pytest.importorskip(name, reason=f'needs {name}: make .venv/interop')
+
+
+@functools.cache
+def import_timm():
+    """timm, which imports torchvision for what no model here uses: it gets a stand-in if need be.
+
+    The stand-in is gone afterwards, since transformers looks whether torchvision is there.
+    """
+    require('torch')
+    modules = {} if importlib.util.find_spec('torchvision') else torchvision_stand_in()
+    sys.modules.update(modules)
+    try:
+        return require('timm')
+    finally:
+        for name in modules:
+            del sys.modules[name]
+
+
+class AnyName(types.ModuleType):
+    """A module in which every name is an empty class."""
+
+    def __getattr__(self, name):
+        if name.startswith('__'):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def torchvision_stand_in():
+    modules = {name: AnyName(name) for name in (
+        'torchvision', 'torchvision.datasets', 'torchvision.ops', 'torchvision.ops.misc',
+        'torchvision.transforms', 'torchvision.transforms.functional')}
+    for name, module in modules.items():
+        parent, _, child = name.rpartition('.')
+        if parent:
+            setattr(modules[parent], child, module)
+    modules['torchvision.transforms.functional'].InterpolationMode = enum.Enum(
+        'InterpolationMode', 'NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS')
+    return modules
+
+
+# Our parameters under the names and in the layouts of others.
+
+
+def to_timm(params):
+    """State dict of timm's VisionTransformer, with or without a ResNet before it, or ResNetV2."""
+    p = jax.tree.map(np.asarray, params)
+    resnet = resnet_to_timm(p['resnet']) if 'resnet' in p else {}
+    if 'embedding' not in p:
+        head = p['head']['kernel'][None, None]  # timm's is a 1x1 convolution
+        return tensors(params, resnet | {
+            'norm': norm(p['norm']), 'head': {'fc': conv(p['head'] | {'kernel': head})}})
+    if resnet and 'stages' not in resnet:
+        resnet = resnet['stem']  # R+Ti/16: timm's backbone is the stem itself
+    return tensors(params, {
+        'patch_embed': {'backbone': resnet, 'proj': conv(p['embedding'])},
+        'cls_token': p.get('cls'),
+        'pos_embed': p.get('position', {}).get('embedding'),
+        'blocks': [{
+            'norm1': norm(block['norm1']),
+            'attn': {'qkv': to_heads(*(block['attention'][n] for n in ('query', 'key', 'value'))),
+                     'proj': from_heads(block['attention']['out'])},
+            'ls1': {'gamma': block.get('scale1')},
+            'norm2': norm(block['norm2']),
+            'mlp': mlp(block['mlp']),
+            'ls2': {'gamma': block.get('scale2')},
+        } for block in unstack(p['blocks'])],
+        'norm': norm(p['norm']),
+        'attn_pool': pool_to_timm(p['pool']) if 'pool' in p else {},
+        'head': dense(p['head']) if 'head' in p else {},
+    })
+
+
+def resnet_to_timm(p):
+    def unit(p):
+        names = [n for n in p if not n.endswith('_proj')]
+        return {n: conv(p[n]) if n.startswith('conv') else norm(p[n]) for n in names} | {
+            'downsample': {'conv': conv(p['conv_proj']) if 'conv_proj' in p else {},
+                           'norm': norm(p['norm_proj']) if 'norm_proj' in p else {}}}
+
+    stem = {'conv': conv(p['root_conv']), 'norm': norm(p['root_norm']) if 'root_norm' in p else {}}
+    stages = [p[f'stage{i + 1}'] for i in range(sum(name.startswith('stage') for name in p))]
+    if not stages:
+        return {'stem': stem}
+    return {'stem': stem, 'stages': [
+        {'blocks': [unit(u) for u in (stage['first'], *unstack(stage.get('rest', {})))]}
+        for stage in stages]}
+
+
+def pool_to_timm(p):
+    a = p['attention']
+    return {'latent': p['probe'], 'q': to_heads(a['query']), 'kv': to_heads(a['key'], a['value']),
+            'proj': from_heads(a['out']), 'norm': norm(p['norm']), 'mlp': mlp(p['mlp'])}
+
+
+def to_huggingface(params):
+    """State dict of transformers' ViTForImageClassification; `pre_logits` is its pooler."""
+    p = jax.tree.map(np.asarray, params)
+    return tensors(params, {
+        'vit': {
+            'embeddings': {'cls_token': p['cls'],
+                           'position_embeddings': p['position']['embedding'],
+                           'patch_embeddings': {'projection': conv(p['embedding'])}},
+            'layers': [{
+                'layernorm_before': norm(block['norm1']),
+                'attention': {'q_proj': to_heads(block['attention']['query']),
+                              'k_proj': to_heads(block['attention']['key']),
+                              'v_proj': to_heads(block['attention']['value']),
+                              'o_proj': from_heads(block['attention']['out'])},
+                'layernorm_after': norm(block['norm2']),
+                'mlp': mlp(block['mlp']),
+            } for block in unstack(p['blocks'])],
+            'layernorm': norm(p['norm']),
+            'pooler': {'dense': dense(p['pre_logits'])} if 'pre_logits' in p else {}},
+        'classifier': dense(p['head']),
+    })
+
+
+def tensors(params, tree):
+    """{'blocks.0.norm1.weight': tensor}; fails unless `tree` has as many numbers as `params`."""
+    torch = require('torch')
+    state = {jax.tree_util.keystr(path, simple=True, separator='.'): torch.from_numpy(np.array(x))
+             for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+    ours = sum(x.size for x in jax.tree.leaves(params))
+    theirs = sum(x.numel() for x in state.values())
+    assert ours == theirs, f'{ours:,} numbers in our parameters and {theirs:,} in {list(state)}'
+    return state
+
+
+def unstack(tree):
+    """The trees of the single layers, from one whose arrays have them on their first axis."""
+    lengths = {len(x) for x in jax.tree.leaves(tree)} or {0}
+    return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(*lengths)]
+
+
+def norm(p):
+    return {'weight': p['scale'], 'bias': p['bias']}
+
+
+def dense(p):
+    return {'weight': p['kernel'].T, 'bias': p['bias']}
+
+
+def mlp(p):
+    return {'fc1': dense(p['dense1']), 'fc2': dense(p['dense2'])}
+
+
+def conv(p):
+    return {'weight': p['kernel'].transpose(3, 2, 0, 1), 'bias': p.get('bias')}
+
+
+def to_heads(*projections):
+    """One linear layer for several projections, its outputs ordered by projection, then head."""
+    return {'weight': np.concatenate([p['kernel'].reshape(len(p['kernel']), -1).T
+                                      for p in projections]),
+            'bias': np.concatenate([p['bias'].ravel() for p in projections])}
+
+
+def from_heads(p):
+    return {'weight': p['kernel'].reshape(-1, p['kernel'].shape[-1]).T, 'bias': p['bias']}
+
+
+# Their models, from our fields.
+
+
+def timm_vit(fields, image_shape, num_classes):
+    """timm's VisionTransformer of the same sizes; a hybrid when there is `fields['resnet']`."""
+    timm = import_timm()
+    *image_size, channels = image_shape
+    pool, position = fields.get('pool', 'cls'), fields.get('position', 'learned_1d')
+    embed = timm.layers.PatchEmbed
+    if fields.get('resnet'):
+        embed = functools.partial(timm.layers.HybridEmbed,
+                                  backbone=timm_resnet(fields['resnet'], channels))
+    return timm.models.vision_transformer.VisionTransformer(
+        img_size=tuple(image_size), patch_size=fields['patch_size'], in_chans=channels,
+        num_classes=num_classes, embed_dim=fields['hidden_size'], depth=fields['num_layers'],
+        num_heads=fields['num_heads'],
+        mlp_ratio=(fields['mlp_dim'] + 0.5) / fields['hidden_size'],  # timm rounds down
+        act_layer={'tanh': 'gelu_tanh', 'erf': 'gelu'}[fields.get('gelu', 'tanh')],
+        norm_layer=functools.partial(timm.layers.LayerNorm,
+                                     eps=fields.get('layer_norm_epsilon', 1e-6)),
+        init_values=fields.get('layer_scale_init') or None, embed_layer=embed,
+        pos_embed={'learned_1d': 'learn', 'none': 'none'}[position],
+        global_pool={'cls': 'token', 'gap': 'avg', 'map': 'map', 'none': ''}[pool],
+        class_token=pool == 'cls', fc_norm=False)
+
+
+def timm_bit(fields, image_shape, num_classes):
+    """timm's ResNetV2 of the same sizes."""
+    return timm_resnet(fields['resnet'], image_shape[-1], num_classes=num_classes,
+                       global_pool='avg')
+
+
+def timm_resnet(resnet, channels, num_classes=0, global_pool=''):
+    """timm's ResNetV2, or only its stem when there are no units."""
+    timm = import_timm()
+    fixed = resnet['fixed_padding']
+    convolution = timm.layers.StdConv2d if fixed else timm.layers.StdConv2dSame
+    if resnet['weight_epsilon_on'] == 'std':
+        convolution = divided_by_std(convolution)
+    shared = dict(
+        stem_type='fixed' if fixed else 'same', preact=resnet['preactivation'],
+        conv_layer=functools.partial(convolution, eps=resnet['weight_epsilon']),
+        norm_layer=functools.partial(timm.layers.GroupNormAct, num_groups=resnet['num_groups'],
+                                     eps=resnet['group_norm_epsilon']))
+    if not resnet['units']:
+        return timm.models.resnetv2.create_resnetv2_stem(channels, resnet['width'], **shared)
+    return timm.models.resnetv2.ResNetV2(
+        resnet['units'], channels=[4 * resnet['width'] * 2**i for i in range(len(resnet['units']))],
+        stem_chs=resnet['width'], in_chans=channels, num_classes=num_classes,
+        global_pool=global_pool, **shared)
+
+
+def divided_by_std(convolution):
+    """timm's convolution with the weight standardisation of Google's hybrids, w / (std + eps)."""
+    torch = require('torch')
+    pad_same = import_timm().layers.pad_same
+
+    class Convolution(convolution):
+        def forward(self, x):
+            if getattr(self, 'same_pad', False):
+                x = pad_same(x, self.kernel_size, self.stride, self.dilation)
+            std, mean = torch.std_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+            weight = (self.weight - mean) / (std + self.eps)
+            return torch.nn.functional.conv2d(x, weight, None, self.stride, self.padding)
+
+    return Convolution
+
+
+def huggingface_vit(fields, image_shape, num_classes):
+    """transformers' ViTForImageClassification of the same sizes."""
+    torch, transformers = require('torch'), require('transformers')
+    *image_size, channels = image_shape
+    representation_size = fields.get('representation_size', 0)
+    config = transformers.ViTConfig(
+        hidden_size=fields['hidden_size'], num_hidden_layers=fields['num_layers'],
+        num_attention_heads=fields['num_heads'], intermediate_size=fields['mlp_dim'],
+        hidden_act={'tanh': 'gelu_pytorch_tanh', 'erf': 'gelu'}[fields.get('gelu', 'tanh')],
+        layer_norm_eps=fields.get('layer_norm_epsilon', 1e-6), image_size=tuple(image_size),
+        patch_size=tuple(fields['patch_size']), num_channels=channels, num_labels=num_classes,
+        pooler_output_size=representation_size or None)
+    model = transformers.ViTForImageClassification(config)
+    if representation_size:  # its pooler, a dense layer and tanh, stands before no head there
+        model.vit = transformers.ViTModel(config)
+        model.classifier = torch.nn.Linear(representation_size, num_classes)
+        model.forward = lambda x: model.classifier(model.vit(x).pooler_output)
+    return model
+
+
+def load(model, state):
+    """The model with these arrays and no others, ready to evaluate."""
+    model.load_state_dict(state, strict=True)
+    return model.eval()
+
+
+def logits(model, images):
+    """NumPy logits of images [batch, height, width, channels]."""
+    torch = require('torch')
+    with torch.inference_mode():
+        out = model(torch.from_numpy(np.array(images)).permute(0, 3, 1, 2))
+    return getattr(out, 'logits', out).numpy()

@@ -1,0 +1,87 @@
+"""Logits equal those of independent implementations that hold the same parameters.
+
+Of timm for all models, of transformers for the plain ViT. Tolerance: 1e-5 of the largest logit, in
+float32, with no array left at zero or one.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from tests import interop
+from tests.models.parameters import randomised
+from vit_jax import models
+
+SMALL = dict(patch_size=(4, 4), hidden_size=32, num_layers=3, mlp_dim=48, num_heads=4)
+# Small enough for rounding errors, which such random networks amplify, to stay below 4e-6.
+HYBRID = dict(width=16, num_groups=4, preactivation=False, fixed_padding=False,
+              group_norm_epsilon=1e-6, weight_epsilon=1e-5, weight_epsilon_on='std')
+BIT = dict(width=16, num_groups=4, preactivation=True, fixed_padding=True,
+           group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
+
+timm_vit = interop.timm_vit, interop.to_timm
+timm_bit = interop.timm_bit, interop.to_timm
+huggingface_vit = interop.huggingface_vit, interop.to_huggingface
+
+
+def assert_equal(fields, peer, image_shape=(16, 16, 3), num_classes=7):
+    """Our model of these fields gives the logits of `peer`, (constructor, conversion of names)."""
+    make, convert = peer
+    theirs = make(fields, image_shape, num_classes)
+    images = np.random.default_rng(1).normal(size=(2, *image_shape)).astype(np.float32)
+    ours = models.build(fields, num_classes)
+    params = randomised(ours, images)
+    expected = interop.logits(interop.load(theirs, convert(params)), images)
+    logits = jax.jit(ours.apply)({'params': params}, images)
+    assert logits.shape == expected.shape
+    assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize('peer', [timm_vit, huggingface_vit], ids=['timm', 'transformers'])
+@pytest.mark.parametrize(('gelu', 'epsilon'), [('tanh', 1e-6), ('erf', 1e-6), ('tanh', 1e-2)])
+def test_vit(peer, gelu, epsilon):
+    assert_equal(SMALL | dict(gelu=gelu, layer_norm_epsilon=epsilon), peer)
+
+
+@pytest.mark.parametrize('peer', [timm_vit, huggingface_vit], ids=['timm', 'transformers'])
+def test_rectangular_image_and_patch_of_five_channels(peer):
+    assert_equal(SMALL | dict(patch_size=(4, 2)), peer, image_shape=(12, 16, 5))
+
+
+def test_hidden_layer_of_the_head():
+    assert_equal(SMALL | dict(representation_size=20), huggingface_vit)
+
+
+@pytest.mark.parametrize('fields', [
+    dict(pool='gap'), dict(pool='none'), dict(pool='map', gelu='erf', layer_norm_epsilon=1e-2),
+    dict(position='none'), dict(layer_scale_init=1e-4)],
+    ids=['gap', 'no-pool', 'map', 'no-position', 'layer-scale'])
+def test_variant(fields):
+    assert_equal(SMALL | fields, timm_vit)
+
+
+@pytest.mark.parametrize(('units', 'patch', 'image_size'), [
+    ((), 8, (64, 96)),  # like R+Ti/16
+    ((1, 2, 3), 1, (40, 56)),  # like R50+B/16, of an image that stage 3 cannot halve
+    ((1, 1, 1, 1), 1, (32, 64)),  # like R50+B/32
+], ids=['root', 'three-stages', 'four-stages'])
+def test_hybrid(units, patch, image_size):
+    assert_equal(SMALL | dict(patch_size=(patch, patch), num_layers=1,
+                              resnet=HYBRID | dict(units=units)), timm_vit, (*image_size, 3))
+
+
+def test_bit():
+    """Twice as wide, of an image whose odd sides come back on the way: 35, 45, 23, 9, 5."""
+    assert_equal(dict(resnet=BIT | dict(units=(1, 3, 1), width=32)), timm_bit, (35, 45, 3))
+
+
+@pytest.mark.parametrize('weight_epsilon_on', ['std', 'variance'])
+@pytest.mark.parametrize('family', ['hybrid', 'bit'])
+def test_epsilons_large_enough_to_show(family, weight_epsilon_on):
+    resnet = dict(units=(1, 2), group_norm_epsilon=0.1, weight_epsilon=0.01,
+                  weight_epsilon_on=weight_epsilon_on)
+    if family == 'bit':
+        assert_equal(dict(resnet=BIT | resnet), timm_bit, (40, 56, 3))
+    else:
+        assert_equal(SMALL | dict(patch_size=(1, 1), num_layers=1, resnet=HYBRID | resnet),
+                     timm_vit, (40, 56, 3))
