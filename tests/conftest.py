@@ -15,6 +15,7 @@ os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
 CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_test_')
 os.environ['JAX_COMPILATION_CACHE_DIR'] = CACHE.name
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
+os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # most of the time is compilation
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -40,7 +41,8 @@ def command(workdir, config='configs/quickstart.py', **fields):
 
 def environment():
     """The environment of a training process of the tests: one CPU device."""
-    return os.environ | {'XLA_FLAGS': SINGLE_DEVICE_FLAGS, 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
+    return os.environ | {'XLA_FLAGS': SINGLE_DEVICE_FLAGS, 'JAX_ENABLE_COMPILATION_CACHE': 'false',
+                         'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'}
 
 
 @pytest.fixture

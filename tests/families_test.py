@@ -1,0 +1,37 @@
+"""A small member of every family learns to read digits through the command."""
+
+import pytest
+
+from vit_jax import metrics
+from vit_jax.models.position import PLACES
+
+RUN = {'num_steps': 300, 'optimizer.warmup_steps': 40, 'eval_every': 300, 'checkpoint_every': 300}
+POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in places
+             if (kind, place) != ('learned_1d', 'stem')]  # that is family vit
+
+
+def accuracy(run_main, workdir, family, fields):
+    result = run_main(workdir, config=f'configs/quickstart.py:{family}', fields=RUN | fields)
+    assert result.returncode == 0, result.stderr
+    return metrics.read(workdir / 'metrics.jsonl')[-1]['eval/accuracy']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('family', ['vit', 'hybrid', 'resnet', 'axial'])
+def test_family(family, run_main, tmp_path):
+    assert accuracy(run_main, tmp_path / 'run', family, {}) >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('kind', 'place'), POSITIONS)
+def test_position_embedding(kind, place, run_main, tmp_path):
+    fields = {'model.position': kind, 'model.position_at': place, 'model.unroll': 4}
+    assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('fields', [
+    {'model.pool': 'gap', 'model.layer_scale_init': 0.1, 'model.stochastic_depth_rate': 0.1},
+    {'model.pool': 'map', 'model.remat_policy': 'nothing_saveable'}], ids=str)
+def test_pool_and_regularisation(fields, run_main, tmp_path):
+    assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8

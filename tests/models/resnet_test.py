@@ -1,0 +1,135 @@
+"""Properties of the ResNets; that they equal an independent implementation: parity_test.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.models.parameters import randomised
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.models import resnet, variants
+
+TRANSFORMER = dict(hidden_size=16, num_layers=1, mlp_dim=24, num_heads=2)
+BIT = dict(resnet=dict(variants.bit_resnet((1, 3), width=8), num_groups=4))
+HYBRID = dict(TRANSFORMER, patch_size=(1, 1),
+              resnet=dict(variants.hybrid_resnet((3, 1), width=8), num_groups=4))
+both = pytest.mark.parametrize('fields', [BIT, HYBRID], ids=['bit', 'hybrid'])
+
+
+def random_images(*shape):
+    return jax.random.uniform(jax.random.key(1), shape, minval=-1)
+
+
+@functools.cache
+def logits_and_gradients(family, **way):
+    images = random_images(2, 16, 24, 3)
+    model = models.build({'bit': BIT, 'hybrid': HYBRID}[family], 5, **way)
+    params = randomised(model, images)
+
+    def loss(params):
+        logits = model.apply({'params': params}, images, train=True)
+        return (logits**2).mean(), logits
+    return params, *jax.jit(jax.grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize('family', ['bit', 'hybrid'])
+@pytest.mark.parametrize('way', [dict(unroll=2, remat_policy='nothing_saveable'),
+                                 dict(remat_policy='dots_saveable')], ids=str)
+def test_loops_and_rematerialisation_change_nothing(family, way):
+    params, expected_gradients, expected = logits_and_gradients(family)
+    other_params, gradients, logits = logits_and_gradients(family, **way)
+    jax.tree.map(np.testing.assert_array_equal, other_params, params)
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
+    largest = max(np.abs(g).max() for g in jax.tree.leaves(expected_gradients))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
+                 gradients, expected_gradients)
+
+
+@both
+def test_standardised_kernels_have_no_scale_and_no_mean(fields):
+    """Logits stay the same when kernels of the ResNet are stretched and shifted per output."""
+    images = random_images(1, 16, 16, 3)
+    model = models.build(fields, 5)
+    params = randomised(model, images)
+
+    def change(path, kernel):
+        if path[-1].key != 'kernel':
+            return kernel
+        return 3 * kernel + jnp.linspace(-1, 1, kernel.shape[-1])
+
+    changed = params | {'resnet': jax.tree.map_with_path(change, params['resnet'])}
+    expected = model.apply({'params': params}, images)
+    logits = model.apply({'params': changed}, images)
+    np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_units_of_a_hybrid_start_as_the_identity():
+    """Its last GroupNorm scale being zero; BiT's has none there."""
+    unit = resnet.ResidualUnit(
+        4, 1, functools.partial(resnet.StdConv, fixed_padding=False, epsilon=1e-5, epsilon_on='std',
+                                dtype='float32'),
+        functools.partial(resnet.nn.GroupNorm, num_groups=2), preactivation=False)
+    x = jnp.abs(random_images(2, 6, 6, 16))
+    (y, _), variables = unit.init_with_output(jax.random.key(0), x)
+    np.testing.assert_array_equal(y, x)
+    assert 'conv_proj' not in variables['params']
+
+
+@pytest.mark.parametrize(('fields', 'grids'), [
+    (BIT, [(5, 7), (5, 7), (3, 4)]), (HYBRID, [(5, 7), (5, 7), (3, 4)])], ids=['bit', 'hybrid'])
+def test_every_halving_rounds_up(fields, grids):
+    model = models.build(fields, 5)
+    assert model.grid((18, 26)) == grids[-1]
+    (logits, outputs), _ = jax.eval_shape(
+        functools.partial(model.init_with_output, return_intermediates=True), jax.random.key(0),
+        random_images(2, 18, 26, 4))
+    assert logits.shape == (2, 5)
+    if fields is BIT:
+        assert [x.shape[1:3] for x in outputs['stages']] == grids
+        assert outputs['representation'].shape == (2, 64)
+    else:
+        assert outputs['embedded'].shape == (2, 12 + 1, 16)
+
+
+def test_intermediates_leave_the_logits_alone():
+    images = random_images(2, 16, 16, 3)
+    model = models.build(BIT, 5)
+    params = randomised(model, images)
+    logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
+    np.testing.assert_array_equal(logits, model.apply({'params': params}, images))
+    np.testing.assert_array_equal(outputs['representation'],
+                                  models.build(BIT, 0).apply({'params': params}, images))
+
+
+@both
+def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
+    images = random_images(1, 16, 16, 3)
+    low = models.build(fields, 5, dtype='bfloat16')
+    params = randomised(low, images)
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
+    exact = models.build(fields, 5).apply({'params': params}, images)
+    logits = low.apply({'params': params}, images)
+    assert logits.dtype == jnp.float32
+    assert 1e-5 < np.abs(logits - exact).max() / np.abs(exact).max() < 0.2
+
+
+def test_root_of_stride_four_under_patches_of_eight():
+    """R+Ti/16: 49 tokens at 224 px."""
+    model = models.build('r_ti16', 10)
+    assert model.grid((224, 224)) == (7, 7)
+    with pytest.raises(UserError, match='the feature map of image_size 200x224, which is 50x56 is '
+                                        'not divisible by patch_size 8x8. The nearest sizes are '
+                                        '48x56 and 56x64'):
+        model.grid((200, 224))
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    (dict(width=10), 'model.resnet.width 10 does not divide among 4 groups'),
+    (dict(weight_epsilon_on='sd'), "model.resnet.weight_epsilon_on is 'sd'. Did you mean std"),
+])
+def test_fields_that_do_not_fit(change, message):
+    with pytest.raises(UserError, match=message):
+        models.build(dict(resnet=BIT['resnet'] | change), 5)
