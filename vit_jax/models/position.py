@@ -88,13 +88,14 @@ def sincos_2d(grid: tuple[int, int], hidden_size: int, temperature: float = 10_0
 def relative_logits(query: Float[Array, 'batch tokens heads head_dim'],
                     table: Float[Array, 'offsets heads head_dim']
                     ) -> Float[Array, 'batch heads tokens tokens']:
-    """What relative positions add to the attention logits (appendix D.4), scaled as they are.
+    """What relative positions add to the attention logits, scaled as they are; float32.
 
-    The embedding of the offset between query q and key k stands in for a key: row
-    k - q + tokens - 1 of `table`.
+    The embedding of the offset between query q and key k, row k - q + tokens - 1 of `table`, stands
+    in for a key (appendix D.4).
     """
     batch, tokens, heads, head_dim = query.shape
-    x = jnp.einsum('bqhd,rhd->bhqr', query, table.astype(query.dtype)) / np.sqrt(head_dim)
+    x = jnp.einsum('bqhd,rhd->bhqr', query, table.astype(query.dtype),
+                   preferred_element_type=jnp.float32) / np.sqrt(head_dim)
     # Row q needs columns tokens - 1 - q onwards: written in rows one entry shorter than padded
     # ones, each row moves one to the left of the row above. A gather would be slow on TPU.
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
