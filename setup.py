@@ -19,12 +19,14 @@ setuptools.setup(
     python_requires='>=3.11',
     install_requires=['jax>=0.10,<0.12', 'flax>=0.12,<0.13', 'optax>=0.2.6',
                       'orbax-checkpoint>=0.12', 'absl-py>=2.1', 'ml_collections>=1.0',
-                      'jaxtyping>=0.3', 'numpy>=2.0'],
+                      'jaxtyping>=0.3', 'numpy>=2.0', 'safetensors>=0.6', 'huggingface_hub>=1.0'],
     extras_require={
         'gpu': ['jax[cuda13]>=0.10,<0.12'],
         'tpu': ['jax[tpu]>=0.10,<0.12'],
         'train': TRAIN,
         'test': TRAIN + TEST,
+        # 0.17 needs an Orbax that does not fit the one above.
+        'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],
         # The tests have theirs from requirements-interop.txt: timm without its torchvision.
         'interop': ['torch>=2.13', 'timm>=1.0', 'transformers>=5'],
     },

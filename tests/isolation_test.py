@@ -39,7 +39,29 @@ def test_train_and_eval_step():
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize('module', ['models', 'main', 'checkpoint', 'steps'])
+CONVERT = """
+import os, sys
+for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'timm', 'transformers', 'clu'):
+    sys.modules[name] = None  # importing it raises ImportError
+import jax, jax.numpy as jnp
+from vit_jax import models, weights
+fields = models.fields('ti16') | dict(num_layers=1, gelu='erf')
+params = models.build(fields, 3).init(jax.random.key(0), jnp.ones((1, 32, 32, 3)))['params']
+w = weights.Weights(jax.device_get(params), fields, 3, None, None, 'vit_jax', 'test')
+os.chdir(FOLDER)
+for layout, path in (('timm', 'x.pth'), ('huggingface', 'hf'), ('torchvision', 'y.pth')):
+    weights.save(w, path, layout)
+    w = weights.load(path)
+assert (w.params['embedding']['kernel'] == params['embedding']['kernel']).all()
+"""
+
+
+def test_weights_of_pytorch_without_pytorch(tmp_path):
+    result = python(CONVERT.replace('FOLDER', repr(str(tmp_path))))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize('module', ['models', 'main', 'checkpoint', 'steps', 'weights'])
 def test_import_leaves_tensorflow_alone(module):
     result = python(f'import sys, vit_jax.{module}\n'
                     "assert not {'tensorflow', 'torch', 'timm'} & set(sys.modules)")

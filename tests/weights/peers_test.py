@@ -1,0 +1,244 @@
+"""Files written here are loaded by timm and transformers themselves, and theirs are loaded here.
+
+Logits then agree within 1e-5 of the largest. torchvision cannot be installed beside the tested
+PyTorch: its layout is compared with the names and shapes that its source has.
+"""
+
+import json
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from PIL import Image
+
+from tests import interop
+from tests.conftest import ROOT
+from tests.weights import small
+from vit_jax import models, weights
+from vit_jax.weights.model import flatten
+
+DATA = ROOT.parent / 'shared/data'
+real_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason=f'needs the released weights and photos in {DATA}')
+
+
+def approximated(name, path, layout, **change):
+    return weights.approximate(small.make(name, **change), str(path), layout)[0]
+
+
+def assert_close(found, expected):
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def assert_same_arrays(found, expected):
+    found, expected = flatten(found), flatten(expected)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_array_equal(found[name], x, err_msg=name)
+
+
+def timm_model(given):
+    shape = (*given.image_size(), given.channels())
+    make = interop.timm_vit if 'hidden_size' in given.model else interop.timm_bit
+    return make(given.model, shape, given.num_classes)
+
+
+@pytest.mark.parametrize('name', ['model.pth', 'model.safetensors'])
+@pytest.mark.parametrize('model', [
+    'vit', 'gap', 'map', 'layer-scale', 'no-position', 'rectangle', 'root', 'hybrid', 'bit'])
+def test_timm_loads_files(model, name, tmp_path):
+    """With the arrays that an independent conversion gives."""
+    torch = interop.require('torch')
+    given = approximated(model, tmp_path / name, 'timm')
+    weights.save(given, str(tmp_path / name), 'timm')
+    if name == 'model.pth':
+        state = torch.load(tmp_path / name, weights_only=True)
+    else:
+        state = interop.require('safetensors.torch').load_file(tmp_path / name)
+    expected = interop.to_timm(given.params)
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[n], expected[n]) for n in expected)
+    timm_model(given).load_state_dict(state, strict=True)  # parity_test.py has the logits
+
+
+def timm_directory(given, path):
+    timm = interop.import_timm()
+    weights.save(given, str(path), 'timm')
+    return timm.create_model(f'local-dir:{path}', pretrained=True).eval()
+
+
+@pytest.mark.parametrize('model', ['vit', 'gap', 'map', 'layer-scale', 'rectangle'])
+def test_timm_builds_what_a_directory_describes(model, tmp_path):
+    given = small.make(model, num_heads=4)
+    theirs = timm_directory(given, tmp_path / 'x')
+    batch = small.images(given)
+    assert_close(small.logits(given, batch), interop.logits(theirs, batch))
+    assert theirs.pretrained_cfg['label_names'] == small.CLASSES
+    assert {k: theirs.pretrained_cfg[k] for k in ('input_size', 'crop_pct', 'interpolation')} == {
+        'input_size': (given.channels(), *given.image_size()), 'crop_pct': 0.8,
+        'interpolation': 'bicubic'}
+
+
+@pytest.mark.parametrize(('name', 'architecture'), [
+    ('r_ti16', 'vit_tiny_r_s16_p8_224'),
+    pytest.param('r50x1', 'resnetv2_50x1_bit', marks=pytest.mark.slow)])
+def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, tmp_path):
+    """And what it saves has the fields of our model of that name, but for timm's formulas."""
+    theirs = interop.import_timm().create_model(architecture, num_classes=5)
+    state = theirs.state_dict()
+    files = tmp_path / 'x.safetensors'
+    safetensors.numpy.save_file({k: x.numpy() for k, x in state.items()}, files)
+    found, expected = weights.load(str(files)), models.fields(name)
+    expected['resnet'] |= dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8,
+                               weight_epsilon_on='variance')
+    assert found.model == expected | ({'gelu': 'erf'} if 'gelu' in expected else {})
+    again = timm_directory(found, tmp_path / 'x').state_dict()
+    assert again.keys() == state.keys()
+    assert all((x == state[k]).all() for k, x in again.items())
+
+
+@pytest.mark.parametrize(('model', 'layout'), [
+    ('vit', 'google'), ('gap', 'google'), ('root', 'google'), ('hybrid', 'google'),
+    ('bit', 'google'), ('gap', 'big_vision'), ('map', 'big_vision')])
+def test_timm_reads_npz(model, layout, tmp_path):
+    """timm's own reader of Google's files gives the arrays of the independent conversion."""
+    given = small.make(model)
+    weights.save(given, str(tmp_path / 'x.npz'), layout)
+    theirs = timm_model(given)
+    theirs.load_pretrained(str(tmp_path / 'x.npz'))
+    found, expected = theirs.state_dict(), interop.to_timm(given.params)
+    assert found.keys() == expected.keys()
+    assert all((found[n] == x).all() for n, x in expected.items())
+
+
+@pytest.mark.parametrize('change', [dict(), dict(gelu='erf', layer_norm_epsilon=1e-2, num_heads=4)],
+                         ids=['tanh', 'erf'])
+@pytest.mark.parametrize('model', ['vit', 'rectangle'])
+def test_transformers_loads_directories(model, change, tmp_path):
+    transformers = interop.require('transformers')
+    given = small.make(model, **change)
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    theirs, info = transformers.AutoModelForImageClassification.from_pretrained(
+        tmp_path / 'x', output_loading_info=True)
+    assert not any(info.values()), info
+    batch = small.images(given)
+    assert_close(small.logits(given, batch), interop.logits(theirs.eval(), batch))
+    assert theirs.config.id2label == dict(enumerate(small.CLASSES))
+    theirs.save_pretrained(tmp_path / 'theirs')
+    found = weights.load(str(tmp_path / 'theirs'))
+    assert (found.model, found.classes) == (given.model, given.classes)
+    assert_same_arrays(found.params, given.params)
+
+
+def test_newer_names_of_transformers(tmp_path):
+    given = small.make('vit')
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    state = {k: x.numpy() for k, x in interop.to_huggingface(given.params).items()}
+    assert 'vit.layers.1.attention.o_proj.weight' in state
+    safetensors.numpy.save_file(
+        {k: np.ascontiguousarray(x) for k, x in state.items()}, tmp_path / 'x/model.safetensors')
+    assert_same_arrays(weights.load(str(tmp_path / 'x')).params, given.params)
+
+
+@pytest.mark.parametrize('change', [dict(), dict(representation_size=20)],
+                         ids=['no-pooler', 'pooler'])
+def test_transformers_loads_a_model_without_head(change, tmp_path):
+    transformers = interop.require('transformers')
+    given = small.make('headless', **change)
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    theirs, info = transformers.AutoModel.from_pretrained(
+        tmp_path / 'x', output_loading_info=True, add_pooling_layer=bool(change))
+    assert not any(info.values()), info
+    torch, batch = interop.require('torch'), small.images(given)
+    with torch.inference_mode():
+        out = theirs.eval()(torch.from_numpy(batch).permute(0, 3, 1, 2))
+    expected = out.pooler_output if change else out.last_hidden_state[:, 0]
+    assert_close(small.logits(given, batch), expected.numpy())
+    assert weights.load(str(tmp_path / 'x')).model == given.model
+
+
+def test_image_processor_of_transformers(tmp_path):
+    """Its pixels are those of evaluation, but for its rounding to 256 levels in between."""
+    transformers = interop.require('transformers')
+    given = small.make('vit')
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
+    pixels = np.random.default_rng(0).integers(60, 190, (36, 24, 3)).astype(np.uint8)
+    theirs = processor(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
+    # 36x24 covers 20x20 (16 / crop_ratio) as 30x20; the middle 16x16 of that, by bicubic resizing.
+    ours = np.stack([np.asarray(Image.fromarray(x.astype(np.float32)).resize((20, 30), 3))
+                     for x in pixels.transpose(2, 0, 1)])[:, 7:23, 2:18]
+    mean, std = (np.array(given.preprocess[name])[:, None, None] for name in ('mean', 'std'))
+    np.testing.assert_allclose(theirs * std, ours / 255 - mean, atol=1.1 / 255)
+
+
+TORCHVISION = {
+    'class_token': (1, 1, 128), 'conv_proj.weight': (128, 3, 8, 8), 'conv_proj.bias': (128,),
+    'encoder.pos_embedding': (1, 5, 128), 'encoder.ln.weight': (128,), 'encoder.ln.bias': (128,),
+    'heads.head.weight': (7, 128), 'heads.head.bias': (7,),
+    **{f'encoder.layers.encoder_layer_{i}.{name}': shape for i in range(2) for name, shape in {
+        'ln_1.weight': (128,), 'ln_1.bias': (128,), 'ln_2.weight': (128,), 'ln_2.bias': (128,),
+        'self_attention.in_proj_weight': (384, 128), 'self_attention.in_proj_bias': (384,),
+        'self_attention.out_proj.weight': (128, 128), 'self_attention.out_proj.bias': (128,),
+        'mlp.0.weight': (96, 128), 'mlp.0.bias': (96,),
+        'mlp.3.weight': (128, 96), 'mlp.3.bias': (128,)}.items()},
+}
+
+
+def test_names_and_shapes_of_torchvision(tmp_path):
+    given = approximated('vit', tmp_path / 'x.pth', 'torchvision')
+    weights.save(given, str(tmp_path / 'x.pth'), 'torchvision')
+    arrays, _ = weights.files.read(str(tmp_path / 'x.pth'))
+    assert {name: x.shape for name, x in arrays.items()} == TORCHVISION
+
+
+def test_attention_as_torch_computes_it_for_torchvision(tmp_path):
+    """torchvision's attention layer is PyTorch's own, which fuses query, key and value."""
+    torch = interop.require('torch')
+    given = approximated('vit', tmp_path / 'x.pth', 'torchvision')
+    weights.save(given, str(tmp_path / 'x.pth'), 'torchvision')
+    prefix = 'encoder.layers.encoder_layer_1.self_attention.'
+    state = torch.load(tmp_path / 'x.pth', weights_only=True)
+    theirs = torch.nn.MultiheadAttention(128, 2, batch_first=True)
+    theirs.load_state_dict({name.removeprefix(prefix): x for name, x in state.items()
+                            if name.startswith(prefix)}, strict=True)
+    x = np.random.default_rng(0).normal(size=(2, 5, 128)).astype(np.float32)
+    with torch.inference_mode():
+        expected, _ = theirs(*[torch.from_numpy(x)] * 3, need_weights=False)
+    attention = models.attention.Attention(2, 0.0, 'float32')
+    params = jax.tree.map(lambda p: p[1], given.params['blocks']['attention'])
+    found, _ = attention.apply({'params': params}, x, x)
+    assert_close(np.asarray(found), expected.numpy())
+
+
+# Released weights, photos.
+
+
+def photos(number):
+    """Photos as the released weights want them, float32 [number, 224, 224, 3]."""
+    with tarfile.open(DATA / 'flowers17.tar') as file:
+        members = [m for m in file.getmembers() if m.name.endswith('.jpg')]
+        images = [Image.open(file.extractfile(m)).convert('RGB').resize((224, 224))
+                  for m in members[::len(members) // number][:number]]
+    return np.stack([np.asarray(x, np.float32) for x in images]) / 127.5 - 1
+
+
+@real_data
+def test_released_weights_on_photos(tmp_path):
+    given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
+    batch = photos(3)
+    found = small.logits(given, batch)
+    theirs = timm_model(given)
+    theirs.load_state_dict(interop.require('safetensors.torch').load_file(
+        DATA / 'vit_tiny_patch16_224.safetensors'), strict=True)
+    difference = {'timm': np.abs(found - interop.logits(theirs.eval(), batch)).max()}
+    weights.save(given, str(tmp_path / 'hf'), 'huggingface')
+    theirs = interop.require('transformers').AutoModelForImageClassification.from_pretrained(
+        tmp_path / 'hf')
+    difference['transformers'] = np.abs(found - interop.logits(theirs.eval(), batch)).max()
+    print(json.dumps({name: float(x) for name, x in difference.items()}))
+    assert np.abs(found).max() > 5
+    assert max(difference.values()) < 1e-4

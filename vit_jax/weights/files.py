@@ -1,0 +1,140 @@
+"""Containers of arrays: .npz, .safetensors and PyTorch's .pth, told apart by their content."""
+
+import json
+import os
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from vit_jax.errors import UserError
+from vit_jax.weights import torch_file
+
+WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
+_INDEX = '.index.json'
+_OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # seen beside models
+_SIDECARS = ('config.json', 'preprocessor_config.json')
+
+
+def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Arrays by name as they are in a file, and the metadata of a .safetensors file.
+
+    Raises:
+      UserError: the file is missing, damaged, of no known kind or holds more than arrays.
+    """
+    try:
+        with open(path, 'rb') as file:
+            start = file.read(9)
+        if start.startswith(b'PK'):
+            return _read_zip(path), {}
+        if start[8:] == b'{':
+            return _read_safetensors(path)
+    except FileNotFoundError:
+        raise UserError(f'no file {path!r}.') from None
+    except UserError as error:
+        raise UserError(f'{path} was refused: {error}.') from error
+    except MemoryError:
+        raise
+    except OSError as error:
+        raise UserError(f'{path!r} cannot be read: {error.strerror or error}.') from error
+    except Exception as error:  # zip, NumPy and pickle raise all kinds for a broken file
+        raise UserError(f'{path} is damaged or cut short ({error}): copy or download it again.'
+                        ) from error
+    if start.startswith(b'\x80'):
+        raise UserError(f'{path} is in the format of PyTorch before version 1.6: load it there and '
+                        'save it again with torch.save.')
+    raise UserError(f'{path} is no weights file: it begins with {start!r}, expected an .npz, '
+                    '.safetensors or .pth file (whatever its name).')
+
+
+def _read_zip(path):
+    with zipfile.ZipFile(path) as file:
+        if any(name.endswith('data.pkl') for name in file.namelist()):
+            return torch_file.read(file)
+        if not any(name.endswith('.npy') for name in file.namelist()):
+            raise UserError('it is a zip file without arrays')
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {}
+        for name in file.files:
+            try:
+                arrays[name] = _restore_bfloat16(file[name])
+            except ValueError as error:
+                if 'allow_pickle' not in str(error):
+                    raise
+                raise UserError(f'{name} holds pickled Python objects, which could run anything. '
+                                'If you trust it, load it with numpy and save the arrays alone'
+                                ) from error
+        return arrays
+
+
+def _restore_bfloat16(x):
+    return x.view(ml_dtypes.bfloat16) if x.dtype == np.dtype('V2') else x  # so NumPy writes it
+
+
+def _read_safetensors(path):
+    with safetensors.safe_open(path, 'np') as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def write(path: str, arrays: dict[str, np.ndarray], kind: str,
+          metadata: dict[str, str] | None = None) -> None:
+    """Writes arrays as `kind`, one of WEIGHT_FILES; equal arrays give equal bytes."""
+    arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in sorted(arrays.items())}
+    if kind == '.npz':
+        with open(path, 'wb') as file:  # or NumPy would add .npz to the name
+            np.savez(file, **arrays)
+    elif kind == '.safetensors':
+        safetensors.numpy.save_file(arrays, path, metadata)
+    else:
+        torch_file.write(path, arrays)
+
+
+def read_path(path: str) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, dict]]:
+    """Arrays and metadata of a file or of a directory with one model, and the JSON files there.
+
+    A directory's model may be spread over several .safetensors files.
+
+    Raises:
+      UserError: as `read`; there is no weights file, or there are several.
+    """
+    if not os.path.isdir(path):
+        arrays, metadata = read(path)
+        return arrays, metadata, _read_sidecars(os.path.dirname(path))
+    names = sorted(os.listdir(path))
+    kinds = ('model.safetensors', 'model.safetensors.index.json', *WEIGHT_FILES)
+    found = next((files for kind in kinds if (files := [
+        n for n in names if n.endswith(kind) and n not in _OTHERS])), [])
+    if len(found) != 1:
+        what = f'several: {", ".join(found)}. Name one of them' if found else (
+            f'none, but {", ".join(names[:8])}' if names else 'none: the directory is empty')
+        raise UserError(f'{path}: expected one weights file ({", ".join(WEIGHT_FILES)}) or a '
+                        f'workdir with checkpoints/, found {what}.')
+    files = [found[0]]
+    if found[0].endswith(_INDEX):
+        files = sorted(set(read_json(os.path.join(path, found[0]))['weight_map'].values()))
+    arrays, metadata = {}, {}
+    for name in files:
+        more, metadata = read(os.path.join(path, name))
+        arrays |= more
+    return arrays, metadata, _read_sidecars(path)
+
+
+def is_directory(path: str) -> bool:
+    """Whether weights written to `path` go into a directory: its name is no weights file's."""
+    return not path.endswith(WEIGHT_FILES)
+
+
+def _read_sidecars(folder):
+    paths = {name: os.path.join(folder, name) for name in _SIDECARS}
+    return {name: read_json(path) for name, path in paths.items() if os.path.isfile(path)}
+
+
+def read_json(path: str) -> dict:
+    """The object in a JSON file; raises UserError when it cannot be read."""
+    try:
+        with open(path, encoding='utf-8') as file:
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path} cannot be read: {error}') from error

@@ -1,0 +1,56 @@
+"""Weights from the Hugging Face hub, downloaded once; later its cache is enough."""
+
+import os
+
+from vit_jax.errors import UserError
+
+_JSON = ['config.json', 'preprocessor_config.json']
+# The first kind that a repository has is taken.
+_KINDS = (['model.safetensors', 'model-*.safetensors', 'model.safetensors.index.json'],
+          ['*.safetensors'], ['pytorch_model.bin'], ['*.npz'])
+
+
+def fetch(source: str) -> str:
+    """A local path: of what 'hf:ORG/NAME', 'hf:ORG/NAME/FILE' or 'timm:NAME' names, or `source`.
+
+    Raises:
+      UserError: the hub has no such model, or it cannot be reached and the cache lacks it.
+    """
+    kind, colon, name = source.partition(':')
+    if not colon or kind not in ('hf', 'timm'):
+        return source
+    if kind == 'timm':
+        name = f'timm/{name}'
+    parts = name.split('/', 2)
+    if len(parts) < 2 or not all(parts):
+        raise UserError(f'{source!r}: expected hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/FILE or '
+                        'timm:NAME, as in hf:google/vit-base-patch16-224.')
+    repository, file = '/'.join(parts[:2]), parts[2:]
+    for patterns in ([file] if file else _KINDS):
+        folder = _download(source, repository, patterns + _JSON)
+        if file:
+            return os.path.join(folder, *file)
+        if any(not name.endswith('.json') for name in os.listdir(folder)):
+            return folder
+    raise UserError(f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz '
+                    'file.')
+
+
+def _download(source, repository, patterns):
+    import huggingface_hub  # half a second that local files need not wait for
+    from huggingface_hub import errors
+
+    try:
+        return huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f'{source}: the Hugging Face hub has no public model {repository!r}; for '
+                        'a private one set HF_TOKEN.') from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+        raise UserError(f'{source}: the Hugging Face hub cannot be reached and its cache on this '
+                        f'machine lacks {repository!r} ({_first_line(error)}). Try again with a '
+                        'network, or download the files elsewhere and name their directory.'
+                        ) from error
+
+
+def _first_line(error):
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

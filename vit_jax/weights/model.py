@@ -1,0 +1,176 @@
+"""Weights with all that belongs to them, and the model that fits their sizes."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.models import variants
+from vit_jax.models.vit import as_pair
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Parameters, the model they are for, and what its images are.
+
+    Attributes:
+      params: nested dict of NumPy arrays, as model.init gives them; dtypes as in the source.
+      model: all fields of the model, for models.build(model, num_classes).
+      num_classes: outputs of the head, 0 where there is none.
+      classes: their names, where known.
+      preprocess: what is known of image_size (height, width), resize, crop_ratio, mean and std
+        (see config.base); None when the source says nothing.
+      layout: a key of LAYOUTS, or 'workdir'.
+      source: where they come from.
+    """
+
+    params: dict
+    model: dict
+    num_classes: int
+    classes: list[str] | None
+    preprocess: dict | None
+    layout: str
+    source: str
+
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches that the position embedding was made for.
+
+        From `preprocess` where that fits; otherwise the grid is taken to be square.
+
+        Raises:
+          UserError: there is none, or it is not square and the source does not say what it is.
+        """
+        if self.model.get('position', 'none') != 'learned_1d':
+            raise UserError(f'{self.source} has no learned_1d position embedding.')
+        patches = _patches(flatten(self.params), self.model)
+        stated = self._stated_grid()
+        if stated and math.prod(stated) == patches:
+            return stated
+        side = math.isqrt(patches)
+        if side * side != patches:
+            raise UserError(f'{self.source} has position embeddings of {patches} patches, which '
+                            'are no square, and does not say for which image size.')
+        return side, side
+
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of the images that the model wants, 224x224 where any will do.
+
+        Raises UserError as `grid` does.
+        """
+        stated = (self.preprocess or {}).get('image_size')
+        if self.model.get('position') != 'learned_1d' or self._stated_grid() == self.grid():
+            return as_pair(stated or 224)
+        return tuple(n * p for n, p in zip(self.grid(), _patch_in_pixels(self.model), strict=True))
+
+    def _stated_grid(self):
+        size = (self.preprocess or {}).get('image_size')
+        try:
+            return size and models.build(self.model, self.num_classes).grid(as_pair(size))
+        except UserError:  # patches do not tile it: it belongs to something else
+            return None
+
+    def channels(self) -> int:
+        """Channels of its images."""
+        return _channels(flatten(self.params))
+
+
+def flatten(params: Mapping) -> dict[str, np.ndarray]:
+    """{'blocks/norm1/scale': array, ...} of nested parameters."""
+    return flax.traverse_util.flatten_dict(params, sep='/')
+
+
+def describe(flat: Mapping[str, np.ndarray], known: Mapping) -> tuple[dict, int]:
+    """The model that has such parameters.
+
+    Args:
+      flat: from table.parts, one name per layer.
+      known: fields that arrays do not show, such as gelu, epsilons and, in 'resnet', those of the
+        ResNet; num_heads where known, otherwise see guess_heads.
+
+    Returns:
+      All fields of the model, and the number of classes.
+    """
+    known = dict(known)
+    resnet = known.pop('resnet', {})
+    fields = {}
+    if 'resnet/root_conv/kernel' in flat:
+        plain = 'resnet/root_norm/scale' in flat
+        units = [_count(flat, f'resnet/{s}/') for s in range(_count(flat, 'resnet/'))]
+        base = variants.hybrid_resnet if plain else variants.bit_resnet
+        fields['resnet'] = base(tuple(units), flat['resnet/root_conv/kernel'].shape[-1]) | resnet
+    num_classes = len(flat['head/bias']) if 'head/bias' in flat else 0
+    if 'embedding/kernel' not in flat:
+        return models.fields('r50x1') | fields, num_classes
+    kernel = _get(flat, 'embedding/kernel', 4)
+    fields |= dict(
+        patch_size=kernel.shape[:2], hidden_size=len(_get(flat, 'norm/scale', 1)),
+        num_layers=_count(flat, 'blocks/'), mlp_dim=len(_get(flat, 'blocks/0/mlp/dense1/bias', 1)),
+        pool='cls' if 'cls' in flat else 'map' if 'pool/probe' in flat else 'gap',
+        position='learned_1d' if 'position/embedding' in flat else 'none',
+        representation_size=len(flat['pre_logits/bias']) if 'pre_logits/bias' in flat else 0,
+        layer_scale_init=1e-5 if 'blocks/0/scale1' in flat else 0.0)
+    query = flat.get('blocks/0/attention/query/kernel')
+    fields['num_heads'] = guess_heads(fields) if query is None or query.ndim < 3 else query.shape[1]
+    return models.fields('b16') | fields | known, num_classes
+
+
+def _get(flat, name, ndim):
+    """An array that says how large the model is."""
+    if name not in flat or flat[name].ndim != ndim:
+        found = f'has shape {flat[name].shape}' if name in flat else 'is missing'
+        raise UserError(f'the array for {name}, which tells the size of the model, {found}.')
+    return flat[name]
+
+
+def guess_heads(model: Mapping) -> int:
+    """Heads of the published size, otherwise one per 64 features: linear layers hide them."""
+    for hidden_size, num_layers, mlp_dim, num_heads in variants.SIZES.values():
+        if (hidden_size, num_layers, mlp_dim) == tuple(
+                model[name] for name in ('hidden_size', 'num_layers', 'mlp_dim')):
+            return num_heads
+    return max(1, model['hidden_size'] // 64)
+
+
+def shapes(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
+           preprocess: Mapping | None) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter by flat name, layers stacked.
+
+    Args:
+      flat: tells how many patches a learned_1d position embedding was made for.
+      preprocess: its image_size, for models with others.
+    """
+    module = models.build(model, num_classes)
+    image_size = (preprocess or {}).get('image_size')
+    if model.get('position') == 'learned_1d' and 'position/embedding' in flat:
+        height, width = _patch_in_pixels(model)
+        image_size = height, width * max(_patches(flat, model), 1)  # one row: any grid will do
+    elif not image_size:
+        image_size = [32 * p for p in as_pair(model.get('patch_size', 1))]
+    params = jax.eval_shape(module.init, jax.random.key(0),
+                            jnp.zeros((1, *image_size, _channels(flat))))['params']
+    return {name: x.shape for name, x in flatten(params).items()}
+
+
+def _patch_in_pixels(model):
+    halvings = 2 + max(len(model['resnet']['units']) - 1, 0) if model['resnet'] else 0
+    return tuple(p * 2**halvings for p in as_pair(model['patch_size']))
+
+
+def _channels(flat):
+    return flat.get('resnet/root_conv/kernel', flat.get('embedding/kernel')).shape[-2]
+
+
+def _patches(flat, model):
+    position = flat.get('position/embedding')
+    return position.shape[-2] - (model['pool'] == 'cls') if position is not None else 0
+
+
+def _count(flat, prefix):
+    numbers = {name[len(prefix):].split('/')[0] for name in flat if name.startswith(prefix)}
+    return 1 + max((int(n) for n in numbers if n.isdigit()), default=-1)
