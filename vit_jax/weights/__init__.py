@@ -110,14 +110,15 @@ def _build(arrays, metadata, sidecars, layout, source):
 def save(weights: Weights, path: str, layout: str) -> None:
     """Writes weights; a directory for Hugging Face, and for timm unless `path` names a file.
 
-    The layout must hold the model: see `misfits`. A file or directory at `path` is replaced, once
-    the new one is complete.
+    The layout must hold the model: see `misfits`. A file or directory of weights at `path` is
+    replaced once the new one is complete.
 
     Args:
       layout: a key of LAYOUTS.
 
     Raises:
-      UserError: the layout cannot hold this model, or its files have another ending.
+      UserError: the layout cannot hold this model, its files have another ending, or `path` is a
+        directory with anything but weights.
     """
     check_choice('layout', layout, tuple(LAYOUTS))
     module = LAYOUTS[layout]
@@ -126,6 +127,7 @@ def save(weights: Weights, path: str, layout: str) -> None:
         expected = ' or '.join(f'a name ending in {s}' if s else 'a directory, without an ending'
                                for s in module.SUFFIXES)
         raise UserError(f'{path!r} cannot hold layout {layout}: expected {expected}.')
+    files.check_replaceable(path)
     if lines := misfits(weights, path, layout):
         raise UserError(f'layout {layout} cannot hold this model:\n  ' + '\n  '.join(lines))
     flat, sidecars, metadata = model_lib.flatten(weights.params), {}, {'format': 'pt'}
@@ -160,7 +162,7 @@ def misfits(weights: Weights, path: str, layout: str) -> list[str]:
 def approximate(weights: Weights, path: str, layout: str) -> tuple[Weights, list[str]]:
     """The model that the layout can hold with the same arrays, and what that changes.
 
-    Only GELU's formula and epsilons are changed; they alter logits by about 1e-3 of their size.
+    Only GELU's formula and epsilons are changed: logits change by some thousandths of their size.
     """
     changes = {name: allowed[0] for name, (_, allowed) in _misfits(weights.model, path,
                                                                    layout).items()

@@ -126,6 +126,15 @@ def is_directory(path: str) -> bool:
     return not path.endswith(WEIGHT_FILES)
 
 
+def check_replaceable(path: str) -> None:
+    """Raises UserError for a directory with anything in it that is not written here."""
+    others = set(os.listdir(path)) - {'model.safetensors', *_SIDECARS} if (
+        os.path.isdir(path)) else ()
+    if others:
+        raise UserError(f'{path} is a directory that holds more than weights '
+                        f'({", ".join(sorted(others)[:3])}): name another destination.')
+
+
 def _read_sidecars(folder):
     paths = {name: os.path.join(folder, name) for name in _SIDECARS}
     return {name: read_json(path) for name, path in paths.items() if os.path.isfile(path)}

@@ -147,10 +147,14 @@ def holds(model: dict, path: str) -> dict[str, tuple]:
 
 def finish(arrays: dict, weights) -> tuple[dict, dict]:
     """The arrays, and the config.json of a directory."""
-    return arrays, {'config.json': lambda: _write_config(weights)}
+    return arrays, {'config.json': lambda: write_config(weights)}
 
 
-def _write_config(weights):
+def write_config(weights) -> dict:
+    """What config.json says: the name of a model of timm, its arguments, and what images are.
+
+    Raises UserError when timm has no named model of which this one is a variant.
+    """
     model, given = weights.model, weights.preprocess or {}
     image_size = weights.image_size()
     args = dict(img_size=image_size, global_pool=_POOL[model['pool']],

@@ -1,0 +1,167 @@
+"""The command that converts: what it writes, how it verifies, what it refuses."""
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests import interop
+from tests.conftest import ROOT, environment
+from tests.main_test import check_message
+from tests.weights import small
+from vit_jax import weights
+from vit_jax.convert import convert
+from vit_jax.errors import UserError
+from vit_jax.weights import export, peers
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Writes a small model as a file of this project: (name of small.MODELS, fields) -> path."""
+    def write(name='vit', **change):
+        path = str(tmp_path / f'{name}.safetensors')
+        weights.save(small.make(name, **change), path, 'vit_jax')
+        return path
+    return write
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, '-m', 'vit_jax.convert', *map(str, arguments)], cwd=ROOT,
+                          env=environment(), text=True, capture_output=True, timeout=120,
+                          check=False)
+
+
+def test_command(source, tmp_path):
+    result = run(source(), tmp_path / 'x.npz', '--to=google', '--dtype=bfloat16')
+    assert result.returncode == 0, result.stderr
+    assert 'x.npz (google): 209,351 parameters, bfloat16, 7 classes' in result.stderr
+    found = weights.load(str(tmp_path / 'x.npz'))
+    assert found.params['cls'].dtype == ml_dtypes.bfloat16
+    check_message(run(source(), tmp_path / 'x.npz', '--to=google'),
+                  'x.npz is there already: name another destination, or add --overwrite.')
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['missing.npz', 'x', '--to=timm'], "error: no file 'missing.npz'."),
+    (['setup.py', 'x', '--to=timm'], 'setup.py is no weights file: it begins with b'),
+    (['x.npz', '--to=timm'], 'error: expected SRC and DST, found x.npz. As in: python'),
+    (['a', 'b', '--to=tim'], 'value should be one of <vit_jax|google|big_vision|timm|huggingface|'),
+])
+def test_messages_of_the_command(arguments, message):
+    check_message(run(*arguments), message)
+
+
+def verified(caplog):
+    return next(line for line in caplog.messages if line.startswith('verified by '))
+
+
+@pytest.fixture(autouse=True)
+def log(caplog):
+    caplog.set_level(logging.INFO, logger='vit_jax')
+
+
+@pytest.mark.parametrize(('model', 'to', 'name', 'how'), [
+    ('vit', 'timm', 'x', 'timm '), ('map', 'timm', 'x.pth', 'timm '),
+    ('gap', 'google', 'x.npz', 'the .npz reader of timm'),
+    ('vit', 'huggingface', 'x', 'transformers '),
+    ('hidden-head', 'torchvision', 'x.pth', 'torchvision ' if importlib.util.find_spec(
+        'torchvision') else "reading back, because No module named 'torchvision'"),
+    ('hidden-head', 'google', 'x.npz', 'reading back, because timm computes this model by other'),
+    ('axial', 'vit_jax', 'x.safetensors', "reading back, because layout vit_jax is this project's"),
+])
+def test_verified_by_the_other_program_where_that_is_possible(model, to, name, how, source,
+                                                              tmp_path, caplog):
+    interop.import_timm()
+    interop.require('transformers')
+    inexact = name == 'x.pth'
+    convert(source(model), str(tmp_path / name), to, verify=True, inexact=inexact)
+    assert verified(caplog).startswith(f'verified by {how}')
+    assert ('--dtype and --inexact changed logits by up to' in caplog.text) == inexact
+
+
+def test_inexact_is_asked_for(source, tmp_path):
+    path = str(tmp_path / 'x.pth')
+    with pytest.raises(UserError, match="exactly:\n  model.gelu is 'tanh', there it is 'erf'\nWith "
+                                        '--inexact it is written nevertheless'):
+        convert(source(), path, 'torchvision')
+    convert(source(), path, 'torchvision', inexact=True)
+    assert weights.load(path).model['gelu'] == 'erf'
+    with pytest.raises(UserError, match="cannot hold this model:\n  model.pool is 'gap'"):
+        convert(source('gap'), str(tmp_path / 'y.pth'), 'torchvision', inexact=True)
+
+
+@pytest.mark.parametrize('error', [2e-4, np.nan])
+def test_a_difference_is_an_error(error, source, tmp_path, monkeypatch):
+    def wrong(given, path, to, images):
+        return small.logits(given, images) + error, 'a program with a mistake'
+
+    monkeypatch.setattr(peers, 'logits', wrong)
+    with pytest.raises(UserError, match='at most 0.0001 was expected'):
+        convert(source(), str(tmp_path / 'x'), 'timm', verify=True)
+
+
+def test_overwriting(source, tmp_path):
+    convert(source(), str(tmp_path / 'x'), 'timm')
+    with pytest.raises(UserError, match='x is there already'):
+        convert(source(), str(tmp_path / 'x'), 'huggingface')
+    convert(source(), str(tmp_path / 'x'), 'huggingface', overwrite=True)
+    assert weights.load(str(tmp_path / 'x')).layout == 'huggingface'
+    (tmp_path / 'x/thesis.tex').write_text('')
+    for to in ('timm', 'stablehlo'):
+        with pytest.raises(UserError, match=r'holds more than weights \(thesis.tex\)'):
+            convert(source(), str(tmp_path / 'x'), to, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ['vit.safetensors', 'x']
+
+
+def assert_runs(given, path, to):
+    """The file gives our logits for batches of any size."""
+    for number in (1, 3):
+        images = small.images(given, number)
+        found, _ = export.run(path, to, images)
+        expected = small.logits(given, images)
+        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize('model', [
+    'vit', pytest.param('hybrid', marks=pytest.mark.slow),
+    pytest.param('bit', marks=pytest.mark.slow)])
+def test_stablehlo(model, tmp_path):
+    path = str(tmp_path / 'x')
+    export.save(small.make(model), path, 'stablehlo')
+    assert_runs(small.make(model), path, 'stablehlo')
+    with open(path, 'rb') as file:
+        exported = jax.export.deserialize(bytearray(file.read()))
+    assert exported.platforms == ('cpu', 'cuda', 'tpu')
+    assert 'stablehlo.dot_general' in exported.mlir_module()
+
+
+@pytest.mark.parametrize(('model', 'large'), [
+    ('vit', False), ('map', True), pytest.param('axial', False, marks=pytest.mark.slow)])
+def test_onnx(model, large, tmp_path, monkeypatch, source, caplog):
+    interop.require('jax2onnx')
+    interop.require('onnxruntime')
+    path = str(tmp_path / 'x.onnx')
+    if large:
+        monkeypatch.setattr(export, 'LARGEST_FILE', 0)
+    for _ in range(2 if large else 1):
+        convert(source(model), path, 'onnx', verify=True, overwrite=True)
+    assert verified(caplog).startswith('verified by onnxruntime')
+    assert_runs(small.make(model), path, 'onnx')
+    assert sorted(os.listdir(tmp_path)) == [f'{model}.safetensors', 'x.onnx',
+                                            *(['x.onnx.data'] if large else [])]
+
+
+def test_what_onnx_cannot_do(tmp_path, monkeypatch):
+    interop.require('jax2onnx')
+    with pytest.raises(UserError, match='cannot convert the max-pooling of a ResNet'):
+        export.save(small.make('hybrid'), str(tmp_path / 'x.onnx'), 'onnx')
+    monkeypatch.setitem(sys.modules, 'jax2onnx', None)
+    with pytest.raises(UserError, match=r'ONNX needs more .*: pip install -e "\.\[onnx\]"'):
+        export.save(small.make('vit'), str(tmp_path / 'x.onnx'), 'onnx')
+    assert not any(tmp_path.iterdir())

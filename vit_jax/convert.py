@@ -1,0 +1,116 @@
+"""Converts weights from one layout to another, or to a program that runs without vit_jax.
+
+    python -m vit_jax.convert SRC DST --to=LAYOUT [--verify] [--dtype=DTYPE] [--inexact]
+
+SRC is a file, a directory, a workdir of this project or one of its checkpoints, hf:ORG/NAME or
+timm:NAME; its layout is seen from its content.
+"""
+
+import dataclasses
+import os
+import sys
+
+import jax
+import numpy as np
+from absl import app, flags
+
+from vit_jax import logs, models, weights
+from vit_jax.errors import UserError
+from vit_jax.weights import export, files, peers
+
+LARGEST_DIFFERENCE = 1e-4  # of logits
+
+_TO = flags.DEFINE_enum('to', None, [*weights.LAYOUTS, *export.FORMATS], 'Layout of DST.')
+_VERIFY = flags.DEFINE_bool('verify', False, 'Run SRC and DST on the same images and compare.')
+_DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'float16', 'bfloat16'],
+                           'Of the arrays in DST; those of SRC unless given.')
+_INEXACT = flags.DEFINE_bool('inexact', False, 'Allow another formula of GELU or another epsilon '
+                             'where the layout does not have those of SRC.')
+_OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace DST if it is there.')
+
+
+def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
+            inexact: bool = False, overwrite: bool = False) -> None:
+    """Does what the command does; the arguments are its flags.
+
+    Raises:
+      UserError: something cannot be read, written or held, or the two sides differ.
+    """
+    if os.path.lexists(path) and not overwrite:
+        raise UserError(f'{path} is there already: name another destination, or add --overwrite.')
+    files.check_replaceable(path)
+    given = loaded = weights.load(source)
+    if dtype:
+        given = dataclasses.replace(given, params=jax.tree.map(lambda x: _cast(x, dtype),
+                                                               given.params))
+    if to in export.FORMATS:
+        export.save(given, path, to)
+    else:
+        changed, lines = weights.approximate(given, path, to)
+        if lines and inexact:
+            given = changed
+        elif lines and weights.misfits(changed, path, to) == []:
+            raise UserError(
+                f'layout {to} cannot hold this model exactly:\n  ' + '\n  '.join(lines) + '\nWith '
+                '--inexact it is written nevertheless; --verify shows what that changes.')
+        weights.save(given, path, to)
+    sizes = [x.size for x in jax.tree.leaves(given.params)]
+    dtypes = sorted({str(x.dtype) for x in jax.tree.leaves(given.params)})
+    logs.LOGGER.info('%s (%s) -> %s (%s): %s parameters, %s, %d classes', source, loaded.layout,
+                     path, to, f'{sum(sizes):,}', ' and '.join(dtypes), given.num_classes)
+    if verify:
+        _verify(loaded, given, path, to)
+
+
+def _cast(x, dtype):
+    """Only numbers with a fraction."""
+    return x.astype(jax.numpy.dtype(dtype)) if jax.numpy.issubdtype(
+        x.dtype, jax.numpy.floating) else x
+
+
+def _verify(loaded, given, path, to):
+    """Compares what was written with `given`, and that with `loaded`, on random images."""
+    shape = (2, *given.image_size(), given.channels())
+    images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    expected = _logits(given, images)
+    try:
+        run = export.run(path, to, images) if to in export.FORMATS else (
+            peers.logits(given, path, to, images))
+    except peers.CannotRunError as reason:
+        run = _logits(weights.load(path), images), f'reading back, because {reason}'
+    found, how = run
+    if found.shape != expected.shape:
+        raise UserError(f'{path} gives logits of shape {found.shape}, expected {expected.shape}.')
+    difference = np.abs(found - expected).max()
+    logs.LOGGER.info('verified by %s: largest difference of logits %.2g, largest logit %.2g', how,
+                     difference, np.abs(expected).max())
+    if given is not loaded:
+        change = np.abs(expected - _logits(loaded, images)).max()
+        logs.LOGGER.info('--dtype and --inexact changed logits by up to %.2g', change)
+    if not difference <= LARGEST_DIFFERENCE:
+        raise UserError(f'{path} gives other logits than {loaded.source}: they differ by up to '
+                        f'{difference:.2g}, at most {LARGEST_DIFFERENCE:g} was expected.')
+
+
+def _logits(w, images):
+    model = models.build(w.model, w.num_classes)
+    with jax.default_matmul_precision('highest'):
+        return np.asarray(jax.jit(model.apply)({'params': w.params}, images))
+
+
+def main(argv: list[str]) -> None:
+    """Exits with 0 when done, 1 after an error."""
+    logs.to_terminal()
+    if len(argv) != 3:
+        sys.exit(f'error: expected SRC and DST, found {" ".join(argv[1:]) or "neither"}. As in: '
+                 'python -m vit_jax.convert b16.npz b16 --to=huggingface')
+    try:
+        convert(argv[1], argv[2], _TO.value, verify=_VERIFY.value, dtype=_DTYPE.value,
+                inexact=_INEXACT.value, overwrite=_OVERWRITE.value)
+    except (UserError, OSError) as error:  # OSError: no such directory, a full disk
+        sys.exit(f'error: {error}')
+
+
+if __name__ == '__main__':
+    flags.mark_flag_as_required('to')
+    app.run(main)

@@ -1,0 +1,103 @@
+"""Programs that need no vit_jax: StableHLO through jax.export, and ONNX.
+
+Both take normalised images float32 [batch, height, width, channels], for any batch, and give logits
+[batch, classes]; the parameters are in the file.
+"""
+
+import importlib
+import logging
+import os
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.weights.model import Weights
+
+FORMATS = ('stablehlo', 'onnx')
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+LARGEST_FILE = 1.9e9  # bytes; of parameters in an ONNX file, which ends at 2 GiB
+
+
+def save(weights: Weights, path: str, to: str) -> None:
+    """Writes the model as one of FORMATS; read it with jax.export.deserialize or an ONNX runtime.
+
+    An ONNX file cannot exceed 2 GiB: the parameters of larger models go into PATH.data.
+
+    Raises:
+      UserError: ONNX is asked for and jax2onnx is not installed or cannot convert the model.
+    """
+    temporary = f'{path}.writing-{os.getpid()}'
+    try:
+        (_save_onnx if to == 'onnx' else _save_stablehlo)(weights, temporary, path)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+def _save_stablehlo(weights, temporary, _):
+    shape = (*weights.image_size(), weights.channels())
+    batch, = jax.export.symbolic_shape('batch')
+    exported = jax.export.export(jax.jit(function(weights)), platforms=PLATFORMS)(
+        jax.ShapeDtypeStruct((batch, *shape), jnp.float32))
+    with open(temporary, 'wb') as file:
+        file.write(exported.serialize())
+
+
+def _save_onnx(weights, temporary, path):
+    jax2onnx, onnx = _import('jax2onnx'), _import('onnx')
+    if weights.model['resnet']:
+        raise UserError('jax2onnx cannot convert the max-pooling of a ResNet for batches of any '
+                        'size: hybrids and ResNets go to stablehlo only.')
+    for name in ('jax2onnx', 'onnx_ir'):  # they warn of what is not needed here
+        logging.getLogger(name).setLevel(logging.ERROR)
+    shape = (*weights.image_size(), weights.channels())
+    program = jax2onnx.to_onnx(function(weights), inputs=[('batch', *shape)], model_name='vit_jax',
+                               input_names=['images'], output_names=['logits'])
+    data = f'{path}.data'
+    if os.path.exists(data):
+        os.remove(data)  # of the file that is replaced; onnx appends to it
+    large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
+    onnx.save_model(program, temporary, save_as_external_data=large,
+                    location=os.path.basename(data))
+
+
+def function(weights: Weights):
+    """Images to logits, without a trace of Flax.
+
+    The model sees a single image: vmap adds the batch, whose size is not known, and jax2onnx would
+    take Flax's layers for operations of its own, which have no vmap.
+    """
+    model = models.build(weights.model, weights.num_classes)
+    params = jax.tree.map(jnp.asarray, weights.params)
+    image = jax.ShapeDtypeStruct((*weights.image_size(), weights.channels()), jnp.float32)
+    program = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(
+        lambda image: model.apply({'params': params}, image[None])[0])(image))
+    return jax.vmap(lambda image: program(image)[0])
+
+
+def run(path: str, to: str, images: np.ndarray) -> tuple[np.ndarray, str]:
+    """What the file makes of images, and which program ran it.
+
+    Raises UserError when onnxruntime is not installed.
+    """
+    if to == 'onnx':
+        runtime = _import('onnxruntime')
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3  # errors
+        session = runtime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+        return session.run(['logits'], {'images': images})[0], f'onnxruntime {runtime.__version__}'
+    with open(path, 'rb') as file:
+        exported = jax.export.deserialize(bytearray(file.read()))
+    return np.asarray(exported.call(images)), f'jax.export of jax {jax.__version__}'
+
+
+def _import(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f'ONNX needs more ({error}): pip install -e ".[onnx]"') from error
