@@ -21,6 +21,7 @@ BATCH = 8
 
 
 def seconds(function):
+    """How long a call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
@@ -49,6 +50,7 @@ def lower_step(num_layers):
 
 
 def main():
+    """Measures and prints."""
     for name in ('G14', 'r200x3'):
         print(f'eval_shape of {name}: {seconds(lambda name=name: trace(name)):.2f} s')
     times = {4: [], 32: []}

@@ -18,13 +18,18 @@ from vit_jax.errors import UserError, nearest_names
 from vit_jax.models import variants
 
 DATASETS = ('imagenet2012', 'imagenet21k', 'jft')
-# Which row a model without one takes.
-NEAREST = {'ti': 'b', 's': 'b', 'g': 'h', 'G': 'h', 'so400m': 'h', 'r_ti': 'r50_b',
-           'r26_s': 'r50_b', 'r152x4': 'r152x2', 'r200x3': 'r152x2', 'axial_b': 'b'}
 # JFT-300M: epochs, peak learning rate. L/16 and R50+L/16 also ran for 7 epochs; 14 is the best.
-JFT = {'b': (7, 8e-4), 'l32': (7, 6e-4), 'l': (14, 4e-4), 'h': (14, 3e-4), 'r50x1': (7, 1e-3),
-       'r50x2': (7, 1e-3), 'r101x1': (7, 8e-4), 'r152x1': (7, 6e-4), 'r152x2': (7, 6e-4),
-       'r50_b': (7, 8e-4), 'r50_l32': (7, 2e-4), 'r50_l': (14, 4e-4)}
+JFT = {'b16': (7, 8e-4), 'b32': (7, 8e-4), 'l32': (7, 6e-4), 'l16': (14, 4e-4), 'h14': (14, 3e-4),
+       'r50x1': (7, 1e-3), 'r50x2': (7, 1e-3), 'r101x1': (7, 8e-4), 'r152x1': (7, 6e-4),
+       'r152x2': (7, 6e-4), 'r50_b16': (7, 8e-4), 'r50_b32': (7, 8e-4), 'r50_l32': (7, 2e-4),
+       'r50_l16': (14, 4e-4)}
+# The models that table 3 has rows for; on ImageNet one for all ViTs of the paper.
+ROWS = {'imagenet2012': ('b16', 'b32', 'l16', 'l32', 'h14'),
+        'imagenet21k': ('b16', 'b32', 'l16', 'l32'), 'jft': tuple(JFT)}
+# Whose row on JFT-300M a model without one takes, by the size in its name.
+NEAREST = {'ti': 'b16', 's': 'b16', 'b': 'b16', 'l': 'l16', 'h': 'h14', 'g': 'h14', 'G': 'h14',
+           'so400m': 'h14', 'r_ti': 'r50_b16', 'r26_s': 'r50_b32', 'r152x4': 'r152x2',
+           'r200x3': 'r152x2', 'axial_b': 'b16'}
 
 
 def get_config(arg: str = 'b16'):
@@ -36,11 +41,9 @@ def get_config(arg: str = 'b16'):
         raise UserError(f'unknown data set {dataset!r}. {nearest_names(dataset, list(DATASETS))}'
                         f'This file has recipes for {", ".join(DATASETS)}; for your own data take '
                         'jft and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.')
-    size = name if name in variants.RESNETS else re.fullmatch(r'(so400m|.*\D)\d+', name).group(1)
-    row = NEAREST.get(size, size)
-    config.recipe = f'ViT table 3, {row.upper()} on {dataset}'
-    if row != size:
-        config.recipe += f' (the table has no row for {name}, this is the nearest)'
+    config.recipe = f'ViT table 3, {name} on {dataset}'
+    if name not in ROWS[dataset]:
+        config.recipe = f'ViT table 3, the nearest row for {name} on {dataset}, which has none'
     config.batch_size = 4096
     config.model.dtype = 'bfloat16'
     if name not in variants.RESNETS:
@@ -49,7 +52,8 @@ def get_config(arg: str = 'b16'):
     config.optimizer.update(name='adam', b1=0.9, b2=0.999, warmup_steps=10_000)
     {'imagenet2012': imagenet2012, 'imagenet21k': imagenet21k, 'jft': jft}[dataset](config)
     if dataset == 'jft':
-        epochs, config.optimizer.learning_rate = JFT.get(name, JFT.get(row))
+        size = name if name in variants.RESNETS else re.match(r'so400m|.*[a-zG]', name).group()
+        epochs, config.optimizer.learning_rate = JFT.get(name) or JFT[NEAREST[size]]
         config.num_epochs = float(epochs)
     return config
 

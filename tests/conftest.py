@@ -15,7 +15,8 @@ os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
 CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_test_')
 os.environ['JAX_COMPILATION_CACHE_DIR'] = CACHE.name
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
-os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # most of the time is compilation
+# Most of the time is compilation. What processes of their own run is compiled as for a user.
+os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -45,7 +46,7 @@ def environment():
                          'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'}
 
 
-@pytest.fixture
+@pytest.fixture(scope='session')
 def run_main():
     """Runs the training command to its end: (workdir, config=, fields=) -> CompletedProcess."""
     def run(workdir, **kwargs):

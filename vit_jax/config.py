@@ -11,6 +11,7 @@ import ml_collections
 from vit_jax import models
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
+from vit_jax.weights import adapt
 
 # A run may be continued with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
@@ -21,6 +22,7 @@ CHOICES = {
     'optimizer.name': ('adam', 'sgd'),
     'optimizer.schedule': ('cosine', 'linear', 'constant'),
     'augment.crop': ('inception', 'pad', 'none'),
+    'transfer.position_resize': adapt.RESIZES,
     'preprocess.resize': ('bilinear', 'bicubic', 'nearest', 'lanczos3', 'area'),
 }
 
@@ -44,6 +46,7 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
             data_dir='',  # where TFDS sets are; '' is TFDS's own default
             train_split='train',
             eval_split='validation',
+            test_split='',  # scored once at the end by vit_jax.sweep
             num_examples=0,  # of train_split; 0: ask the data
             num_classes=0,  # 0: ask the data
             max_broken_fraction=0.01,  # more unreadable images than this stop the run
@@ -61,6 +64,12 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
             mean=(0.5, 0.5, 0.5),  # of values in [0, 1]
             std=(0.5, 0.5, 0.5),
         ),
+        pretrained='',  # weights to start from: a file, a workdir, hf:ORG/NAME, timm:NAME
+        transfer=dict(  # how pretrained weights are fitted to the model
+            take=(),  # fields of this config whose values come from the weights
+            position_resize='bilinear',  # as in the paper's code | 'bicubic' antialiased as in timm
+            resize_patches=False,  # to another patch size (FlexiViT, arXiv 2212.08013)
+        ),
         model=models.fields(model),  # each with its meaning: models/vit.py, models/resnet.py
         loss=dict(name='softmax', label_smoothing=0.0),
         optimizer=dict(
@@ -72,6 +81,7 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
             weight_decay=0.0,  # decoupled, multiplied by the learning rate
             decay_names=('kernel',),  # parameters of these names decay
             clip_norm=0.0,  # of the global gradient norm
+            lr_factors=(),  # 'REGEX=FACTOR' of parameter paths, the first that fits; 0 freezes
             schedule='cosine',  # 'cosine' | 'linear' | 'constant', after the warm-up
             warmup_steps=0,
             end_learning_rate=0.0,
@@ -167,10 +177,11 @@ def flatten(config, prefix: str = '') -> dict:
 def differences(old, new) -> list[str]:
     """Fields of two configs that must be equal for a run to go on and are not, one line each."""
     old, new = flatten(old), flatten(new)
+    old = {k: v for k, v in flatten(base()).items() if k in new} | old  # a field newer than the run
     lines = []
     for field in sorted(old.keys() | new.keys()):
-        a, b = old.get(field), new.get(field)
-        moved = field == 'dataset.name' and _basename(a) == _basename(b)
+        a, b = old.get(field, 'absent'), new.get(field, 'absent')
+        moved = field in ('dataset.name', 'pretrained') and _basename(a) == _basename(b)
         chosen = field == 'accum_steps' and b == 0  # 'automatic' keeps what was chosen first
         if a != b and not (moved or chosen or any(fnmatch.fnmatch(field, p) for p in MAY_DIFFER)):
             lines.append(f'{field}: {a!r} in the workdir, {b!r} now')

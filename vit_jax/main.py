@@ -3,6 +3,8 @@
     python -m vit_jax.main --config=configs/vit.py:b16 --workdir=DIR [--config.FIELD=VALUE ...]
 """
 
+import ast
+import re
 import sys
 
 from absl import app, flags
@@ -26,10 +28,21 @@ def parse(argv: list[str]) -> list[str]:
         return arguments
     except OSError as error:
         sys.exit(f'error: no config file. {error}')
-    except (UserError, AttributeError, KeyError, TypeError) as error:
-        # ml_collections raises KeyError and AttributeError, with the nearest field, for a misspelt
-        # one; str() of a KeyError has quotes around it.
-        sys.exit(f'error: {str(error.args[0] if error.args else error)}')
+    except UserError as error:
+        sys.exit(f'error: {error}')
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        sys.exit(f'error: {describe(error)}')
+
+
+def describe(error: Exception) -> str:
+    """What ml_collections says of a field, without the quotes that each KeyError put around it."""
+    text = str(error.args[0] if error.args else error)
+    while text[:1] in ('"', "'") and text[-1:] == text[:1]:
+        text = ast.literal_eval(text)
+    if re.match(r"'?\w+'?$", text):
+        text = (f'this config has no field {text.strip(chr(39))!r}. All fields: vit_jax/config.py, '
+                'and those of each kind of model: docs/models.md')
+    return text.replace("'\n", "': ")
 
 
 def main(argv: list[str]) -> None:

@@ -11,13 +11,12 @@ import pytest
 from tests import interop
 from tests.models.parameters import randomised
 from vit_jax import models
+from vit_jax.models import variants
 
 SMALL = dict(patch_size=(4, 4), hidden_size=32, num_layers=3, mlp_dim=48, num_heads=4)
 # Small enough for rounding errors, which such random networks amplify, to stay below 4e-6.
-HYBRID = dict(width=16, num_groups=4, preactivation=False, fixed_padding=False,
-              group_norm_epsilon=1e-6, weight_epsilon=1e-5, weight_epsilon_on='std')
-BIT = dict(width=16, num_groups=4, preactivation=True, fixed_padding=True,
-           group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
+HYBRID = variants.hybrid_resnet((), width=16) | dict(num_groups=4)
+BIT = variants.bit_resnet((), width=16) | dict(num_groups=4)
 
 timm_vit = interop.timm_vit, interop.to_timm
 timm_bit = interop.timm_bit, interop.to_timm

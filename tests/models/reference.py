@@ -63,9 +63,11 @@ def positions(p, kind, grid, class_token, hidden_size):
 
 def block(z, p, fields, table=None):
     """Equations 2 and 3, with LayerScale."""
-    y, weights = attend(*[norm(z, p['norm1'])] * 2, p['attention'], table)
+    epsilon = fields['layer_norm_epsilon']
+    y, weights = attend(*[norm(z, p['norm1'], epsilon)] * 2, p['attention'], table)
     z = z + y * p.get('scale1', 1)
-    return z + mlp(norm(z, p['norm2']), p['mlp'], fields['gelu']) * p.get('scale2', 1), weights
+    y = mlp(norm(z, p['norm2'], epsilon), p['mlp'], fields['gelu'])
+    return z + y * p.get('scale2', 1), weights
 
 
 def axial_block(z, p, fields, grid):
@@ -112,7 +114,7 @@ def vit(params, image, fields):
     elif fields['pool'] == 'map':
         p = params['pool']
         z, _ = attend(p['probe'][0], z, p['attention'])
-        z = (z + mlp(norm(z, p['norm']), p['mlp'], fields['gelu']))[0]
+        z = (z + mlp(norm(z, p['norm'], fields['layer_norm_epsilon']), p['mlp'], fields['gelu']))[0]
     if 'pre_logits' in params:
         z = np.tanh(dense(z, params['pre_logits']))
     return dense(z, params['head']), all_weights

@@ -75,6 +75,16 @@ def test_the_paper_s_hybrids_and_resnets_are_there():
         'axial_b32'}
 
 
+def test_constants_of_the_resnets():
+    """Hybrids as in the code of the paper, the baseline as in BiT's."""
+    assert variants.get('r50_l32')['resnet'] == dict(
+        units=(3, 4, 6, 3), width=64, preactivation=False, fixed_padding=False, num_groups=32,
+        group_norm_epsilon=1e-6, weight_epsilon=1e-5, weight_epsilon_on='std')
+    assert variants.get('r152x2')['resnet'] == dict(
+        units=(3, 8, 36, 3), width=128, preactivation=True, fixed_padding=True, num_groups=32,
+        group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
+
+
 @pytest.mark.parametrize(('name', 'near'), [('b17', 'b16'), ('B/16', 'b16|6'), ('vit_b16', 'b16'),
                                               ('r50+b/32', 'r50_b32'), ('R50x1', 'r50x1')])
 def test_unknown_model_names_the_nearest(name, near):

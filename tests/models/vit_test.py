@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tests.models import reference
 from tests.models.parameters import randomised
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import vit
+from vit_jax.models import cost, position, vit
 from vit_jax.models.encoder import StochasticDepth
 from vit_jax.models.position import PLACES
 
@@ -38,8 +39,8 @@ def assert_equals_reference(fields, shape=(2, 8, 12, 3)):
 
 @pytest.mark.parametrize('fields', [
     dict(), dict(gelu='erf'), dict(representation_size=20), dict(layer_scale_init=0.1),
-    dict(pool='gap'), dict(pool='map'), dict(pool='none'), dict(pool='map', gelu='erf')],
-    ids=str)
+    dict(pool='gap'), dict(pool='map'), dict(pool='none'),
+    dict(layer_norm_epsilon=0.01, pool='map')], ids=str)
 def test_equals_the_paper_in_numpy(fields):
     assert_equals_reference(fields)
 
@@ -134,7 +135,8 @@ def loss_and_gradients(family, **way):
         logits = model.apply({'params': params}, images, train=True,
                              rngs={'dropout': jax.random.key(3)})
         return (logits**2).mean(), logits
-    return params, *jax.jit(jax.grad(loss, has_aux=True))(params)
+    gradient = jax.grad(loss, has_aux=True)
+    return params, *jax.jit(gradient)(params), cost.count_flops(gradient, params)
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -143,8 +145,9 @@ def loss_and_gradients(family, **way):
     dict(remat_policy='dots_with_no_batch_dims_saveable'), dict(unroll=2)], ids=str)
 def test_loops_and_rematerialisation_change_nothing(family, way):
     """Equal parameters, outputs and gradients."""
-    params, expected_gradients, expected = loss_and_gradients(family)
-    other_params, gradients, logits = loss_and_gradients(family, **way)
+    params, expected_gradients, expected, flops = loss_and_gradients(family)
+    other_params, gradients, logits, other_flops = loss_and_gradients(family, **way)
+    assert (other_flops > flops) == ('remat_policy' in way)
     jax.tree.map(np.testing.assert_array_equal, other_params, params)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
     largest = max(np.abs(g).max() for g in jax.tree.leaves(expected_gradients))
@@ -157,8 +160,10 @@ def test_intermediates(fields):
     images = random_images(2, 8, 12, 3)
     model = models.build(SMALL, 5, **fields)
     params = {'params': randomised(model, images)}
-    logits, outputs = model.apply(params, images, return_intermediates=True)
-    np.testing.assert_array_equal(logits, model.apply(params, images))
+    logits, outputs = jax.jit(functools.partial(model.apply, return_intermediates=True))(
+        params, images)
+    expected = jax.jit(model.apply)(params, images)
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
     tokens = 6 + ('attention' not in fields)
     assert outputs['tokens'].shape == (3, 2, tokens, 32)
     assert outputs['embedded'].shape == outputs['encoded'].shape == (2, tokens, 32)
@@ -172,16 +177,78 @@ def test_intermediates(fields):
                                rtol=1e-5, atol=1e-4)
 
 
-def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits():
-    images = jax.random.uniform(jax.random.key(1), (2, 8, 8, 3))
-    low = models.build(SMALL, 5, dtype='bfloat16')
+@pytest.mark.parametrize('fields', [
+    dict(position='relative', position_at='every_layer', layer_scale_init=0.1), dict(pool='map'),
+    dict(attention='axial', pool='gap')], ids=str)
+def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
+    images = random_images(2, 8, 8, 3)
+    low = models.build(SMALL, 5, dtype='bfloat16', **fields)
     params = randomised(low, images)
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
-    logits = low.apply({'params': params}, images)
-    exact = models.build(SMALL, 5).apply({'params': params}, images)
+    logits, outputs = low.apply({'params': params}, images, return_intermediates=True)
+    exact = models.build(SMALL, 5, **fields).apply({'params': params}, images)
     assert logits.dtype == jnp.float32
-    error = np.abs(logits - exact).max() / np.abs(exact).max()
-    assert 1e-5 < error < 0.1  # it did compute in bfloat16, and reasonably
+    assert outputs['tokens'].dtype == outputs['embedded'].dtype == jnp.bfloat16
+    assert 1e-5 < np.abs(logits - exact).max() / np.abs(exact).max() < 0.03
+
+
+def test_relative_logits_of_bfloat16_are_summed_in_float32():
+    query, table = (random_images(*shape).astype(jnp.bfloat16)
+                    for shape in [(2, 9, 2, 16), (17, 2, 16)])
+    exact = position.relative_logits(query.astype(jnp.float32), table.astype(jnp.float32))
+    found = position.relative_logits(query, table)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact, atol=1e-5)
+
+
+def test_relative_logits_are_translation_invariant():
+    """Moved along the sequence, the same contents give each other the same logits."""
+    tokens, window = 11, 5
+    contents = random_images(1, window, 2, 8)
+    table = random_images(2 * tokens - 1, 2, 8, seed=2)
+
+    def within_window(start):
+        query = random_images(1, tokens, 2, 8, seed=3 + start)
+        query = query.at[:, start:start + window].set(contents)
+        logits = position.relative_logits(query, table)
+        return logits[:, :, start:start + window, start:start + window]
+
+    expected = within_window(0)
+    for start in range(1, tokens - window + 1):
+        np.testing.assert_allclose(within_window(start), expected, atol=1e-5)
+
+
+def random_draws(function, *args):
+    """Shapes of all random numbers that a function draws, a loop's body counted once."""
+    def walk(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == 'random_bits':
+                yield eqn.params['shape']
+            for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+                yield from walk(inner)
+    return sorted(walk(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+@pytest.mark.parametrize(('field', 'draws'), [
+    ('dropout_rate', [(2, 5, 32)] * 3 + [(2, 5, 48)]),  # embedding, attention, mlp's two
+    ('attention_dropout_rate', [(2, 4, 5, 5)]), ('stochastic_depth_rate', [(2,)] * 2)])
+def test_what_chance_acts_on(field, draws):
+    images = random_images(2, 8, 8, 3)
+    model = models.build(SMALL, 5, **{field: 0.5})
+    params = {'params': randomised(model, images)}
+    assert random_draws(lambda key: model.apply(params, images, train=True, rngs={'dropout': key}),
+                        jax.random.key(0)) == draws
+
+
+def test_initial_values():
+    model = models.build(SMALL, 5, hidden_size=256, layer_scale_init=0.1, head_bias_init=-10.0)
+    params = model.init(jax.random.key(0), random_images(1, 16, 16, 3))['params']
+    for name in ('scale1', 'scale2'):
+        np.testing.assert_array_equal(params['blocks'][name], np.float32(0.1))
+    np.testing.assert_array_equal(params['head']['kernel'], 0)
+    np.testing.assert_array_equal(params['head']['bias'], -10)
+    np.testing.assert_array_equal(params['cls'], 0)
+    assert np.std(params['position']['embedding']) == pytest.approx(0.02, rel=0.1)
 
 
 def test_dropout_acts_in_training_only_and_follows_its_key():
@@ -229,19 +296,30 @@ def test_attention_dropout_acts_on_the_weights():
     assert np.abs(logits(0.5, True) - expected).max() > 100 * tolerance
 
 
-def test_stochastic_depth_drops_whole_branches_linearly_in_depth():
-    """With rates 0, r/2, r; a layer whose two branches are dropped changes nothing."""
-    rate, number = 0.6, 4000
-    model = models.build(SMALL, 5, stochastic_depth_rate=rate)
-    image = random_images(1, 4, 4, 3)
+@pytest.mark.parametrize('fields', [dict(), dict(attention='axial', pool='gap')], ids=str)
+def test_stochastic_depth_drops_whole_branches_linearly_in_depth(fields):
+    """With rates 0, r/2, r; a layer all whose branches are dropped changes nothing."""
+    rate, number = 0.6, 2000
+    model = models.build(SMALL, 5, stochastic_depth_rate=rate, **fields)
+    image = random_images(1, 8, 8, 3)
+    branches = 4 if fields else 2
     params = {'params': randomised(model, image)}
     _, outputs = jax.jit(functools.partial(model.apply, train=True, return_intermediates=True))(
         params, jnp.tile(image, (number, 1, 1, 1)), rngs={'dropout': jax.random.key(1)})
     before = outputs['embedded'][None]
     layers = np.concatenate([before, outputs['tokens']])
     unchanged = (layers[1:] == layers[:-1]).all((2, 3)).mean(axis=1)
-    for found, expected in zip(unchanged, [0, (rate / 2) ** 2, rate**2], strict=True):
+    for found, expected in zip(unchanged, [0, (rate / 2) ** branches, rate**branches],
+                               strict=True):
         assert abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / number)
+
+
+def test_stochastic_depth_is_off_in_evaluation():
+    images = random_images(2, 8, 8, 3)
+    params = {'params': randomised(models.build(SMALL, 5), images)}
+    np.testing.assert_array_equal(
+        models.build(SMALL, 5, stochastic_depth_rate=0.9).apply(params, images),
+        models.build(SMALL, 5).apply(params, images))
 
 
 @pytest.mark.parametrize('parts', [1, 3])
@@ -269,7 +347,12 @@ def test_stochastic_depth_keeps_the_expectation(parts):
     (dict(num_heads=5), 'hidden_size 32 does not divide among 5 heads'),
     (dict(dropout_rate=1.0), 'model.dropout_rate is 1.0: expected at least 0 and below 1'),
     (dict(stochastic_depth_rate=-0.1), 'model.stochastic_depth_rate is -0.1'),
-    (dict(unroll=0), 'model.unroll is 0: expected at least 1'),
+    (dict(unroll=0), 'model.unroll is 0: expected a whole number, at least 1'),
+    (dict(num_heads=0), 'model.num_heads is 0'),
+    (dict(num_layers=2.5), 'model.num_layers is 2.5: expected a whole number'),
+    (dict(layer_scale_init=-1), 'model.layer_scale_init is -1: expected at least 0'),
+    (dict(patch_size=0), r'model.patch_size 0: expected one positive integer'),
+    (dict(droput_rate=0.1), "model has no field 'droput_rate'. Did you mean dropout_rate"),
     (dict(remat_policy='full'), "model.remat_policy is 'full'. It is one of: none, nothing_savea"),
     (dict(gelu='exact'), "model.gelu is 'exact'. It is one of: tanh, erf"),
     (dict(dtype='float16'), 'It is one of: float32, bfloat16')], ids=str)
@@ -291,13 +374,13 @@ def test_as_pair_refuses(size):
 
 def test_image_not_divisible_by_patch():
     with pytest.raises(UserError, match=r'image_size 384x384 is not divisible by patch_size 14x14. '
-                                        r'The nearest sizes are 378x378 and 392x392'):
+                                        r'The nearest image sizes are 378x378 and 392x392'):
         jax.eval_shape(models.build('ti14', 10).init, jax.random.key(0), jnp.ones((1, 384, 384, 3)))
 
 
 def test_image_of_another_size_than_trained():
     model = models.build(SMALL, 5)
     params = model.init(jax.random.key(0), jnp.ones((1, 8, 8, 3)))
-    message = r'made with shape \(1, 5, 32\) and this image of 3x3 patches needs \(1, 10, 32\)'
+    message = r'made with shape \(1, 5, 32\) and these 3x3 patches need \(1, 10, 32\)'
     with pytest.raises(UserError, match=message):
         model.apply(params, jnp.ones((1, 12, 12, 3)))

@@ -30,11 +30,11 @@ class Attention(nn.Module):
         """Returns tokens like `x`, and the weights before dropout or None.
 
         Args:
-          x: what asks.
-          context: what is looked at; `x` itself for self-attention.
+          x: queries come from it.
+          context: keys and values come from it; `x` itself for self-attention.
           relative: embeddings of the offsets, see position.relative_logits.
-          return_weights: also give float32 [batch, heads, queries, tokens]; they are computed
-            beside the result, which stays the same bit for bit.
+          return_weights: also give float32 [batch, heads, queries, tokens], computed beside the
+            result.
         """
         hidden_size = x.shape[-1]
 

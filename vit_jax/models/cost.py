@@ -10,7 +10,9 @@ from jax.extend.core import jaxprs_in_params
 
 
 class Cost(NamedTuple):
-    """Attributes:
+    """Size and work of a model.
+
+    Attributes:
       parameters: numbers that are trained.
       flops: of the forward pass for one image; a multiplication and an addition are two.
     """

@@ -45,10 +45,10 @@ class StochasticDepth(nn.Module):
     @nn.compact
     def __call__(self, y: Float[Array, 'batch tokens hidden'], rate: Float[Array, ''],
                  images: int):
-        """`batch` may hold several parts of an image behind each other; they share its fate."""
+        """`batch` may hold several lines of each image; they are dropped together."""
         keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - rate, (images,))
         factor = jnp.repeat(keep / (1 - rate), len(y) // images)
-        return y * factor[:, None, None].astype(y.dtype)
+        return (y * factor[:, None, None]).astype(y.dtype)  # 1 / (1 - rate) is no bfloat16
 
 
 class EncoderBlock(nn.Module):
@@ -75,20 +75,20 @@ class EncoderBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'],
-                 depth_rate: Float[Array, ''] | None, position: Array | None, train: bool,
+                 depth_rate: Float[Array, ''] | None, embedding: Array | None, train: bool,
                  return_intermediates: bool):
         """Returns the tokens, and a dict of intermediates or None: what nn.scan collects.
 
         Args:
           depth_rate: of stochastic depth in this layer; None: off.
-          position: a shared position embedding, see position.Position.
+          embedding: the position embedding that all layers share, see position.Position.
         """
         if self.position_at == 'every_layer':
-            position = Position(self.position, self.grid, self.class_token, self.num_heads,
-                                name='position')(x.shape[-1])
-        relative = position if self.position == 'relative' else None
-        if position is not None and relative is None:
-            x = x + position.astype(x.dtype)
+            embedding = Position(self.position, self.grid, self.class_token, self.num_heads,
+                                 name='position')(x.shape[-1])
+        relative = embedding if self.position == 'relative' else None
+        if embedding is not None and relative is None:
+            x = x + embedding.astype(x.dtype)
 
         norm = functools.partial(nn.LayerNorm, epsilon=self.layer_norm_epsilon, dtype=self.dtype)
         y = norm(name='norm1')(x)
@@ -126,17 +126,17 @@ class AxialBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'],
-                 depth_rate: Float[Array, ''] | None, position: Array | None, train: bool,
+                 depth_rate: Float[Array, ''] | None, embedding: Array | None, train: bool,
                  return_intermediates: bool):
         """As EncoderBlock; attention weights are [batch, rows or columns, heads, query, key]."""
         batch, tokens, hidden_size = x.shape
         rows, columns = self.grid
         relative = self.position == 'relative'
         if self.position_at == 'every_layer' and not relative:
-            position = Position(self.position, self.grid, class_token=False, num_heads=0,
-                                name='position')(hidden_size)
-        if position is not None:
-            x = x + position.astype(x.dtype)
+            embedding = Position(self.position, self.grid, class_token=False, num_heads=0,
+                                 name='position')(hidden_size)
+        if embedding is not None:
+            x = x + embedding.astype(x.dtype)
 
         def along(name, x):  # [batch, lines, length, hidden]
             lines, length = x.shape[1:3]
@@ -157,7 +157,10 @@ class AxialBlock(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query attends to all tokens, then an MLP (MAP, arXiv 2106.04560 section 3.2)."""
+    """One learned query attends to all tokens, then an MLP (MAP, arXiv 2106.04560 section 3.2).
+
+    Without dropout, as in big_vision.
+    """
 
     mlp_dim: int
     num_heads: int

@@ -8,7 +8,8 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError, check_choice
 
 # Where each kind can act: added to the tokens once at the stem, or in every layer, with its own
-# parameters or with shared ones. A relative embedding acts inside the attention.
+# parameters or with shared ones. A relative embedding acts inside the attention of every layer;
+# the paper's, which it lists under 'stem', is taken to have parameters in each (every_layer).
 PLACES = {
     'none': ('stem',),
     'learned_1d': ('stem', 'every_layer', 'shared'),
@@ -39,7 +40,8 @@ class Position(nn.Module):
     def __call__(self, hidden_size: int) -> Float[Array, '...']:
         """Returns [1, tokens, hidden_size] to be added; 'relative': see relative_logits.
 
-        Raises UserError when the parameters were made for another number of tokens.
+        Raises UserError when the parameters were made for another number of tokens; a grid of
+        another shape with as many tokens is not noticed in the 1-D kinds.
         """
         rows, columns = self.grid
         tokens = rows * columns + self.class_token
@@ -60,13 +62,13 @@ class Position(nn.Module):
         return jnp.pad(patches, ((0, 0), (int(self.class_token), 0), (0, 0)))
 
     def learned(self, name, shape):
-        """A parameter whose shape follows from the image's."""
+        """A parameter whose shape depends on the grid."""
         if self.has_variable('params', name):
             known = self.get_variable('params', name).shape
             if known != shape:
                 raise UserError(
                     f'the position embedding ({self.kind}, {name}) was made with shape {known} and '
-                    f'this image of {self.grid[0]}x{self.grid[1]} patches needs {shape}. Use '
+                    f'these {self.grid[0]}x{self.grid[1]} patches need {shape}. Use '
                     'images of the size that the parameters were trained on, or resize the '
                     'embedding first.')
         return self.param(name, nn.initializers.normal(stddev=0.02), shape)
@@ -96,8 +98,9 @@ def relative_logits(query: Float[Array, 'batch tokens heads head_dim'],
     batch, tokens, heads, head_dim = query.shape
     x = jnp.einsum('bqhd,rhd->bhqr', query, table.astype(query.dtype),
                    preferred_element_type=jnp.float32) / np.sqrt(head_dim)
-    # Row q needs columns tokens - 1 - q onwards: written in rows one entry shorter than padded
-    # ones, each row moves one to the left of the row above. A gather would be slow on TPU.
+    # Row q is wanted from entry tokens - 1 - q on. In rows padded to 2 tokens that entry lies at
+    # tokens - 1 + q (2 tokens - 1), so after dropping tokens - 1 entries rows of 2 tokens - 1 start
+    # there. A gather would be slow on TPU.
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
     x = x[:, :, tokens - 1:-1].reshape(batch, heads, tokens, 2 * tokens - 1)
     return x[..., :tokens]
@@ -109,7 +112,7 @@ def check(kind: str, place: str, hidden_size: int) -> None:
     check_choice('model.position_at', place, ('stem', 'every_layer', 'shared'))
     if place not in PLACES[kind]:
         raise UserError(f'model.position {kind} cannot act at model.position_at {place}: with it '
-                        f'model.position_at is {" or ".join(PLACES[kind])} (ViT table 8).')
+                        f'model.position_at is {" or ".join(PLACES[kind])}.')
     divisor = {'learned_2d': 2, 'sincos_2d': 4}.get(kind, 1)
     if hidden_size % divisor:
         raise UserError(f'model.hidden_size {hidden_size} is not divisible by {divisor}, which '

@@ -177,17 +177,21 @@ class Backbone(nn.Module):
 
 def feature_grid(image_size: tuple[int, int], num_stages: int) -> tuple[int, int]:
     """(rows, columns) of the last feature map: every halving rounds up."""
-    halvings = 2 + max(num_stages - 1, 0)
-    return tuple(-(-side // 2**halvings) for side in image_size)
+    return tuple(-(-side // stride(num_stages)) for side in image_size)
+
+
+def stride(num_stages: int) -> int:
+    """Pixels per point of the last feature map; every stage but the first doubles the root's 4."""
+    return 4 * 2 ** max(num_stages - 1, 0)
 
 
 class ResNet(nn.Module):
     """The paper's baseline (section 4.1): images to logits. Attributes are `config.model`'s.
 
-      resnet: fields of Backbone, without the three below.
+    Attributes:
+      resnet: fields of Backbone, without dtype, unroll and remat_policy.
       unroll: residual units compiled side by side in each stage's loop.
-      remat_policy: see stack.REMAT_POLICIES.
-      The others as in ViT.
+      num_classes, head_bias_init, dtype, remat_policy: as in ViT.
     """
 
     num_classes: int

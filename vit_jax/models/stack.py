@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 
 # 'none' keeps every activation for the backward pass; the others are jax.checkpoint_policies.
+# Convolutions are kept by dots_saveable, not by dots_with_no_batch_dims_saveable.
 REMAT_POLICIES = ('none', 'nothing_saveable', 'dots_saveable',
                   'dots_with_no_batch_dims_saveable', 'everything_saveable')
 

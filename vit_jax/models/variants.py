@@ -83,13 +83,16 @@ def get(name: str) -> dict:
 
 
 def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:
-    """Fields of resnet.Backbone for a hybrid, as in the released ones."""
+    """Fields of resnet.Backbone for a hybrid, as in Google's code.
+
+    In timm the epsilons are 1e-5 and, on the variance, 1e-8.
+    """
     return dict(units=units, width=width, preactivation=False, fixed_padding=False, num_groups=32,
                 group_norm_epsilon=1e-6, weight_epsilon=1e-5, weight_epsilon_on='std')
 
 
 def bit_resnet(units: tuple[int, ...], width: int = 64) -> dict:
-    """Fields of resnet.Backbone for the baseline, as in BiT."""
+    """Fields of resnet.Backbone for the baseline, as in BiT; timm has 1e-8 on the variance."""
     return dict(units=units, width=width, preactivation=True, fixed_padding=True, num_groups=32,
                 group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
 

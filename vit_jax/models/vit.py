@@ -16,7 +16,7 @@ from vit_jax.models.stack import stack
 class ViT(nn.Module):
     """Images to logits. Attributes are the fields of `config.model`."""
 
-    num_classes: int  # 0: no head, the representation itself
+    num_classes: int  # 0: no last layer of the head, what stands before it
     patch_size: tuple[int, ...]  # (height, width); of the feature map in a hybrid
     hidden_size: int
     num_layers: int
@@ -26,10 +26,10 @@ class ViT(nn.Module):
     attention: str = 'full'  # | 'axial' (appendix D.6)
     position: str = 'learned_1d'  # | 'none' | 'learned_2d' | 'sincos_2d' | 'relative' (table 8)
     position_at: str = 'stem'  # | 'every_layer' | 'shared' by all layers
-    pool: str = 'cls'  # token | 'gap': mean over tokens | 'map': attention | 'none': every token
+    pool: str = 'cls'  # class token | 'gap': mean | 'map': attention | 'none': every token
     representation_size: int = 0  # hidden tanh layer of the head; 0: a single linear layer
-    dropout_rate: float = 0.0  # after dense layers except query, key, value, and the embedding
-    attention_dropout_rate: float = 0.0  # of attention weights
+    dropout_rate: float = 0.0  # after the embedding and each dense layer of a block but q, k, v
+    attention_dropout_rate: float = 0.0  # of attention weights in the blocks
     stochastic_depth_rate: float = 0.0  # of the last layer's branches; linear in depth from 0
     layer_scale_init: float = 0.0  # of learned factors of residual branches; 0: none
     gelu: str = 'tanh'  # as in Google's code | 'erf' as in timm and Hugging Face
@@ -48,7 +48,7 @@ class ViT(nn.Module):
 
         Args:
           train: dropout and stochastic depth act, with the PRNG key 'dropout'.
-          return_intermediates: return (logits, dict), the logits being the same, with
+          return_intermediates: return (logits, dict), the logits being equal up to rounding, with
             embedded        [batch, tokens, hidden]: what the first layer gets;
             tokens          [layers, batch, tokens, hidden]: what each layer gives;
             attention       [layers, batch, heads, query, key] float32; in an axial model
@@ -59,21 +59,21 @@ class ViT(nn.Module):
 
         Raises:
           UserError: an image side is not a multiple of the patch's, or the position embedding was
-            made for images of another size.
+            made for another number of patches.
         """
         grid = self.grid(images.shape[1:3])
         x = self.embed(images)
         if self.pool == 'cls':
             cls = self.param('cls', nn.initializers.zeros, (1, 1, self.hidden_size))
             x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
-        position = None
+        embedding = None
         if self.position != 'none' and self.position_at != 'every_layer':
-            position = Position(self.position, grid, self.pool == 'cls', self.num_heads,
+            embedding = Position(self.position, grid, self.pool == 'cls', self.num_heads,
                                 name='position')(self.hidden_size)
-        if self.position_at == 'stem' and position is not None:
-            x, position = x + position.astype(x.dtype), None
+        if self.position_at == 'stem' and embedding is not None:
+            x, embedding = x + embedding.astype(x.dtype), None
         x = embedded = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
-        x, per_layer = self.encode(x, grid, position, train, return_intermediates)
+        x, per_layer = self.encode(x, grid, embedding, train, return_intermediates)
         encoded = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name='norm')(x)
         representation = self.pool_tokens(encoded)
         logits = self.classify(representation)
@@ -86,11 +86,11 @@ class ViT(nn.Module):
         """(rows, columns) of patches; raises UserError when patches do not tile the image."""
         patch = as_pair(self.patch_size)
         if self.resnet is None:
-            check_divisible(image_size, patch, 'image_size')
+            check_divisible(image_size, patch)
             return image_size[0] // patch[0], image_size[1] // patch[1]
-        features = resnet.feature_grid(image_size, len(self.resnet['units']))
-        check_divisible(features, patch, f'the feature map of image_size {image_size[0]}x'
-                                         f'{image_size[1]}, which is')
+        num_stages = len(self.resnet['units'])
+        features = resnet.feature_grid(image_size, num_stages)
+        check_divisible(features, patch, resnet.stride(num_stages))
         return features[0] // patch[0], features[1] // patch[1]
 
     def embed(self, images):
@@ -103,7 +103,7 @@ class ViT(nn.Module):
                     name='embedding')(images)
         return x.reshape(len(x), -1, self.hidden_size)
 
-    def encode(self, x, grid, position, train, return_intermediates):
+    def encode(self, x, grid, embedding, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
         fields = {name: getattr(self, name) for name in (
             'mlp_dim', 'num_heads', 'dropout_rate', 'attention_dropout_rate', 'layer_scale_init',
@@ -119,7 +119,7 @@ class ViT(nn.Module):
         rates = None
         if self.stochastic_depth_rate:
             rates = jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
-        return blocks(**fields, **where, name='blocks')(x, rates, position, train,
+        return blocks(**fields, **where, name='blocks')(x, rates, embedding, train,
                                                         return_intermediates)
 
     def pool_tokens(self, x):
@@ -144,24 +144,30 @@ class ViT(nn.Module):
         return x
 
 
-def as_pair(size) -> tuple[int, int]:
+def as_pair(size, field: str = 'size') -> tuple[int, int]:
     """(height, width) of a size given as an int, (side,) or (height, width); int means square.
 
     Raises UserError when it is none of these.
     """
     sides = (size,) if isinstance(size, int) else tuple(size)
     if len(sides) not in (1, 2) or not all(isinstance(s, int) and s > 0 for s in sides):
-        raise UserError(f'size {size!r}: expected one positive integer, or height and width, '
+        raise UserError(f'{field} {size!r}: expected one positive integer, or height and width, '
                         'as in 224 or 224,160.')
     return (sides[0], sides[-1])
 
 
-def check_divisible(size: tuple[int, int], patch_size: tuple[int, int], what: str) -> None:
-    """Raises UserError, with the nearest sizes that fit, unless patches tile `what`, the image."""
-    if any(i % p or not i for i, p in zip(size, patch_size, strict=True)):
-        smaller, larger = (
-            'x'.join(str(max(1, i // p + up) * p) for i, p in zip(size, patch_size, strict=True))
-            for up in (0, 1))
-        raise UserError(
-            f'{what} {size[0]}x{size[1]} is not divisible by patch_size '
-            f'{patch_size[0]}x{patch_size[1]}. The nearest sizes are {smaller} and {larger}.')
+def check_divisible(size: tuple[int, int], patch_size: tuple[int, int], stride: int = 1) -> None:
+    """Raises UserError, with the nearest image sizes that fit, unless patches tile the image.
+
+    Args:
+      size: of the image, or of the feature map that has one point for `stride` pixels.
+    """
+    if all(i and i % p == 0 for i, p in zip(size, patch_size, strict=True)):
+        return
+    smaller, larger = (
+        'x'.join(str(max(1, i // p + up) * p * stride)
+                 for i, p in zip(size, patch_size, strict=True)) for up in (0, 1))
+    what = 'image_size' if stride == 1 else f'the feature map (one point for {stride} pixels) of'
+    raise UserError(
+        f'{what} {size[0]}x{size[1]} is not divisible by patch_size {patch_size[0]}x'
+        f'{patch_size[1]}. The nearest image sizes are {smaller} and {larger}.')
