@@ -1,9 +1,11 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from vit_jax import config as config_lib
 from vit_jax import optimizer
+from vit_jax.errors import UserError
 
 
 def settings(**fields):
@@ -50,3 +52,41 @@ def test_sgd_with_momentum_by_hand():
     np.testing.assert_allclose(updates['bias'], [-1.0])
     updates, _ = tx.update({'bias': jnp.array([4.0])}, state, params)
     np.testing.assert_allclose(updates['bias'], [-0.5 * (0.9 * 2 + 4)], rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_learning_rates_by_parameter(name):
+    """Frozen ones stay, have no state and no part in the clipping; others are multiplied."""
+    config = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,
+                      weight_decay=0.2, lr_factors=('^head/=1', 'norm=0.5', '.=0'))
+    plain = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,
+                     weight_decay=0.2)
+    params = {'head': {'kernel': jnp.array([2.0, 1.0])}, 'blocks': {'kernel': jnp.array([3.0])},
+              'norm': {'scale': jnp.array([1.0])}}
+    grads = {'head': {'kernel': jnp.array([3.0, 0.0])}, 'blocks': {'kernel': jnp.array([100.0])},
+             'norm': {'scale': jnp.array([4.0])}}
+
+    def update(config, params, grads):
+        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+        state = tx.init(params)
+        return tx.update(grads, state, params)[0], state
+
+    updates, state = update(config, params, grads)
+    without = lambda tree: {n: x for n, x in tree.items() if n != 'blocks'}  # noqa: E731
+    expected, small_state = update(plain, without(params), without(grads))
+    np.testing.assert_array_equal(updates['blocks']['kernel'], [0.0])
+    np.testing.assert_allclose(updates['head']['kernel'], expected['head']['kernel'], rtol=1e-6)
+    np.testing.assert_allclose(updates['norm']['scale'], 0.5 * expected['norm']['scale'], rtol=1e-6)
+    count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
+    assert count(state) == count(small_state)
+
+
+@pytest.mark.parametrize(('rule', 'message'), [
+    ('head', "'head' cannot be read .*expected REGEX=FACTOR, for example"),
+    ('(=1', 'cannot be read'), ('head=-1', 'with a factor of at least 0'),
+    ('haed=1', r"'haed=1' fits no parameter. Their paths are: head/kernel")])
+def test_learning_rate_rules_that_make_no_sense(rule, message):
+    config = settings(lr_factors=(rule,))
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+    with pytest.raises(UserError, match=message):
+        tx.init({'head': {'kernel': jnp.ones(2)}})

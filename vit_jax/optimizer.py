@@ -1,8 +1,13 @@
 """The optax chain and the learning-rate schedule of a config (ViT section 4.1, tables 3 and 4)."""
 
+import re
+
 import jax
 import optax
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
 
 
 def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
@@ -27,7 +32,8 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     """Clipping, then Adam or SGD, then decoupled weight decay, then the learning rate.
 
     Weight decay is optax's: multiplied by the learning rate, and here only on parameters whose
-    last name is in `config.decay_names`.
+    last name is in `config.decay_names`. Parameters that `config.lr_factors` freezes have no part
+    in the gradient norm, no optimizer state and no decay.
 
     Args:
       config: `config.optimizer`.
@@ -42,6 +48,59 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     def decays(params):
         return jax.tree.map_with_path(lambda path, _: path[-1].key in config.decay_names, params)
 
-    return optax.chain(clip, direction,
-                       optax.add_decayed_weights(config.weight_decay, mask=decays),
-                       optax.scale_by_learning_rate(schedule))
+    chain = optax.chain(clip, direction,
+                        optax.add_decayed_weights(config.weight_decay, mask=decays),
+                        optax.scale_by_learning_rate(schedule))
+    if not config.lr_factors:
+        return chain
+
+    def trained(params):
+        return jax.tree.map(bool, lr_factors(params, config.lr_factors))
+
+    def frozen(params):
+        return jax.tree.map(lambda factor: not factor, lr_factors(params, config.lr_factors))
+
+    def multiply(updates, params):
+        return jax.tree.map(lambda u, factor: u * factor, updates,
+                            lr_factors(params, config.lr_factors))
+
+    return optax.chain(optax.masked(chain, trained), optax.masked(optax.set_to_zero(), frozen),
+                       optax.stateless(multiply))
+
+
+def lr_factors(params: PyTree, rules: tuple[str, ...]) -> PyTree:
+    """What the learning rate of each parameter is multiplied with.
+
+    Args:
+      params: nested dict.
+      rules: 'REGEX=FACTOR'; the first one whose expression is found in the path, as in
+        'blocks/mlp/dense1/kernel', decides, and without one the factor is 1.
+
+    Raises:
+      UserError: a rule cannot be read or fits no parameter.
+    """
+    parsed = [parse_rule(rule) for rule in rules]
+    names = jax.tree.map_with_path(
+        lambda path, _: jax.tree_util.keystr(path, simple=True, separator='/'), params)
+    for rule, (pattern, _) in zip(rules, parsed, strict=True):
+        if not any(map(pattern.search, jax.tree.leaves(names))):
+            raise UserError(f'optimizer.lr_factors {rule!r} fits no parameter. Their paths are: '
+                            f'{", ".join(jax.tree.leaves(names))}.')
+    return jax.tree.map(
+        lambda name: next((factor for pattern, factor in parsed if pattern.search(name)), 1.0),
+        names)
+
+
+def parse_rule(rule: str) -> tuple[re.Pattern, float]:
+    """'^head=1' as (compiled '^head', 1.0); raises UserError when it is nothing of the kind."""
+    pattern, _, factor = rule.rpartition('=')
+    try:
+        parsed = re.compile(pattern), float(factor)
+    except (re.error, ValueError) as error:
+        raise UserError(f'optimizer.lr_factors {rule!r} cannot be read ({error}): expected '
+                        'REGEX=FACTOR, for example ^head=1 and .=0 to train the head only.'
+                        ) from error
+    if not pattern or parsed[1] < 0:
+        raise UserError(f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor of '
+                        'at least 0.')
+    return parsed

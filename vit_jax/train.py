@@ -1,6 +1,7 @@
 """The training loop: from a config and a workdir to checkpoints, metrics and curves."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -24,6 +25,7 @@ from vit_jax import (
     metrics,
     models,
     optimizer,
+    pretrained,
     progress,
     sharding,
     steps,
@@ -76,6 +78,7 @@ class Trainer:
                  stack: contextlib.ExitStack):
         self._directory, self._interrupts = directory, interrupts
         self._mesh = sharding.make_mesh(config.mesh)
+        config, self._pretrained = pretrained.take_fields(config, directory)
         sharding.check_batch(config.batch_size, config.accum_steps, self._mesh)
         train_split, eval_split = config.dataset.train_split, config.dataset.eval_split
         self._train_source = data.open_source(config.dataset, train_split)
@@ -163,7 +166,19 @@ class Trainer:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
             jax.eval_shape(init))
         state = self._checkpointer.restore_latest(self._abstract_state)
-        return jax.jit(init, out_shardings=placed)() if state is None else state
+        if state is None:
+            state = jax.jit(init, out_shardings=placed)()
+            if self._pretrained is not None:
+                state = self._start_from_pretrained(state)
+        self._pretrained = None  # the host needs them no longer
+        return state
+
+    def _start_from_pretrained(self, state):
+        loaded = pretrained.initial_params(self._pretrained, self._config,
+                                           self._abstract_state.params)
+        params = pretrained.replace_params(state.params, loaded)
+        average = state.ema_params and jax.tree.map(jnp.copy, params)  # both are donated
+        return dataclasses.replace(state, params=params, ema_params=average)
 
     def _announce(self):
         config = self._config

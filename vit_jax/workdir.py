@@ -45,10 +45,8 @@ def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> Con
     Raises:
       UserError: the workdir belongs to another config or other classes; lists what differs.
     """
-    path = os.path.join(workdir, 'config.json')
-    checkpoints = checkpoint_directory(workdir)
-    if os.path.isdir(checkpoints) and os.listdir(checkpoints):
-        old = _load(path)
+    old = recorded_config(workdir)
+    if old is not None:
         lines = config_lib.differences(old, config)
         classes = _load(os.path.join(workdir, 'classes.json'))
         if classes != list(class_names):
@@ -64,6 +62,14 @@ def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> Con
         config = config.copy_and_resolve_references()
         config.accum_steps = config.accum_steps or old['accum_steps']
     return config
+
+
+def recorded_config(workdir: str) -> dict | None:
+    """The config of a run that has saved something, None otherwise; UserError if unreadable."""
+    checkpoints = checkpoint_directory(workdir)
+    if os.path.isdir(checkpoints) and os.listdir(checkpoints):
+        return _load(os.path.join(workdir, 'config.json'))
+    return None
 
 
 def record(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> None:

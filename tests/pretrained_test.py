@@ -1,0 +1,73 @@
+"""Runs that start from pre-trained weights, through the command."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import TINY
+from vit_jax import weights
+
+FIELDS = TINY | {'num_steps': 6, 'eval_every': 0, 'checkpoint_every': 3, 'image_size': 16}
+
+
+@pytest.fixture(scope='module')
+def digits_run(tmp_path_factory, run_main):
+    """A workdir with a model of 10 digits, exact GELU."""
+    workdir = tmp_path_factory.mktemp('pretrained') / 'digits'
+    result = run_main(workdir, fields=FIELDS | {'model.gelu': 'erf'})
+    assert result.returncode == 0, result.stderr
+    return workdir
+
+
+def finetune(run_main, workdir, source, data, **fields):
+    return run_main(workdir, fields=FIELDS | {
+        'pretrained': source, 'dataset.name': data, 'image_size': 24,
+        'transfer.take': ('model.gelu', 'preprocess.crop_ratio')} | fields)
+
+
+def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_main, tmp_path):
+    """From a workdir, with larger images; the run goes on without the weights."""
+    source = shutil.copytree(digits_run, tmp_path / 'digits')
+    frozen = {'optimizer.lr_factors': ('^head/=1', '.=0')}
+    result = finetune(run_main, tmp_path / 'run', source, image_directory, num_steps=3,
+                      **frozen, **{'optimizer.warmup_steps': 1})
+    assert result.returncode == 0, result.stderr
+    assert 'resized      position/embedding               (1, 37, 16), was (1, 17, 16)' in (
+        result.stderr)
+    config = json.loads((tmp_path / 'run' / 'config.json').read_text())
+    assert config['model']['gelu'] == 'erf'  # the config file says tanh
+    before, after = (weights.load(str(w)) for w in (source, tmp_path / 'run'))
+    assert (before.num_classes, after.num_classes) == (10, 3)
+    for part in ('blocks', 'norm', 'embedding', 'cls'):
+        jax.tree.map(np.testing.assert_array_equal, before.params[part], after.params[part])
+    assert np.abs(after.params['head']['kernel']).max() > 0
+
+    shutil.rmtree(source)
+    result = finetune(run_main, tmp_path / 'run', source, image_directory, **frozen,
+                      **{'optimizer.warmup_steps': 1})
+    assert result.returncode == 0, result.stderr
+    assert 'continuing from the checkpoint of step 3' in result.stderr
+
+
+def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tmp_path):
+    result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, num_steps=5,
+                      ema_decay=1.0, **{'image_size': 16})
+    assert result.returncode == 0, result.stderr
+    before, after = (weights.load(str(w)) for w in (digits_run, tmp_path / 'run'))
+    jax.tree.map(np.testing.assert_array_equal, before.params['blocks'], after.params['blocks'])
+
+
+@pytest.mark.parametrize(('fields', 'message'), [
+    ({'model.hidden_size': 32}, 'in the pre-trained weights and'),
+    ({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz'),
+    ({'pretrained': ''}, 'this recipe starts from pre-trained weights: add --config.pretrained'),
+    ({'transfer.take': ('model.gleu',)},
+     "'model.gleu', which is no field. Did you mean model.gelu")], ids=str)
+def test_bad_input(fields, message, digits_run, image_directory, run_main, tmp_path):
+    result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, **fields)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert 'Traceback' not in result.stderr

@@ -1,0 +1,85 @@
+"""Starts a run from pre-trained weights: which config fields they decide, and the parameters."""
+
+import logging
+
+import jax
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import models, weights, workdir
+from vit_jax.errors import UserError, nearest_names
+from vit_jax.weights import adapt
+
+log = logging.getLogger(__name__)
+
+
+def take_fields(config: ConfigDict, directory: str) -> tuple[ConfigDict, weights.Weights | None]:
+    """Fills in the fields of `transfer.take`, and loads the weights where a run begins.
+
+    Args:
+      config: as the user gave it.
+      directory: the workdir; a run that goes on takes the values that it began with.
+
+    Returns:
+      The config, and the weights, None when there are none or they are not needed any more.
+
+    Raises:
+      UserError: the weights cannot be read, or fields of `transfer.take` do not exist.
+    """
+    if not config.pretrained:
+        if config.transfer.take:
+            raise UserError('this recipe starts from pre-trained weights: add '
+                            '--config.pretrained=WEIGHTS, a file, a directory, a workdir, '
+                            'hf:ORGANISATION/NAME or timm:NAME.')
+        return config, None
+    begun = workdir.recorded_config(directory)
+    loaded = None if begun else weights.load(config.pretrained)
+    known = begun or {'model': loaded.model, 'preprocess': loaded.preprocess or {}}
+    config = config.copy_and_resolve_references()
+    for field in config.transfer.take:
+        if field not in config_lib.flatten(config):
+            near = nearest_names(field, list(config_lib.flatten(config)))
+            raise UserError(f'transfer.take names {field!r}, which is no field. {near}')
+        section, _, name = field.rpartition('.')
+        value = _lookup(known, field)
+        if value is None:
+            log.info('the weights do not say %s: it stays %s', field,
+                     config_lib.get(config, field))
+            continue
+        holder = config_lib.get(config, section)
+        holder[name] = tuple(value) if isinstance(value, list) else value
+    return config, loaded
+
+
+def initial_params(loaded: weights.Weights, config: ConfigDict, abstract_params: PyTree) -> PyTree:
+    """The weights as parameters of the model, without its head; logs what became of each.
+
+    Args:
+      abstract_params: the model's parameters by shape, nested.
+
+    Raises:
+      UserError: the weights are of another model.
+    """
+    grid = models.build(config.model, 1).grid(config.image_size)
+    learned_1d = loaded.model.get('position') == 'learned_1d'
+    params, changes = adapt.adapt(
+        loaded.params, abstract_params, grid=grid,
+        source_grid=loaded.grid() if learned_1d else None,
+        resize=config.transfer.position_resize, resize_patches=config.transfer.resize_patches)
+    log.info('pre-trained weights from %s (%s layout):\n%s', loaded.source, loaded.layout,
+             adapt.table(changes))
+    return params
+
+
+def replace_params(params: PyTree, loaded: PyTree) -> PyTree:
+    """`params` with the arrays of `loaded` in their places, sharded as the old ones were."""
+    return {name: (replace_params(value, loaded[name]) if isinstance(value, dict) else
+                   jax.device_put(loaded[name], value.sharding)) if name in loaded else value
+            for name, value in params.items()}
+
+
+def _lookup(tree, field):
+    for name in field.split('.'):
+        tree = (tree or {}).get(name)
+    return tree
