@@ -99,6 +99,31 @@ def test_imagenet21k_head():
     assert config.optimizer.end_learning_rate == 1e-5
 
 
+finetune = load('finetune')
+
+
+@pytest.mark.parametrize(('arg', 'steps', 'warmup', 'held_out', 'size'), [
+    ('l16,imagenet2012', 20_000, 500, 1, 384),  # table 4, row by row
+    ('b16,cifar10', 10_000, 500, 2, 384), ('b32,cifar100', 10_000, 500, 2, 384),
+    ('b16,oxford_iiit_pet', 500, 100, 10, 384), ('h14,oxford_flowers102', 500, 100, 10, 392),
+    ('r50_b16,vtab', 2_500, 0, 20, 384), ('r152x2,cifar10', 10_000, 500, 2, 384)])
+def test_table_4(arg, steps, warmup, held_out, size):
+    config = checked(finetune.get_config(arg))
+    o = config.optimizer
+    assert (config.num_steps, o.warmup_steps, config.image_size) == (steps, warmup, (size, size))
+    assert config.dataset.train_split == f'train[:{100 - held_out}%]'
+    assert config.dataset.eval_split == f'train[{100 - held_out}%:]'
+    assert (config.batch_size, o.name, o.momentum, o.schedule, o.weight_decay, o.clip_norm) == (
+        512, 'sgd', 0.9, 'cosine', 0.0, 1.0)
+    fields = config_lib.flatten(config)
+    assert all(field in fields for field in config.transfer.take)
+
+
+def test_unknown_data_set_to_finetune_on():
+    with pytest.raises(UserError, match="unknown data set 'cifar1000'. Did you mean cifar100"):
+        finetune.get_config('b16,cifar1000')
+
+
 def test_unknown_data_set():
     message = "unknown data set 'imagenet2021'. Did you mean imagenet2012"
     with pytest.raises(UserError, match=message):

@@ -58,7 +58,7 @@ def test_sgd_with_momentum_by_hand():
 def test_learning_rates_by_parameter(name):
     """Frozen ones stay, have no state and no part in the clipping; others are multiplied."""
     config = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,
-                      weight_decay=0.2, lr_factors=('^head/=1', 'norm=0.5', '.=0'))
+                      weight_decay=0.2, lr_factors='^head/=1,norm=0.5,.=0')
     plain = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,
                      weight_decay=0.2)
     params = {'head': {'kernel': jnp.array([2.0, 1.0])}, 'blocks': {'kernel': jnp.array([3.0])},
@@ -82,11 +82,11 @@ def test_learning_rates_by_parameter(name):
 
 
 @pytest.mark.parametrize(('rule', 'message'), [
-    ('head', "'head' cannot be read .*expected REGEX=FACTOR, for example"),
+    ('head', "'head' cannot be read .*expected REGEX=FACTOR,... as in"),
     ('(=1', 'cannot be read'), ('head=-1', 'with a factor of at least 0'),
     ('haed=1', r"'haed=1' fits no parameter. Their paths are: head/kernel")])
 def test_learning_rate_rules_that_make_no_sense(rule, message):
-    config = settings(lr_factors=(rule,))
+    config = settings(lr_factors=rule)
     tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
     with pytest.raises(UserError, match=message):
         tx.init({'head': {'kernel': jnp.ones(2)}})

@@ -31,7 +31,7 @@ def finetune(run_main, workdir, source, data, **fields):
 def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_main, tmp_path):
     """From a workdir, with larger images; the run goes on without the weights."""
     source = shutil.copytree(digits_run, tmp_path / 'digits')
-    frozen = {'optimizer.lr_factors': ('^head/=1', '.=0')}
+    frozen = {'optimizer.lr_factors': '^head/=1,.=0'}
     result = finetune(run_main, tmp_path / 'run', source, image_directory, num_steps=3,
                       **frozen, **{'optimizer.warmup_steps': 1})
     assert result.returncode == 0, result.stderr
@@ -52,6 +52,7 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
     assert 'continuing from the checkpoint of step 3' in result.stderr
 
 
+@pytest.mark.slow
 def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tmp_path):
     result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, num_steps=5,
                       ema_decay=1.0, **{'image_size': 16})

@@ -11,7 +11,6 @@ import ml_collections
 from vit_jax import models
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
-from vit_jax.weights import adapt
 
 # A run may be continued with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
@@ -22,7 +21,7 @@ CHOICES = {
     'optimizer.name': ('adam', 'sgd'),
     'optimizer.schedule': ('cosine', 'linear', 'constant'),
     'augment.crop': ('inception', 'pad', 'none'),
-    'transfer.position_resize': adapt.RESIZES,
+    'transfer.position_resize': ('bilinear', 'bicubic'),
     'preprocess.resize': ('bilinear', 'bicubic', 'nearest', 'lanczos3', 'area'),
 }
 
@@ -81,7 +80,7 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
             weight_decay=0.0,  # decoupled, multiplied by the learning rate
             decay_names=('kernel',),  # parameters of these names decay
             clip_norm=0.0,  # of the global gradient norm
-            lr_factors=(),  # 'REGEX=FACTOR' of parameter paths, the first that fits; 0 freezes
+            lr_factors='',  # REGEX=FACTOR,... of parameter paths, the first that fits; 0 freezes
             schedule='cosine',  # 'cosine' | 'linear' | 'constant', after the warm-up
             warmup_steps=0,
             end_learning_rate=0.0,

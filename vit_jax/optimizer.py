@@ -68,27 +68,27 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
                        optax.stateless(multiply))
 
 
-def lr_factors(params: PyTree, rules: tuple[str, ...]) -> PyTree:
+def lr_factors(params: PyTree, rules: str) -> PyTree:
     """What the learning rate of each parameter is multiplied with.
 
     Args:
       params: nested dict.
-      rules: 'REGEX=FACTOR'; the first one whose expression is found in the path, as in
+      rules: 'REGEX=FACTOR,...'; the first one whose expression is found in the path, as in
         'blocks/mlp/dense1/kernel', decides, and without one the factor is 1.
 
     Raises:
       UserError: a rule cannot be read or fits no parameter.
     """
-    parsed = [parse_rule(rule) for rule in rules]
+    parsed = {rule: parse_rule(rule) for rule in rules.split(',')}
     names = jax.tree.map_with_path(
         lambda path, _: jax.tree_util.keystr(path, simple=True, separator='/'), params)
-    for rule, (pattern, _) in zip(rules, parsed, strict=True):
+    for rule, (pattern, _) in parsed.items():
         if not any(map(pattern.search, jax.tree.leaves(names))):
             raise UserError(f'optimizer.lr_factors {rule!r} fits no parameter. Their paths are: '
                             f'{", ".join(jax.tree.leaves(names))}.')
     return jax.tree.map(
-        lambda name: next((factor for pattern, factor in parsed if pattern.search(name)), 1.0),
-        names)
+        lambda name: next((factor for pattern, factor in parsed.values() if pattern.search(name)),
+                          1.0), names)
 
 
 def parse_rule(rule: str) -> tuple[re.Pattern, float]:
@@ -98,7 +98,7 @@ def parse_rule(rule: str) -> tuple[re.Pattern, float]:
         parsed = re.compile(pattern), float(factor)
     except (re.error, ValueError) as error:
         raise UserError(f'optimizer.lr_factors {rule!r} cannot be read ({error}): expected '
-                        'REGEX=FACTOR, for example ^head=1 and .=0 to train the head only.'
+                        'REGEX=FACTOR,... as in ^head/=1,.=0, which trains the head only.'
                         ) from error
     if not pattern or parsed[1] < 0:
         raise UserError(f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor of '

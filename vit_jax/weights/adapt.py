@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError
 
 HEAD = ('head', 'pre_logits')  # the whole pre-training head is removed (ViT section 3.2)
-RESIZES = ('bilinear', 'bicubic')
 
 
 class Change(NamedTuple):
