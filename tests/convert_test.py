@@ -142,7 +142,8 @@ def test_stablehlo(model, tmp_path):
 
 
 @pytest.mark.parametrize(('model', 'large'), [
-    ('vit', False), ('map', True), pytest.param('axial', False, marks=pytest.mark.slow)])
+    ('vit', False), pytest.param('map', True, marks=pytest.mark.slow),
+    pytest.param('axial', False, marks=pytest.mark.slow)])
 def test_onnx(model, large, tmp_path, monkeypatch, source, caplog):
     interop.require('jax2onnx')
     interop.require('onnxruntime')

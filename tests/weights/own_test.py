@@ -51,7 +51,7 @@ def message(path):
     return str(error.value)
 
 
-@pytest.mark.parametrize('ema', [False, True])
+@pytest.mark.parametrize('ema', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_workdir(ema, tmp_path, caplog):
     path = tmp_path / 'run'
     path.mkdir()

@@ -4,10 +4,8 @@ Logits then agree within 1e-5 of the largest. torchvision cannot be installed be
 PyTorch: its layout is compared with the names and shapes that its source has.
 """
 
-import json
 import tarfile
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -17,6 +15,7 @@ from tests import interop
 from tests.conftest import ROOT
 from tests.weights import small
 from vit_jax import models, weights
+from vit_jax.weights import export, peers
 from vit_jax.weights.model import flatten
 
 DATA = ROOT.parent / 'shared/data'
@@ -195,23 +194,42 @@ def test_names_and_shapes_of_torchvision(tmp_path):
     assert {name: x.shape for name, x in arrays.items()} == TORCHVISION
 
 
-def test_attention_as_torch_computes_it_for_torchvision(tmp_path):
-    """torchvision's attention layer is PyTorch's own, which fuses query, key and value."""
+def torchvision_logits(state, images, num_heads, num_layers):
+    """What torchvision's VisionTransformer does, with PyTorch's own attention layer as there."""
     torch = interop.require('torch')
+    functional = torch.nn.functional
+
+    def linear(name, x):
+        return functional.linear(x, state[f'{name}.weight'], state[f'{name}.bias'])
+
+    def norm(name, x):
+        return functional.layer_norm(x, x.shape[-1:], state[f'{name}.weight'],
+                                     state[f'{name}.bias'], eps=1e-6)
+
+    kernel = state['conv_proj.weight']
+    x = functional.conv2d(torch.from_numpy(images).permute(0, 3, 1, 2), kernel,
+                          state['conv_proj.bias'], kernel.shape[2:])
+    x = torch.cat([state['class_token'].expand(len(x), -1, -1), x.flatten(2).mT], dim=1)
+    x = x + state['encoder.pos_embedding']
+    for i in range(num_layers):
+        layer = f'encoder.layers.encoder_layer_{i}'
+        attention = torch.nn.MultiheadAttention(x.shape[-1], num_heads, batch_first=True)
+        prefix = f'{layer}.self_attention.'
+        attention.load_state_dict({n.removeprefix(prefix): y for n, y in state.items()
+                                   if n.startswith(prefix)}, strict=True)
+        y = norm(f'{layer}.ln_1', x)
+        x = x + attention(y, y, y, need_weights=False)[0]
+        y = functional.gelu(linear(f'{layer}.mlp.0', norm(f'{layer}.ln_2', x)))
+        x = x + linear(f'{layer}.mlp.3', y)
+    return linear('heads.head', norm('encoder.ln', x)[:, 0]).detach().numpy()
+
+
+def test_logits_of_torchvision_by_its_description(tmp_path):
     given = approximated('vit', tmp_path / 'x.pth', 'torchvision')
     weights.save(given, str(tmp_path / 'x.pth'), 'torchvision')
-    prefix = 'encoder.layers.encoder_layer_1.self_attention.'
-    state = torch.load(tmp_path / 'x.pth', weights_only=True)
-    theirs = torch.nn.MultiheadAttention(128, 2, batch_first=True)
-    theirs.load_state_dict({name.removeprefix(prefix): x for name, x in state.items()
-                            if name.startswith(prefix)}, strict=True)
-    x = np.random.default_rng(0).normal(size=(2, 5, 128)).astype(np.float32)
-    with torch.inference_mode():
-        expected, _ = theirs(*[torch.from_numpy(x)] * 3, need_weights=False)
-    attention = models.attention.Attention(2, 0.0, 'float32')
-    params = jax.tree.map(lambda p: p[1], given.params['blocks']['attention'])
-    found, _ = attention.apply({'params': params}, x, x)
-    assert_close(np.asarray(found), expected.numpy())
+    state = interop.require('torch').load(tmp_path / 'x.pth', weights_only=True)
+    batch = small.images(given)
+    assert_close(small.logits(given, batch), torchvision_logits(state, batch, 2, 2))
 
 
 # Released weights, photos.
@@ -234,11 +252,35 @@ def test_released_weights_on_photos(tmp_path):
     theirs = timm_model(given)
     theirs.load_state_dict(interop.require('safetensors.torch').load_file(
         DATA / 'vit_tiny_patch16_224.safetensors'), strict=True)
-    difference = {'timm': np.abs(found - interop.logits(theirs.eval(), batch)).max()}
-    weights.save(given, str(tmp_path / 'hf'), 'huggingface')
-    theirs = interop.require('transformers').AutoModelForImageClassification.from_pretrained(
-        tmp_path / 'hf')
-    difference['transformers'] = np.abs(found - interop.logits(theirs.eval(), batch)).max()
-    print(json.dumps({name: float(x) for name, x in difference.items()}))
     assert np.abs(found).max() > 5
-    assert max(difference.values()) < 1e-4
+    assert np.abs(found - interop.logits(theirs.eval(), batch)).max() < 1e-4
+    weights.save(given, str(tmp_path / 'hf'), 'huggingface')
+    interop.require('transformers')
+    theirs, _ = peers.logits(given, str(tmp_path / 'hf'), 'huggingface', batch)
+    assert np.abs(found - theirs).max() < 1e-4
+
+
+@real_data
+@pytest.mark.slow
+@pytest.mark.parametrize(('layout', 'name'), [
+    ('timm', 'x'), ('timm', 'x.pth'), ('timm', 'x.safetensors'), ('huggingface', 'x'),
+    ('torchvision', 'x.pth'), ('google', 'x.npz'), ('big_vision', 'x.npz'),
+    ('vit_jax', 'x.safetensors'), ('stablehlo', 'x'), ('onnx', 'x.onnx')])
+def test_table_of_the_docs(layout, name, tmp_path):
+    """Prints the rows of docs/conversion.md: logits of released weights on 16 photos."""
+    interop.import_timm()
+    path, batch = str(tmp_path / name), photos(16)
+    given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
+    if layout in export.FORMATS:
+        export.save(given, path, layout)
+        found, how = export.run(path, layout, batch)
+    else:
+        given, _ = weights.approximate(given, path, layout)
+        weights.save(given, path, layout)
+        try:
+            found, how = peers.logits(given, path, layout, batch)
+        except peers.CannotRunError as reason:
+            found, how = small.logits(weights.load(path), batch), f'reading back: {reason}'
+    difference = np.abs(found - small.logits(given, batch)).max()
+    print(f'| {layout} | {name} | {how} | {difference:.1e} |')
+    assert difference < 1e-4

@@ -61,7 +61,10 @@ def known(arrays: dict, sidecars: dict) -> tuple[dict, list | None, dict | None]
     if config.get('model_type') != 'vit':
         raise UserError('weights of transformers need the config.json that belongs to them beside '
                         f'them, with model_type vit; found {config.get("model_type")!r}.')
-    fields = dict(gelu=_GELU.get(config.get('hidden_act', 'gelu'), config.get('hidden_act')),
+    sizes = {'hidden_size': 'hidden_size', 'num_layers': 'num_hidden_layers',
+             'mlp_dim': 'intermediate_size'}
+    fields = {ours: config[theirs] for ours, theirs in sizes.items() if theirs in config}
+    fields |= dict(gelu=_GELU.get(config.get('hidden_act', 'gelu'), config.get('hidden_act')),
                   layer_norm_epsilon=config.get('layer_norm_eps', 1e-12),
                   num_heads=config.get('num_attention_heads', 12))
     labels = {int(k): name for k, name in config.get('id2label', {}).items()}

@@ -103,8 +103,9 @@ def describe(flat: Mapping[str, np.ndarray], known: Mapping) -> tuple[dict, int]
         plain = 'resnet/root_norm/scale' in flat
         units = [_count(flat, f'resnet/{s}/') for s in range(_count(flat, 'resnet/'))]
         base = variants.hybrid_resnet if plain else variants.bit_resnet
-        fields['resnet'] = base(tuple(units), flat['resnet/root_conv/kernel'].shape[-1]) | resnet
-    num_classes = len(flat['head/bias']) if 'head/bias' in flat else 0
+        width = _get(flat, 'resnet/root_conv/kernel', 4).shape[-1]
+        fields['resnet'] = base(tuple(units), width) | resnet
+    num_classes = _length(flat, 'head/bias')
     if 'embedding/kernel' not in flat:
         return models.fields('r50x1') | fields, num_classes
     kernel = _get(flat, 'embedding/kernel', 4)
@@ -113,11 +114,15 @@ def describe(flat: Mapping[str, np.ndarray], known: Mapping) -> tuple[dict, int]
         num_layers=_count(flat, 'blocks/'), mlp_dim=len(_get(flat, 'blocks/0/mlp/dense1/bias', 1)),
         pool='cls' if 'cls' in flat else 'map' if 'pool/probe' in flat else 'gap',
         position='learned_1d' if 'position/embedding' in flat else 'none',
-        representation_size=len(flat['pre_logits/bias']) if 'pre_logits/bias' in flat else 0,
+        representation_size=_length(flat, 'pre_logits/bias'),
         layer_scale_init=1e-5 if 'blocks/0/scale1' in flat else 0.0)
     query = flat.get('blocks/0/attention/query/kernel')
     fields['num_heads'] = guess_heads(fields) if query is None or query.ndim < 3 else query.shape[1]
     return models.fields('b16') | fields | known, num_classes
+
+
+def _length(flat, name):
+    return len(_get(flat, name, 1)) if name in flat else 0
 
 
 def _get(flat, name, ndim):
@@ -163,12 +168,15 @@ def _patch_in_pixels(model):
 
 
 def _channels(flat):
-    return flat.get('resnet/root_conv/kernel', flat.get('embedding/kernel')).shape[-2]
+    name = 'resnet/root_conv/kernel'
+    return _get(flat, name if name in flat else 'embedding/kernel', 4).shape[-2]
 
 
 def _patches(flat, model):
     position = flat.get('position/embedding')
-    return position.shape[-2] - (model['pool'] == 'cls') if position is not None else 0
+    if position is None or position.ndim < 2:
+        return 0
+    return position.shape[-2] - (model['pool'] == 'cls')
 
 
 def _count(flat, prefix):

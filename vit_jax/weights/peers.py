@@ -81,9 +81,7 @@ def _huggingface(weights, path):
 
 def _torchvision(weights, path):
     import torchvision
-    fields, (height, width) = weights.model, weights.image_size()
-    if height != width or len(set(fields['patch_size'])) > 1 or weights.channels() != 3:
-        raise CannotRunError('torchvision builds models of square colour images only')
+    fields, (height, _) = weights.model, weights.image_size()
     if not weights.num_classes:
         raise CannotRunError('torchvision builds models with a head only')
     model = torchvision.models.VisionTransformer(

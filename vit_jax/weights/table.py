@@ -23,8 +23,9 @@ KINDS = {
     'conv': (lambda x: x.transpose(3, 2, 0, 1),
              lambda x: x.transpose(2, 3, 1, 0) if x.ndim == 4 else x),
     'dense_as_conv': (lambda x: x.T[..., None, None],
-                      lambda x: x[..., 0, 0].T if x.ndim == 4 else x),
-    'dense_as_google_conv': (lambda x: x[None, None], lambda x: x[0, 0] if x.ndim == 4 else x),
+                      lambda x: x[..., 0, 0].T if x.shape[2:] == (1, 1) else x),
+    'dense_as_google_conv': (lambda x: x[None, None],
+                             lambda x: x[0, 0] if x.shape[:2] == (1, 1) else x),
     'four_axes': (lambda x: x.reshape(1, 1, 1, -1), lambda x: x.reshape(-1)),
 }
 
@@ -130,8 +131,8 @@ def fit(found: list[Found], unknown: list[str], shapes: Mapping[str, tuple[int, 
     lines += [f'no {name}' for name in dict.fromkeys(their_name(n, table) or n for n in missing)]
     if lines:
         more = f'\n  and {len(lines) - 10} more' if len(lines) > 10 else ''
-        raise UserError('the arrays do not fit the model that their sizes describe:\n  '
-                        + '\n  '.join(lines[:10]) + more)
+        raise UserError('the arrays do not fit the model that their sizes and config.json '
+                        'describe:\n  ' + '\n  '.join(lines[:10]) + more)
     return {name: x.reshape(shapes[name]) for name, x in flat.items()}
 
 

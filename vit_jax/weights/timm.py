@@ -19,6 +19,7 @@ MARK = r'patch_embed\.(backbone\..+|proj\.weight)|stem\.conv\.weight'
 SUFFIXES = ('', '.safetensors', '.pth', '.pt', '.bin')
 # GroupNorm and StdConv2d of timm's hybrids and BiT models.
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
+_SIZES = {'embed_dim': 'hidden_size', 'depth': 'num_layers', 'num_heads': 'num_heads'}
 _GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
 _RESIZE = {'nearest': 'nearest', 'bilinear': 'bilinear', 'bicubic': 'bicubic',
@@ -111,8 +112,9 @@ def known(arrays: dict, sidecars: dict) -> tuple[dict, list | None, dict | None]
     act = args.get('act_layer', 'gelu_tanh' if re.search(_TANH_MODELS, name) else 'gelu')
     fields = {} if 'stem.conv.weight' in arrays else dict(
         gelu=_GELU.get(act, act), layer_norm_epsilon=1e-6)
-    if 'num_heads' in args or 'giantopt' in name:
-        fields['num_heads'] = args.get('num_heads', 16)
+    fields |= {ours: args[theirs] for theirs, ours in _SIZES.items() if theirs in args}
+    if 'giantopt' in name:
+        fields['num_heads'] = 16
     preprocess = dict(image_size=_image_size(config), crop_ratio=cfg.get('crop_pct'),
                       resize=_RESIZE.get(cfg.get('interpolation')),
                       mean=tuple(cfg.get('mean', ())), std=tuple(cfg.get('std', ())))

@@ -131,13 +131,12 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
                 _pickled(x.size), b'tQ', _pickled(0), _pickled(x.shape), _pickled(strides),
                 b'\x89ccollections\nOrderedDict\n)RtR']  # False, OrderedDict(), the call
     out.append(b'u.')
-    with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED) as file:
-        file.writestr('archive/data.pkl', b''.join(out))
-        file.writestr('archive/byteorder', 'little')
-        for k, x in enumerate(arrays.values()):
-            with file.open(f'archive/data/{k}', 'w', force_zip64=True) as record:
-                record.write(np.ascontiguousarray(x).tobytes())
-        file.writestr('archive/version', '3\n')
+    records = {'data.pkl': b''.join(out), 'byteorder': b'little',
+               **{f'data/{k}': x for k, x in enumerate(arrays.values())}, 'version': b'3\n'}
+    with zipfile.ZipFile(path, 'w') as file:
+        for name, data in records.items():  # ZipInfo by itself has a date, always the same
+            with file.open(zipfile.ZipInfo(f'archive/{name}'), 'w', force_zip64=True) as record:
+                record.write(data if isinstance(data, bytes) else data.tobytes())
 
 
 def _pickled(value):

@@ -1,5 +1,6 @@
 """torchvision's VisionTransformer (vit_b_16 and relatives)."""
 
+from vit_jax.errors import UserError
 from vit_jax.weights.model import guess_heads
 from vit_jax.weights.table import Entry, torch_conv, torch_dense, torch_heads, torch_norm
 
@@ -49,5 +50,13 @@ def holds(model: dict, path: str) -> dict[str, tuple]:
 
 
 def finish(arrays: dict, weights) -> tuple[dict, dict]:
-    """The arrays as they are; no JSON files."""
+    """The arrays as they are; no JSON files.
+
+    Raises UserError for images that torchvision's class does not take.
+    """
+    size, patch = weights.image_size(), weights.model['patch_size']
+    if size[0] != size[1] or patch[0] != patch[-1] or weights.channels() != 3:
+        raise UserError(f'torchvision has models of square colour images and square patches only; '
+                        f'these are {size[0]}x{size[1]} with {weights.channels()} channels and '
+                        f'patches of {patch[0]}x{patch[-1]}: layout torchvision cannot hold them.')
     return arrays, {}
