@@ -95,7 +95,11 @@ def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: ConfigDic
         part_sums = jax.lax.map(
             functools.partial(eval_step, params, model=model, loss=loss), split(batch, accum_steps))
         return jax.tree.map(lambda x: x.sum(axis=0), part_sums)
-    logits = model.apply({'params': params}, batch['image'], train=False)
+    return logit_sums(model.apply({'params': params}, batch['image'], train=False), batch, loss)
+
+
+def logit_sums(logits: Array, batch: Batch, loss: ConfigDict) -> dict[str, Array]:
+    """The sums of eval_step from float32 logits [batch, classes]."""
     labels, mask = batch['label'], batch['mask'].astype(jnp.float32)
     _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     hits = top == labels[:, None]

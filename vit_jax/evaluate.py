@@ -1,0 +1,157 @@
+"""Accuracy of a workdir, or of weights of any layout, on a data set: in total and per class.
+
+    python -m vit_jax.evaluate --workdir=DIR [--split=SPLIT] [--json]
+    python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=NAME_OR_DIR --split=SPLIT [--json]
+
+Images are prepared as the weights say. With --json the last line of stdout is one JSON object.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import logs, models, sharding, steps, weights
+from vit_jax.errors import UserError
+from vit_jax.evaluators import classification
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns 0, or 1 after an error that the last line explains."""
+    options = parse(argv)
+    logs.to_terminal()
+    try:
+        result = evaluate(options)
+    except UserError as error:
+        logs.LOGGER.error('error: %s', error)
+        return 1
+    except ModuleNotFoundError as error:
+        logs.LOGGER.error("error: %s. Reading data needs more: pip install -e '.[train]'", error)
+        return 1
+    print(json.dumps(result) if options.json else describe(result))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser('vit_jax.evaluate', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument('--workdir', help='of a run; its data set is the default')
+    source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
+    parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'")
+    parser.add_argument('--data_dir', default='', help="TFDS sets; default: TFDS's own")
+    parser.add_argument('--split', help="for example test or train[:10%%]")
+    parser.add_argument('--batch_size', type=int, default=64)
+    parser.add_argument('--json', action='store_true')
+    return parser.parse_args(argv)
+
+
+def evaluate(options: argparse.Namespace) -> dict:
+    """The numbers of main(): eval/* as a run logs them, and `classes` with each one's own.
+
+    Raises:
+      UserError: weights or data cannot be read, or do not have the same classes.
+    """
+    from vit_jax import data  # TensorFlow
+
+    loaded = weights.load(options.workdir or options.pretrained)
+    config = data_config(options, loaded)
+    source = data.open_source(config.dataset, config.dataset.eval_split,
+                              class_names=loaded.classes and tuple(loaded.classes))
+    check_classes(loaded, source.class_names, config.dataset.name)
+
+    mesh = sharding.make_mesh(config.mesh)
+    sharding.check_batch(config.batch_size, 1, mesh)
+    by_example = sharding.batch_sharding(mesh)
+    model = models.build(loaded.model, loaded.num_classes)
+
+    def step(params, batch):
+        logits = model.apply({'params': params}, batch['image'])
+        hits = batch['mask'] & (logits.argmax(-1) == batch['label'])
+        by_class = jax.nn.one_hot(batch['label'], loaded.num_classes)
+        return steps.logit_sums(logits, batch, config.loss) | {
+            'count_by_class': batch['mask'].astype(jnp.float32) @ by_class,
+            'correct_by_class': hits.astype(jnp.float32) @ by_class}
+
+    params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params),
+                            sharding.replicated(mesh))
+    batches = (sharding.shard_batch(batch, by_example) for batch in data.eval_batches(
+        source, config, jax.process_index(), jax.process_count()))
+    totals = classification.total(jax.jit(step), params, batches)
+    classes = {name: {'accuracy': float(right / count) if count else None,
+                      'num_examples': int(count)}
+               for name, right, count in zip(source.class_names, totals['correct_by_class'],
+                                             totals['count_by_class'], strict=True)}
+    return {**classification.metrics(totals), 'classes': classes}
+
+
+def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigDict:
+    """A config whose data fields are those of the options, the workdir and the weights."""
+    config = config_lib.base()
+    if options.workdir:
+        path = os.path.join(options.workdir, 'config.json')
+        with open(path, encoding='utf-8') as file:
+            run = json.load(file)
+        config.loss.update(run['loss'])
+        config.dataset.update({name: tuple(value) if isinstance(value, list) else value
+                               for name, value in run['dataset'].items()})
+    for field, value in (('name', options.dataset), ('data_dir', options.data_dir),
+                         ('eval_split', options.split)):
+        if value:
+            config.dataset[field] = value
+    if not (options.workdir or (options.dataset and options.split)):
+        raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
+    stated = dict(loaded.preprocess or {})
+    config.image_size = config_lib.as_pair(stated.pop('image_size', (224, 224)))
+    missing = sorted(set(config.preprocess) - set(stated))
+    if missing:
+        log.info('the weights do not say %s of images: %s', ', '.join(missing), ', '.join(
+            f'{name}={config.preprocess[name]}' for name in missing))
+    config.preprocess.update(stated)
+    config.batch_size = options.batch_size
+    return config
+
+
+def check_classes(loaded: weights.Weights, names: tuple[str, ...], dataset: str) -> None:
+    """Raises UserError unless label k means the same in the weights and in the data.
+
+    Other layouts may call the same classes by other names: then their order is trusted, and said.
+    """
+    if len(names) != loaded.num_classes:
+        raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {dataset} has '
+                        f'{len(names)}: evaluate on the data set that the head was trained for, or '
+                        'fine-tune on this one first (configs/finetune.py).')
+    k = next((k for k, name in enumerate(names) if loaded.classes and name != loaded.classes[k]),
+             None)
+    if k is None:
+        return
+    text = f'class {k} is {loaded.classes[k]!r} in {loaded.source} and {names[k]!r} in {dataset}'
+    if loaded.layout in ('workdir', 'vit_jax') or set(loaded.classes) & set(names):
+        raise UserError(f'{text}: they are not the same classes in the same order.')
+    log.warning('%s: the order is taken to be the same', text)
+
+
+def describe(result: dict) -> str:
+    """The result as a table, best class first."""
+    classes = sorted(result['classes'].items(), key=lambda item: -(item[1]['accuracy'] or 0))
+    width = max(map(len, result['classes']))
+    lines = [f'  {name:<{width}}  {100 * c["accuracy"]:6.2f} %  of {c["num_examples"]}'
+             for name, c in classes if c['num_examples']]
+    return '\n'.join([*lines, (
+        f'accuracy {100 * result["eval/accuracy"]:.2f} %  top-5 '
+        f'{100 * result["eval/accuracy_top5"]:.2f} %  loss {result["eval/loss"]:.4f}  on '
+        f'{result["eval/num_examples"]:.0f} images')])
+
+
+if __name__ == '__main__':
+    sys.exit(main())
