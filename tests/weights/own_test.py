@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.models.parameters import randomised
+from tests.weights.small import assert_same_arrays
 from vit_jax import checkpoint, config, models, optimizer, train_state, weights, workdir
 from vit_jax.errors import UserError
-from vit_jax.weights.model import flatten
 
 CLASSES = ('ant', 'bee', 'cat')
 
@@ -35,14 +35,6 @@ def make_run(path, ema):
         saver.save(step, states[step])
     saver.close()
     return states
-
-
-def assert_same_arrays(found, expected):
-    found, expected = flatten(found), flatten(expected)
-    assert found.keys() == expected.keys()
-    for name, x in expected.items():
-        assert isinstance(found[name], np.ndarray)
-        np.testing.assert_array_equal(found[name], x, err_msg=name)
 
 
 def message(path):

@@ -1,7 +1,6 @@
 """Files written here are loaded by timm and transformers themselves, and theirs are loaded here.
 
-Logits then agree within 1e-5 of the largest. torchvision cannot be installed beside the tested
-PyTorch: its layout is compared with the names and shapes that its source has.
+Logits then agree within 1e-5 of the largest. described_test.py has the programs that cannot be run.
 """
 
 import tarfile
@@ -13,10 +12,10 @@ from PIL import Image
 
 from tests import interop
 from tests.conftest import ROOT
-from tests.weights import small
+from tests.weights import described_test, small
+from tests.weights.small import assert_close, assert_same_arrays
 from vit_jax import models, weights
 from vit_jax.weights import export, peers
-from vit_jax.weights.model import flatten
 
 DATA = ROOT.parent / 'shared/data'
 real_data = pytest.mark.skipif(
@@ -25,18 +24,6 @@ real_data = pytest.mark.skipif(
 
 def approximated(name, path, layout, **change):
     return weights.approximate(small.make(name, **change), str(path), layout)[0]
-
-
-def assert_close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
-
-
-def assert_same_arrays(found, expected):
-    found, expected = flatten(found), flatten(expected)
-    assert found.keys() == expected.keys()
-    for name, x in expected.items():
-        np.testing.assert_array_equal(found[name], x, err_msg=name)
 
 
 def timm_model(given):
@@ -174,64 +161,6 @@ def test_image_processor_of_transformers(tmp_path):
     np.testing.assert_allclose(theirs * std, ours / 255 - mean, atol=1.1 / 255)
 
 
-TORCHVISION = {
-    'class_token': (1, 1, 128), 'conv_proj.weight': (128, 3, 8, 8), 'conv_proj.bias': (128,),
-    'encoder.pos_embedding': (1, 5, 128), 'encoder.ln.weight': (128,), 'encoder.ln.bias': (128,),
-    'heads.head.weight': (7, 128), 'heads.head.bias': (7,),
-    **{f'encoder.layers.encoder_layer_{i}.{name}': shape for i in range(2) for name, shape in {
-        'ln_1.weight': (128,), 'ln_1.bias': (128,), 'ln_2.weight': (128,), 'ln_2.bias': (128,),
-        'self_attention.in_proj_weight': (384, 128), 'self_attention.in_proj_bias': (384,),
-        'self_attention.out_proj.weight': (128, 128), 'self_attention.out_proj.bias': (128,),
-        'mlp.0.weight': (96, 128), 'mlp.0.bias': (96,),
-        'mlp.3.weight': (128, 96), 'mlp.3.bias': (128,)}.items()},
-}
-
-
-def test_names_and_shapes_of_torchvision(tmp_path):
-    given = approximated('vit', tmp_path / 'x.pth', 'torchvision')
-    weights.save(given, str(tmp_path / 'x.pth'), 'torchvision')
-    arrays, _ = weights.files.read(str(tmp_path / 'x.pth'))
-    assert {name: x.shape for name, x in arrays.items()} == TORCHVISION
-
-
-def torchvision_logits(state, images, num_heads, num_layers):
-    """What torchvision's VisionTransformer does, with PyTorch's own attention layer as there."""
-    torch = interop.require('torch')
-    functional = torch.nn.functional
-
-    def linear(name, x):
-        return functional.linear(x, state[f'{name}.weight'], state[f'{name}.bias'])
-
-    def norm(name, x):
-        return functional.layer_norm(x, x.shape[-1:], state[f'{name}.weight'],
-                                     state[f'{name}.bias'], eps=1e-6)
-
-    kernel = state['conv_proj.weight']
-    x = functional.conv2d(torch.from_numpy(images).permute(0, 3, 1, 2), kernel,
-                          state['conv_proj.bias'], kernel.shape[2:])
-    x = torch.cat([state['class_token'].expand(len(x), -1, -1), x.flatten(2).mT], dim=1)
-    x = x + state['encoder.pos_embedding']
-    for i in range(num_layers):
-        layer = f'encoder.layers.encoder_layer_{i}'
-        attention = torch.nn.MultiheadAttention(x.shape[-1], num_heads, batch_first=True)
-        prefix = f'{layer}.self_attention.'
-        attention.load_state_dict({n.removeprefix(prefix): y for n, y in state.items()
-                                   if n.startswith(prefix)}, strict=True)
-        y = norm(f'{layer}.ln_1', x)
-        x = x + attention(y, y, y, need_weights=False)[0]
-        y = functional.gelu(linear(f'{layer}.mlp.0', norm(f'{layer}.ln_2', x)))
-        x = x + linear(f'{layer}.mlp.3', y)
-    return linear('heads.head', norm('encoder.ln', x)[:, 0]).detach().numpy()
-
-
-def test_logits_of_torchvision_by_its_description(tmp_path):
-    given = approximated('vit', tmp_path / 'x.pth', 'torchvision')
-    weights.save(given, str(tmp_path / 'x.pth'), 'torchvision')
-    state = interop.require('torch').load(tmp_path / 'x.pth', weights_only=True)
-    batch = small.images(given)
-    assert_close(small.logits(given, batch), torchvision_logits(state, batch, 2, 2))
-
-
 # Released weights, photos.
 
 
@@ -280,7 +209,11 @@ def test_table_of_the_docs(layout, name, tmp_path):
         try:
             found, how = peers.logits(given, path, layout, batch)
         except peers.CannotRunError as reason:
-            found, how = small.logits(weights.load(path), batch), f'reading back: {reason}'
+            if layout in described_test.LOGITS:
+                found = described_test.LOGITS[layout](given, path, batch)
+                how = f'its description: {reason}'
+            else:
+                found, how = small.logits(weights.load(path), batch), f'reading back: {reason}'
     difference = np.abs(found - small.logits(given, batch)).max()
     print(f'| {layout} | {name} | {how} | {difference:.1e} |')
     assert difference < 1e-4

@@ -1,4 +1,4 @@
-"""Small random models of every kind, as Weights."""
+"""Small random models of every kind, as Weights, and names of files for every layout."""
 
 import functools
 
@@ -6,9 +6,10 @@ import jax
 import numpy as np
 
 from tests.models.parameters import randomised
-from vit_jax import models
+from vit_jax import models, weights
 from vit_jax.models import variants
 from vit_jax.weights import Weights
+from vit_jax.weights.model import flatten
 
 VIT = dict(patch_size=(8, 8), hidden_size=128, num_layers=2, mlp_dim=96, num_heads=2)
 HYBRID = VIT | dict(patch_size=(1, 1), num_layers=1)
@@ -29,6 +30,9 @@ MODELS = {
     'axial': VIT | dict(attention='axial', pool='gap', position='learned_2d'),
 }
 IMAGES = {'rectangle': (16, 12, 5), 'root': (24, 24, 3), 'hybrid': (32, 24, 3), 'bit': (24, 24, 3)}
+PATHS = {'google': 'x.npz', 'big_vision': 'x.npz', 'timm': 'x', 'huggingface': 'x',
+         'torchvision': 'x.pth', 'vit_jax': 'x.safetensors'}
+FILES = [*PATHS.items(), ('timm', 'x.safetensors'), ('timm', 'x.pth')]
 CLASSES = ['ant', 'bee', 'cat', 'dog', 'elk', 'fox', 'gnu']
 PREPROCESS = dict(resize='bicubic', crop_ratio=0.8, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
 
@@ -56,3 +60,24 @@ def logits(weights, batch):
     """Of our model."""
     model = models.build(weights.model, weights.num_classes)
     return np.asarray(jax.jit(model.apply)({'params': weights.params}, batch))
+
+
+def through(given, layout, path):
+    """`given`, as the layout can hold it, and what comes back."""
+    given, _ = weights.approximate(given, str(path), layout)
+    weights.save(given, str(path), layout)
+    return given, weights.load(str(path))
+
+
+def assert_same_arrays(found, expected):
+    found, expected = flatten(found), flatten(expected)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        assert found[name].dtype == x.dtype, name
+        np.testing.assert_array_equal(found[name], x, err_msg=name)
+
+
+def assert_close(found, expected):
+    """Logits within 1e-5 of the largest."""
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

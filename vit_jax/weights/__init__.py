@@ -124,8 +124,9 @@ def save(weights: Weights, path: str, layout: str) -> None:
     module = LAYOUTS[layout]
     kind = '' if files.is_directory(path) else os.path.splitext(path)[1]
     if kind not in module.SUFFIXES:
-        expected = ' or '.join(f'a name ending in {s}' if s else 'a directory, without an ending'
-                               for s in module.SUFFIXES)
+        endings = [s for s in module.SUFFIXES if s]
+        expected = ' or '.join(['a directory, without such an ending'] * ('' in module.SUFFIXES)
+                               + [f'a name ending in {", ".join(endings)}'] * bool(endings))
         raise UserError(f'{path!r} cannot hold layout {layout}: expected {expected}.')
     files.check_replaceable(path)
     if lines := misfits(weights, path, layout):
