@@ -6,7 +6,7 @@ TRAIN = ['tensorflow-cpu>=2.19; platform_system=="Linux" and platform_machine=="
          'tensorflow>=2.19; platform_system!="Linux" or platform_machine!="x86_64"',
          'tensorflow-datasets>=4.9.8', 'array_record>=0.7; platform_system!="Windows"',
          'clu>=0.0.12', 'tensorboard>=2.19', 'scikit-learn>=1.5', 'matplotlib>=3.9', 'tqdm>=4.66',
-         'pillow>=11', 'psutil>=6',
+         'psutil>=6',
          'importlib_resources>=6']  # tensorflow-datasets uses it without asking for it
 TEST = ['pytest>=8', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.9']
 
@@ -19,7 +19,8 @@ setuptools.setup(
     python_requires='>=3.11',
     install_requires=['jax>=0.10,<0.12', 'flax>=0.12,<0.13', 'optax>=0.2.6',
                       'orbax-checkpoint>=0.12', 'absl-py>=2.1', 'ml_collections>=1.0',
-                      'jaxtyping>=0.3', 'numpy>=2.0', 'safetensors>=0.6', 'huggingface_hub>=1.0'],
+                      'jaxtyping>=0.3', 'numpy>=2.0', 'pillow>=11', 'safetensors>=0.6',
+                      'huggingface_hub>=1.0'],
     extras_require={
         'gpu': ['jax[cuda13]>=0.10,<0.12'],
         'tpu': ['jax[tpu]>=0.10,<0.12'],

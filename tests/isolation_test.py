@@ -13,7 +13,7 @@ import functools, sys
 for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'clu', 'sklearn', 'matplotlib'):
     sys.modules[name] = None  # importing it raises ImportError
 import jax, jax.numpy as jnp
-from vit_jax import checkpoint, config, models, optimizer, steps, train_state
+from vit_jax import checkpoint, config, models, optimizer, predict, steps, train_state
 c = config.base()
 model = models.build('ti16', 3, num_layers=2)
 schedule = optimizer.make_schedule(c.optimizer, 10)

@@ -22,7 +22,7 @@ CHOICES = {
     'optimizer.schedule': ('cosine', 'linear', 'constant'),
     'augment.crop': ('inception', 'pad', 'none'),
     'transfer.position_resize': ('bilinear', 'bicubic'),
-    'preprocess.resize': ('bilinear', 'bicubic', 'nearest', 'lanczos3', 'area'),
+    'preprocess.resize': ('bilinear', 'bicubic', 'lanczos3'),
 }
 
 

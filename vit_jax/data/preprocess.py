@@ -173,5 +173,7 @@ def preprocess_eval(encoded, image_size, preprocess):
     encoded: bytes or string scalar; image_size: (height, width); preprocess: config.preprocess.
     Returns float32 [height, width, 3], normalised.
     """
-    image = decode_image(tf.convert_to_tensor(encoded, tf.string))
+    # In a graph, as in the pipeline: called eagerly, Python functions get other bytes.
+    decode = tf.function(decode_image, input_signature=[tf.TensorSpec([], tf.string)])
+    image = decode(tf.convert_to_tensor(encoded, tf.string))
     return normalise(resize_and_central_crop(image, tuple(image_size), preprocess), preprocess)

@@ -1,0 +1,80 @@
+import csv
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import write_images
+from tests.models.parameters import randomised
+from vit_jax import images, models, predict, weights
+
+FIELDS = models.fields('b16') | dict(patch_size=(4, 4), hidden_size=16, num_layers=1, mlp_dim=24,
+                                     num_heads=2)
+PREPROCESS = dict(image_size=(16, 16), resize='bicubic', crop_ratio=0.9, mean=(0.4, 0.4, 0.4),
+                  std=(0.3, 0.3, 0.3))
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    """A file of weights with classes and preprocessing, and the probabilities it gives."""
+    path = tmp_path_factory.mktemp('predict') / 'w.safetensors'
+    model = models.build(FIELDS, 3)
+    params = jax.device_get(randomised(model, jnp.zeros((1, 16, 16, 3))))
+    weights.save(weights.Weights(params, FIELDS, 3, ['ant', 'bee', 'cat'], PREPROCESS, 'vit_jax',
+                                 'test'), str(path), 'vit_jax')
+
+    def probabilities(file):
+        image = images.load(str(file), (16, 16), PREPROCESS)[None]
+        return np.asarray(jax.nn.softmax(model.apply({'params': params}, image)))[0]
+    return path, probabilities
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp('images')
+    write_images(root, ['one', 'two'], 3, size=(20, 30))
+    return root
+
+
+def test_json_has_the_likeliest_classes_in_order(exported, folder, capsys):
+    path, probabilities = exported
+    assert predict.main([f'--pretrained={path}', '--json', '--top=2', '--batch_size=4',
+                         str(folder)]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row['image'] for row in rows] == sorted(map(str, folder.glob('*/*.png')))
+    for row in rows:
+        expected = probabilities(row['image'])
+        best = np.argsort(-expected)[:2]
+        assert [c['class'] for c in row['classes']] == [['ant', 'bee', 'cat'][k] for k in best]
+        np.testing.assert_allclose([c['probability'] for c in row['classes']], expected[best],
+                                   rtol=1e-4)
+
+
+def test_csv_and_features(exported, folder, tmp_path):
+    path, probabilities = exported
+    assert predict.main([f'--pretrained={path}', f'--csv={tmp_path / "p.csv"}',
+                         f'--features={tmp_path / "f.npz"}', str(folder / 'one')]) == 0
+    with open(tmp_path / 'p.csv', encoding='utf-8') as file:
+        rows = list(csv.DictReader(file))
+    features = np.load(tmp_path / 'f.npz')
+    assert list(features['path']) == [row['image'] for row in rows]
+    assert features['representation'].shape == (3, 16)
+    for row in rows:
+        assert float(row['probability1']) == pytest.approx(probabilities(row['image']).max(),
+                                                           rel=1e-4)
+
+
+def test_text_and_messages(exported, folder, tmp_path, capsys, caplog, monkeypatch):
+    monkeypatch.setattr(predict.logs.LOGGER, 'propagate', True)
+    path, _ = exported
+    image = str(folder / 'one' / '000.png')
+    assert predict.main([f'--pretrained={path}', '--top=1', image]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == image
+    assert second.split()[-1] in ('ant', 'bee', 'cat')
+    for arguments, message in [([str(tmp_path)], 'there are no images below'),
+                               ([str(folder / 'gone.png')], 'there is no image')]:
+        assert predict.main([f'--pretrained={path}', *arguments]) == 1
+        assert message in caplog.records[-1].getMessage()

@@ -1,0 +1,148 @@
+"""Names what is on images, with a workdir or with weights of any layout.
+
+    python -m vit_jax.predict --workdir=DIR IMAGE_OR_DIRECTORY...
+    python -m vit_jax.predict --pretrained=WEIGHTS --csv=predictions.csv DIRECTORY
+    python -m vit_jax.predict --pretrained=WEIGHTS --features=features.npz DIRECTORY
+
+Images are prepared as the weights say. With --json the last line of stdout is one JSON array.
+"""
+
+import argparse
+import csv
+import json
+import os
+import sys
+
+import jax
+import numpy as np
+
+from vit_jax import images, logs, models, weights
+from vit_jax.config import base
+from vit_jax.errors import UserError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns 0, or 1 after an error that the last line explains."""
+    options = parse(argv)
+    logs.to_terminal()
+    try:
+        paths = find_images(options.images)
+        loaded = weights.load(options.workdir or options.pretrained)
+        representations, probabilities = run(loaded, paths, options.batch_size)
+        if options.features:
+            save_features(options.features, paths, representations)
+        if probabilities is None:
+            if not options.features:
+                raise UserError(f'{loaded.source} has no head and so no classes: ask for '
+                                '--features=FILE.npz, or fine-tune first (configs/finetune.py).')
+            return 0
+        report(options, paths, top_classes(loaded, probabilities, options.top))
+    except UserError as error:
+        logs.LOGGER.error('error: %s', error)
+        return 1
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser('vit_jax.predict', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument('--workdir', help='of a run')
+    source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
+    parser.add_argument('--top', type=int, default=5, help='classes per image')
+    parser.add_argument('--csv', help='write a row per image to this file')
+    parser.add_argument('--features', help='write the representations to this .npz file')
+    parser.add_argument('--batch_size', type=int, default=32)
+    parser.add_argument('--json', action='store_true')
+    parser.add_argument('images', nargs='+', help='files, or directories that are searched')
+    return parser.parse_args(argv)
+
+
+def find_images(given: list[str]) -> list[str]:
+    """The files, and all image files below the directories, in sorted order.
+
+    Raises UserError when a directory has none.
+    """
+    paths = []
+    for path in given:
+        found = [path]
+        if os.path.isdir(path):
+            found = sorted(os.path.join(folder, name) for folder, _, names in os.walk(path)
+                           for name in names if name.lower().endswith(images.SUFFIXES))
+            if not found:
+                raise UserError(f'there are no images below {path!r}.')
+        paths += found
+    return paths
+
+
+def run(loaded: weights.Weights, paths: list[str], batch_size: int
+        ) -> tuple[np.ndarray, np.ndarray | None]:
+    """Representations [images, features] and class probabilities [images, classes], float32.
+
+    Without a head there are no probabilities: None.
+    """
+    model = models.build(loaded.model, loaded.num_classes)
+    size, preprocess = preparation(loaded)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)
+
+    @jax.jit
+    def forward(params, batch):
+        logits, outputs = model.apply({'params': params}, batch, return_intermediates=True)
+        return outputs['representation'], jax.nn.softmax(logits)
+
+    params, results = jax.device_put(params), []
+    batch_size = min(batch_size, len(paths))
+    for start in range(0, len(paths), batch_size):
+        part = paths[start:start + batch_size]
+        batch = np.stack([images.load(path, size, preprocess) for path in part])
+        batch = np.pad(batch, ((0, batch_size - len(part)), (0, 0), (0, 0), (0, 0)))  # one shape
+        results.append([np.asarray(x)[:len(part)] for x in forward(params, batch)])
+    representations, probabilities = map(np.concatenate, zip(*results, strict=True))
+    return representations, probabilities if loaded.num_classes else None
+
+
+def preparation(loaded: weights.Weights) -> tuple[tuple[int, int], dict]:
+    """(height, width) and preprocessing of images; where the weights are silent, the defaults."""
+    stated = dict(base().preprocess) | dict(loaded.preprocess or {})
+    return tuple(stated.pop('image_size', (224, 224))), stated
+
+
+def top_classes(loaded: weights.Weights, probabilities: np.ndarray, count: int
+                ) -> list[list[tuple[str, float]]]:
+    """The likeliest (class, probability) of each image, best first."""
+    names = loaded.classes or [f'class {k}' for k in range(loaded.num_classes)]
+    order = np.argsort(-probabilities, axis=-1, kind='stable')[:, :count]
+    return [[(names[k], float(row[k])) for k in best]
+            for row, best in zip(probabilities, order, strict=True)]
+
+
+def save_features(path: str, paths: list[str], representations: np.ndarray) -> None:
+    """Writes `path` [images] and `representation` float32 [images, features] to an .npz file."""
+    with open(path, 'wb') as file:
+        np.savez(file, path=np.array(paths), representation=representations)
+
+
+def report(options: argparse.Namespace, paths: list[str], predictions: list) -> None:
+    """Prints the predictions, or writes them to --csv."""
+    if options.csv:
+        with open(options.csv, 'w', newline='', encoding='utf-8') as file:
+            writer = csv.writer(file)
+            columns = range(1, len(predictions[0]) + 1)
+            writer.writerow(['image', *(f'{what}{k}' for k in columns
+                                        for what in ('class', 'probability'))])
+            for path, best in zip(paths, predictions, strict=True):
+                writer.writerow([path, *(x for pair in best for x in pair)])
+    if options.json:
+        print(json.dumps([{'image': path, 'classes': [{'class': name, 'probability': p}
+                                                      for name, p in best]}
+                          for path, best in zip(paths, predictions, strict=True)]))
+    elif not options.csv:
+        for path, best in zip(paths, predictions, strict=True):
+            print(path)
+            for name, p in best:
+                print(f'  {100 * p:6.2f} %  {name}')
+
+
+if __name__ == '__main__':
+    sys.exit(main())
