@@ -111,6 +111,13 @@ def test_nothing_but_tensors_may_be_named(code, tmp_path):
     assert 'nothing was run' in refused(tmp_path / 'bad.pth')
 
 
+@pytest.mark.parametrize('code', [b'\x80\x02Nr\xff\xff\xff\x7f.', b'Np2000000000\n.',
+                                  b'\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.'])
+def test_a_few_bytes_cannot_fill_the_memory(code, tmp_path):
+    write_pickle(tmp_path / 'bad.pth', code)
+    assert 'is damaged or cut short' in refused(tmp_path / 'bad.pth')
+
+
 TENSOR = (b'\x80\x02}(X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n(('
           b'X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ%s}tRu.')
 

@@ -65,3 +65,8 @@ def test_without_network_and_cache(cache):
 def test_names(source):
     with pytest.raises(UserError, match='expected hf:ORGANISATION/NAME'):
         weights.load(source)
+
+
+def test_impossible_name():
+    with pytest.raises(UserError, match="the Hugging Face hub has no public model 'a b/c'"):
+        weights.load('hf:a b/c')

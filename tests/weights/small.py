@@ -9,7 +9,7 @@ from tests.models.parameters import randomised
 from vit_jax import models, weights
 from vit_jax.models import variants
 from vit_jax.weights import Weights
-from vit_jax.weights.model import flatten
+from vit_jax.weights.model import flatten, with_defaults
 
 VIT = dict(patch_size=(8, 8), hidden_size=128, num_layers=2, mlp_dim=96, num_heads=2)
 HYBRID = VIT | dict(patch_size=(1, 1), num_layers=1)
@@ -42,7 +42,7 @@ def make(name, **change):
     """Weights of a model of MODELS; `change`: its fields that differ."""
     *image_size, channels = IMAGES.get(name, (16, 16, 3))
     given = MODELS[name] | change
-    model = models.fields('b16' if 'hidden_size' in given else 'r50x1') | given
+    model = with_defaults(given)
     num_classes = 0 if name == 'headless' else 7
     params = randomised(models.build(model, num_classes), np.zeros((1, *image_size, channels)))
     return Weights(jax.tree.map(np.asarray, params), model, num_classes,

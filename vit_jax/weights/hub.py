@@ -42,7 +42,7 @@ def _download(source, repository, patterns):
 
     try:
         return huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
-    except errors.RepositoryNotFoundError as error:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise UserError(f'{source}: the Hugging Face hub has no public model {repository!r}; for '
                         'a private one set HF_TOKEN.') from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:

@@ -107,7 +107,7 @@ def describe(flat: Mapping[str, np.ndarray], known: Mapping) -> tuple[dict, int]
         fields['resnet'] = base(tuple(units), width) | resnet
     num_classes = _length(flat, 'head/bias')
     if 'embedding/kernel' not in flat:
-        return models.fields('r50x1') | fields, num_classes
+        return with_defaults(fields), num_classes
     kernel = _get(flat, 'embedding/kernel', 4)
     fields |= dict(
         patch_size=kernel.shape[:2], hidden_size=len(_get(flat, 'norm/scale', 1)),
@@ -118,7 +118,12 @@ def describe(flat: Mapping[str, np.ndarray], known: Mapping) -> tuple[dict, int]
         layer_scale_init=1e-5 if 'blocks/0/scale1' in flat else 0.0)
     query = flat.get('blocks/0/attention/query/kernel')
     fields['num_heads'] = guess_heads(fields) if query is None or query.ndim < 3 else query.shape[1]
-    return models.fields('b16') | fields | known, num_classes
+    return with_defaults(fields | known), num_classes
+
+
+def with_defaults(fields: Mapping) -> dict:
+    """All fields of a model, given those that differ from the defaults and its sizes."""
+    return models.fields('b16' if 'hidden_size' in fields else 'r50x1') | fields
 
 
 def _length(flat, name):

@@ -4,7 +4,6 @@ The file has our parameters as model.init names them, and everything else of Wei
 metadata.
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ from etils import epath
 from vit_jax import checkpoint
 from vit_jax.errors import UserError
 from vit_jax.weights import files
-from vit_jax.weights.model import Weights
+from vit_jax.weights.model import Weights, with_defaults
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +32,9 @@ def load_file(metadata: dict[str, str], path: str) -> dict:
     """
     try:
         given = json.loads(metadata[_KEY])
-        return {f.name: tuples(given[f.name]) for f in dataclasses.fields(Weights)
-                if f.name in ('model', 'num_classes', 'preprocess')} | {
-                    'classes': given['classes']}
-    except (KeyError, ValueError) as error:
+        return dict(model=with_defaults(tuples(given['model'])), num_classes=given['num_classes'],
+                    classes=given['classes'], preprocess=tuples(given['preprocess']))
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f'{path} has the arrays of a vit_jax model but not its fields, which '
                         'stand in the metadata: write it again with weights.save.') from error
 
@@ -86,7 +84,7 @@ def load_workdir(workdir: str, step: int | None) -> Weights:
         raise UserError(f'{workdir} has no checkpoint that can be read (tried: '
                         f'{", ".join(map(str, steps)) or "there is none"}).')
     preprocess = {'image_size': config['image_size'], **config['preprocess']}
-    return Weights(params=params, model=tuples(config['model']), classes=classes,
+    return Weights(params=params, model=with_defaults(tuples(config['model'])), classes=classes,
                    num_classes=config['dataset']['num_classes'], preprocess=tuples(preprocess),
                    layout='workdir', source=os.path.join(folder, str(candidate)))
 

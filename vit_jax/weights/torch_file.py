@@ -7,6 +7,7 @@ dictionaries; whatever else it names is refused before it is called.
 import io
 import math
 import pickle
+import pickletools
 import zipfile
 from typing import Any, NamedTuple
 
@@ -95,8 +96,11 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
       Other exceptions: it is damaged.
     """
     record = next(name for name in file.namelist() if name.endswith('data.pkl'))
-    root = record.removesuffix('data.pkl')
-    tree = _Unpickler(io.BytesIO(file.read(record)), encoding='utf-8').load()
+    root, code = record.removesuffix('data.pkl'), file.read(record)
+    for opcode, number, _ in pickletools.genops(code):  # checks lengths on its way
+        if opcode.name.endswith('PUT') and number > len(code):
+            raise ValueError(f'{opcode.name} {number} would fill the memory')
+    tree = _Unpickler(io.BytesIO(code), encoding='utf-8').load()
     for key in ('state_dict', 'model_state_dict', 'model'):
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
