@@ -1,0 +1,71 @@
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from tests.config_test import load
+from tests.conftest import ROOT, TINY, environment
+from vit_jax import metrics, sweep, train
+from vit_jax.errors import UserError
+
+
+def test_learning_rates_of_a_command_line():
+    values, others = sweep.learning_rates(
+        ['sweep', '--workdir=w', '--config.optimizer.learning_rate=0.03,1e-3', '--config=c'])
+    assert (values, others) == ([1e-3, 0.03], ['sweep', '--workdir=w', '--config=c'])
+    for wrong in ([], [sweep.FLAG + '0.1'], [sweep.FLAG + '0.1,a'], [sweep.FLAG + '1,1.0']):
+        with pytest.raises(UserError, match='a sweep needs --config.optimizer.learning_rate=A,B'):
+            sweep.learning_rates(['sweep', *wrong])
+
+
+@pytest.fixture
+def config(image_directory):
+    config = load('quickstart').get_config()
+    config.update_from_flattened_dict(TINY | {
+        'num_epochs': 0.0, 'num_steps': 30, 'eval_every': 10, 'checkpoint_every': 30,
+        'dataset.name': str(image_directory), 'dataset.train_split': 'train[:80%]',
+        'dataset.eval_split': 'train[80%:]', 'dataset.test_split': 'test'})
+    return config
+
+
+@pytest.mark.slow
+def test_the_winner_trains_on_all_and_is_scored_once(config, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
+    caplog.set_level(logging.INFO, logger='vit_jax')
+    values = [3e-3, 1.0]
+    assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
+    scores = {value: sweep.last_accuracy(tmp_path / f'lr={value:g}') for value in values}
+    assert scores[3e-3] > scores[1.0]
+    final = json.loads((tmp_path / 'final' / 'config.json').read_text())
+    assert final['optimizer']['learning_rate'] == 3e-3
+    assert (final['dataset']['train_split'], final['dataset']['eval_split']) == ('train', 'test')
+    assert final['dataset']['num_examples'] == 60
+    evaluated = [row for row in metrics.read(tmp_path / 'final' / 'metrics.jsonl')
+                 if 'eval/accuracy' in row]
+    assert [row['step'] for row in evaluated] == [30]
+    assert f'{100 * evaluated[0]["eval/accuracy"]:.2f} % accuracy on test' in caplog.text
+
+    monkeypatch.setattr(train.Trainer, '_train_steps', None)  # nothing is trained again
+    assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
+
+
+def test_a_signal_stops_the_whole_sweep(config, tmp_path, monkeypatch):
+    runs = []
+    monkeypatch.setattr(train, 'run', lambda config, folder: runs.append(folder) or 143)
+    assert sweep.run(config, [0.1, 0.2], str(tmp_path)) == 143
+    assert len(runs) == 1
+
+
+def test_messages(config, tmp_path):
+    config.dataset.test_split = ''
+    with pytest.raises(UserError, match='dataset.test_split is empty: name the split that scores'):
+        sweep.run(config, [0.1, 0.2], str(tmp_path))
+    result = subprocess.run(
+        [sys.executable, '-m', 'vit_jax.sweep', '--config=configs/finetune.py:b16,cifar10',
+         f'--workdir={tmp_path}', '--config.optimizer.learning_rate=0.1,0.2'], cwd=ROOT,
+        env=environment(), text=True, capture_output=True, timeout=120, check=False)
+    assert result.returncode == 1
+    assert 'error: this recipe starts from pre-trained weights' in result.stderr
+    assert 'Traceback' not in result.stderr

@@ -1,0 +1,112 @@
+"""Tries learning rates, chooses on held-out examples, and scores the best one on the test split.
+
+    python -m vit_jax.sweep --config=configs/finetune.py:b16,cifar10 \
+        --config.pretrained=WEIGHTS --workdir=DIR \
+        --config.optimizer.learning_rate=0.001,0.003,0.01,0.03
+
+Each value trains in DIR/lr=VALUE and is scored on `dataset.eval_split`. The best one then trains on
+the whole training split in DIR/final, which is scored once, at its end, on `dataset.test_split`
+(ViT section 4.1, table 4). The same command again goes on where it was stopped.
+"""
+
+import functools
+import logging
+import os
+import sys
+
+from absl import app, flags
+from ml_collections import ConfigDict
+
+from vit_jax import logs, metrics
+from vit_jax import main as main_lib
+from vit_jax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+FLAG = '--config.optimizer.learning_rate='
+
+
+def learning_rates(argv: list[str]) -> tuple[list[float], list[str]]:
+    """The values of FLAG, and the other arguments.
+
+    Raises UserError when it is not there with two different numbers or more.
+    """
+    given = [argument[len(FLAG):] for argument in argv if argument.startswith(FLAG)]
+    others = [argument for argument in argv if not argument.startswith(FLAG)]
+    try:
+        values = sorted({float(value) for value in given[-1].split(',')})
+    except (IndexError, ValueError):
+        values = []
+    if len(values) < 2:
+        raise UserError(f'a sweep needs {FLAG}A,B,... with two numbers or more'
+                        f'{f", and got {given[-1]!r}" if given else ""}.')
+    return values, others
+
+
+def run(config: ConfigDict, values: list[float], directory: str) -> int:
+    """Runs the sweep; returns 0, or what train.run returns when a signal stopped it.
+
+    Raises:
+      UserError: there is no split to score the winner on, or a run cannot be done.
+    """
+    from vit_jax import train  # imports TensorFlow
+    from vit_jax.data.sources import split_name
+
+    if not config.dataset.test_split:
+        raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
+                        '--config.dataset.test_split=test')
+    scores = {}
+    for value in values:
+        folder = os.path.join(directory, f'lr={value:g}')
+        config.optimizer.learning_rate = value
+        if code := train.run(config, folder):
+            return code
+        scores[value] = last_accuracy(folder)
+    best = max(values, key=lambda value: scores[value])
+    log.info('learning rates on %s: %s', config.dataset.eval_split, '  '.join(
+        f'{value:g}: {100 * score:.2f} %' for value, score in scores.items()))
+    if best in (values[0], values[-1]):
+        log.info('the best, %g, is at an end of those tried: others beyond it may be better', best)
+
+    final = os.path.join(directory, 'final')
+    config.optimizer.learning_rate = best
+    config.dataset.train_split = split_name(config.dataset.train_split)
+    config.dataset.eval_split = config.dataset.test_split
+    config.eval_every = 0  # the test split is scored once, at the end
+    config.keep_best = False
+    if code := train.run(config, final):
+        return code
+    log.info('learning rate %g, trained on all of %s: %.2f %% accuracy on %s, in %s', best,
+             config.dataset.train_split, 100 * last_accuracy(final), config.dataset.test_split,
+             final)
+    return 0
+
+
+def last_accuracy(workdir: str) -> float:
+    """eval/accuracy at the end of a finished run, in [0, 1]."""
+    rows = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
+    return [row['eval/accuracy'] for row in rows if 'eval/accuracy' in row][-1]
+
+
+def main(argv: list[str], values: list[float]) -> None:
+    """Exits with 0, 143 or 130 after a signal, 1 after an error that the last line explains."""
+    if argv[1:]:
+        sys.exit(f'error: unexpected argument {argv[1]!r}; flags are written --name=value.')
+    logs.to_terminal()
+    try:
+        sys.exit(run(flags.FLAGS.config, values, flags.FLAGS.workdir))
+    except UserError as error:
+        sys.exit(f'error: {error}')
+
+
+def start() -> None:
+    """Takes the learning rates out of the command line, which absl could not read as a number."""
+    try:
+        values, sys.argv = learning_rates(sys.argv)  # ml_collections looks there, too
+    except UserError as error:
+        sys.exit(f'error: {error}')
+    app.run(functools.partial(main, values=values), flags_parser=main_lib.parse)
+
+
+if __name__ == '__main__':
+    start()
