@@ -1,6 +1,11 @@
 """The Hugging Face hub, without a network: what its cache has is found, the rest is explained."""
 
+import hashlib
+import http.server
+import json
+import os
 import shutil
+import threading
 import time
 
 import numpy as np
@@ -59,6 +64,89 @@ def test_without_network_and_cache(cache):
     with pytest.raises(UserError, match="no file .*other.npz"):
         weights.load('hf:someone/flowers/other.npz')
     shutil.rmtree(cache)
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub's interface as a download needs; serves one repository from a folder."""
+
+    folder = None
+    asked_for = []
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        parts = self.path.partition('?')[0].strip('/').split('/')
+        files = {p.name: p.read_bytes() for p in self.folder.iterdir()}
+        if parts[:2] == ['api', 'models']:
+            body = {'id': 'someone/flowers', 'sha': 'b' * 40,
+                    'siblings': [{'rfilename': name} for name in files]}
+            if 'tree' in parts:
+                body = [{'type': 'file', 'path': name, 'size': len(x), 'oid': 'c' * 40}
+                        for name, x in files.items()]
+            found = parts[2:4] == ['someone', 'flowers']
+            return self.answer(200 if found else 404, json.dumps(body).encode())
+        if self.command == 'GET':
+            self.asked_for.append(parts[-1])
+        return self.answer(200 if parts[-1] in files else 404, files.get(parts[-1], b''))
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header('Content-Length', str(len(body)))
+        self.send_header('ETag', f'"{hashlib.sha256(body).hexdigest()}"')
+        self.send_header('X-Repo-Commit', 'b' * 40)
+        if status == 404:
+            self.send_header('X-Error-Code', 'RepoNotFound')
+        self.end_headers()
+        if self.command == 'GET':
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A hub on this machine that serves the folder it returns as someone/flowers."""
+    (tmp_path / 'served').mkdir()
+    monkeypatch.setattr(Hub, 'folder', tmp_path / 'served')
+    monkeypatch.setattr(Hub, 'asked_for', [])
+    monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f'http://127.0.0.1:{server.server_port}'
+        monkeypatch.setattr(constants, 'ENDPOINT', endpoint)
+        monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE',
+                            endpoint + '/{repo_id}/resolve/{revision}/{filename}')
+        yield tmp_path / 'served'
+        server.shutdown()
+
+
+@pytest.mark.parametrize(('layout', 'name', 'others'), [
+    ('huggingface', '', ['pytorch_model.bin', 'tf_model.h5', 'README.md']),
+    ('torchvision', 'pytorch_model.bin', ['tf_model.h5']),
+    ('google', 'b16.npz', ['README.md'])])
+def test_downloads_the_weights_and_nothing_else(layout, name, others, served, monkeypatch):
+    path = served / name if name else served
+    given, _ = weights.approximate(small.make('vit'), str(path), layout)
+    weights.save(given, str(path), layout)
+    needed = sorted(os.listdir(served))
+    for other in others:
+        (served / other).write_text('not to be downloaded')
+    found = weights.load('hf:someone/flowers')
+    assert (found.layout, found.model) == (layout, given.model)
+    np.testing.assert_array_equal(found.params['cls'], given.params['cls'])
+    assert sorted(Hub.asked_for) == needed
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+    assert weights.load('hf:someone/flowers').model == given.model
+
+
+def test_repositories_without_weights_and_without_being(served):
+    (served / 'README.md').write_text('hello')
+    with pytest.raises(UserError, match='the repository has no .safetensors, pytorch_model.bin'):
+        weights.load('hf:someone/flowers')
+    with pytest.raises(UserError, match="the Hugging Face hub has no public model 'someone/else'"):
+        weights.load('hf:someone/else')
 
 
 @pytest.mark.parametrize('source', ['hf:flowers', 'hf:', 'timm:', 'hf:/x'])

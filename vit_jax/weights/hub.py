@@ -30,7 +30,8 @@ def fetch(source: str) -> str:
         folder = _download(source, repository, patterns + _JSON)
         if file:
             return os.path.join(folder, *file)
-        if any(not name.endswith('.json') for name in os.listdir(folder)):
+        names = os.listdir(folder) if os.path.isdir(folder) else ()  # no file, no directory
+        if any(not name.endswith('.json') for name in names):
             return folder
     raise UserError(f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz '
                     'file.')

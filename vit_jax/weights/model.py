@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import variants
+from vit_jax.models import resnet, variants
 from vit_jax.models.vit import as_pair
 
 
@@ -97,14 +97,14 @@ def describe(flat: Mapping[str, np.ndarray], known: Mapping) -> tuple[dict, int]
       All fields of the model, and the number of classes.
     """
     known = dict(known)
-    resnet = known.pop('resnet', {})
+    formulas = known.pop('resnet', {})
     fields = {}
     if 'resnet/root_conv/kernel' in flat:
         plain = 'resnet/root_norm/scale' in flat
         units = [_count(flat, f'resnet/{s}/') for s in range(_count(flat, 'resnet/'))]
         base = variants.hybrid_resnet if plain else variants.bit_resnet
         width = _get(flat, 'resnet/root_conv/kernel', 4).shape[-1]
-        fields['resnet'] = base(tuple(units), width) | resnet
+        fields['resnet'] = base(tuple(units), width) | formulas
     num_classes = _length(flat, 'head/bias')
     if 'embedding/kernel' not in flat:
         return with_defaults(fields), num_classes
@@ -168,8 +168,8 @@ def shapes(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
 
 
 def _patch_in_pixels(model):
-    halvings = 2 + max(len(model['resnet']['units']) - 1, 0) if model['resnet'] else 0
-    return tuple(p * 2**halvings for p in as_pair(model['patch_size']))
+    stride = resnet.stride(len(model['resnet']['units'])) if model['resnet'] else 1
+    return tuple(p * stride for p in as_pair(model['patch_size']))
 
 
 def _channels(flat):
