@@ -156,8 +156,7 @@ def save(weights: Weights, path: str, layout: str) -> None:
 
 def misfits(weights: Weights, path: str, layout: str) -> list[str]:
     """What keeps a layout from holding this model, one line per field."""
-    return [f'model.{name} is {value!r}, there it is {" or ".join(map(repr, allowed))}'
-            for name, (value, allowed) in _misfits(weights.model, path, layout).items()]
+    return _describe(_misfits(weights.model, path, layout))
 
 
 def approximate(weights: Weights, path: str, layout: str) -> tuple[Weights, list[str]]:
@@ -165,20 +164,24 @@ def approximate(weights: Weights, path: str, layout: str) -> tuple[Weights, list
 
     Only GELU's formula and epsilons are changed: logits change by some thousandths of their size.
     """
-    changes = {name: allowed[0] for name, (_, allowed) in _misfits(weights.model, path,
-                                                                   layout).items()
+    changes = {name: x for name, x in _misfits(weights.model, path, layout).items()
                if name in _INEXACT}
-    lines = [line for line in misfits(weights, path, layout) if line.split()[0][6:] in changes]
     model = dict(weights.model)
-    for name, value in changes.items():
+    for name, (_, allowed) in changes.items():
         if name.startswith('resnet.'):
-            model['resnet'] = model['resnet'] | {name[7:]: value}
+            model['resnet'] = model['resnet'] | {name.removeprefix('resnet.'): allowed[0]}
         else:
-            model[name] = value
-    return dataclasses.replace(weights, model=model), lines
+            model[name] = allowed[0]
+    return dataclasses.replace(weights, model=model), _describe(changes)
+
+
+def _describe(wrong):
+    return [f'model.{name} is {value!r}, there it is {" or ".join(map(repr, allowed))}'
+            for name, (value, allowed) in wrong.items()]
 
 
 def _misfits(model, path, layout):
+    """{field: (value, values that the layout can hold)} of those that do not fit."""
     if layout == 'vit_jax':
         return {}
     if 'hidden_size' not in model and layout not in ('google', 'timm'):
