@@ -16,7 +16,7 @@ from tests.conftest import ROOT, environment
 from tests.main_test import check_message
 from tests.weights import small
 from vit_jax import weights
-from vit_jax.convert import convert
+from vit_jax.convert import convert, main
 from vit_jax.errors import UserError
 from vit_jax.weights import export, peers
 
@@ -49,12 +49,21 @@ def test_command(source, tmp_path):
 
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['missing.npz', 'x', '--to=timm'], "error: no file 'missing.npz'."),
-    (['setup.py', 'x', '--to=timm'], 'setup.py is no weights file: it begins with b'),
-    (['x.npz', '--to=timm'], 'error: expected SRC and DST, found x.npz. As in: python'),
-    (['a', 'b', '--to=tim'], 'value should be one of <vit_jax|google|big_vision|timm|huggingface|'),
+    (['setup.py', 'x', '--to=timm'], 'error: setup.py is no weights file: it begins with b'),
 ])
 def test_messages_of_the_command(arguments, message):
     check_message(run(*arguments), message)
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['a.npz', '--to=timm'], 'the following arguments are required: DST'),
+    (['a', 'b'], 'the following arguments are required: --to'),
+    (['a', 'b', '--to=tim'], "invalid choice: 'tim' (choose from "),
+])
+def test_wrong_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
 
 
 def verified(caplog):

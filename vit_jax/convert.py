@@ -6,13 +6,13 @@ SRC is a file, a directory, a workdir of this project or one of its checkpoints,
 timm:NAME; its layout is seen from its content.
 """
 
+import argparse
 import dataclasses
 import os
 import sys
 
 import jax
 import numpy as np
-from absl import app, flags
 
 from vit_jax import logs, models, weights
 from vit_jax.errors import UserError
@@ -20,13 +20,35 @@ from vit_jax.weights import export, files, peers
 
 LARGEST_DIFFERENCE = 1e-4  # of logits
 
-_TO = flags.DEFINE_enum('to', None, [*weights.LAYOUTS, *export.FORMATS], 'Layout of DST.')
-_VERIFY = flags.DEFINE_bool('verify', False, 'Run SRC and DST on the same images and compare.')
-_DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'float16', 'bfloat16'],
-                           'Of the arrays in DST; those of SRC unless given.')
-_INEXACT = flags.DEFINE_bool('inexact', False, 'Allow another formula of GELU or another epsilon '
-                             'where the layout does not have those of SRC.')
-_OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace DST if it is there.')
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns 0, or 1 after an error that the last line explains."""
+    options = parse(argv)
+    logs.to_terminal()
+    try:
+        convert(**vars(options))
+    except (UserError, OSError) as error:  # OSError: no such directory, a full disk
+        logs.LOGGER.error('error: %s', error)
+        return 1
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser('vit_jax.convert', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('source', metavar='SRC')
+    parser.add_argument('path', metavar='DST')
+    parser.add_argument('--to', required=True, choices=[*weights.LAYOUTS, *export.FORMATS],
+                        help='layout of DST')
+    parser.add_argument('--verify', action='store_true',
+                        help='run SRC and DST on the same images and compare')
+    parser.add_argument('--dtype', choices=['float32', 'float16', 'bfloat16'],
+                        help='of the arrays in DST; those of SRC unless given')
+    parser.add_argument('--inexact', action='store_true', help='allow another formula of GELU or '
+                        'another epsilon where the layout does not have those of SRC')
+    parser.add_argument('--overwrite', action='store_true', help='replace DST if it is there')
+    return parser.parse_args(argv)
 
 
 def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
@@ -98,19 +120,5 @@ def _logits(w, images):
         return np.asarray(jax.jit(model.apply)({'params': w.params}, images))
 
 
-def main(argv: list[str]) -> None:
-    """Exits with 0 when done, 1 after an error."""
-    logs.to_terminal()
-    if len(argv) != 3:
-        sys.exit(f'error: expected SRC and DST, found {" ".join(argv[1:]) or "neither"}. As in: '
-                 'python -m vit_jax.convert b16.npz b16 --to=huggingface')
-    try:
-        convert(argv[1], argv[2], _TO.value, verify=_VERIFY.value, dtype=_DTYPE.value,
-                inexact=_INEXACT.value, overwrite=_OVERWRITE.value)
-    except (UserError, OSError) as error:  # OSError: no such directory, a full disk
-        sys.exit(f'error: {error}')
-
-
 if __name__ == '__main__':
-    flags.mark_flag_as_required('to')
-    app.run(main)
+    sys.exit(main())
