@@ -6,6 +6,14 @@ import pytest
 from vit_jax.interrupts import Interrupts
 
 
+@pytest.fixture(autouse=True)
+def _default_handler():
+    """A shell starts its background jobs with SIGINT ignored, and the tests with them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_first_signal_is_remembered_and_the_second_interrupt_acts():
     with Interrupts() as interrupts:
         assert not interrupts

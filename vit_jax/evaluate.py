@@ -112,7 +112,8 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
     if not (options.workdir or (options.dataset and options.split)):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
     stated = dict(loaded.preprocess or {})
-    config.image_size = config_lib.as_pair(stated.pop('image_size', (224, 224)))
+    stated.pop('image_size', None)
+    config.image_size = loaded.image_size()
     missing = sorted(set(config.preprocess) - set(stated))
     if missing:
         log.info('the weights do not say %s of images: %s', ', '.join(missing), ', '.join(

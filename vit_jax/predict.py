@@ -105,7 +105,8 @@ def run(loaded: weights.Weights, paths: list[str], batch_size: int
 def preparation(loaded: weights.Weights) -> tuple[tuple[int, int], dict]:
     """(height, width) and preprocessing of images; where the weights are silent, the defaults."""
     stated = dict(base().preprocess) | dict(loaded.preprocess or {})
-    return tuple(stated.pop('image_size', (224, 224))), stated
+    stated.pop('image_size', None)
+    return loaded.image_size(), stated
 
 
 def top_classes(loaded: weights.Weights, probabilities: np.ndarray, count: int

@@ -171,7 +171,7 @@ class AttentionPool(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden']) -> Float[Array, 'batch hidden']:
         probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]))
-        probe = jnp.tile(probe.astype(x.dtype), (len(x), 1, 1))
+        probe = jnp.tile(probe.astype(x.dtype), (x.shape[0], 1, 1))
         x, _ = Attention(self.num_heads, 0.0, self.dtype, name='attention')(probe, x)
         y = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name='norm')(x)
         y = Mlp(self.mlp_dim, 0.0, self.gelu, self.dtype, name='mlp')(y, train=False)

@@ -65,7 +65,7 @@ class ViT(nn.Module):
         x = self.embed(images)
         if self.pool == 'cls':
             cls = self.param('cls', nn.initializers.zeros, (1, 1, self.hidden_size))
-            x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
+            x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (x.shape[0], 1, 1)), x], axis=1)
         embedding = None
         if self.position != 'none' and self.position_at != 'every_layer':
             embedding = Position(self.position, grid, self.pool == 'cls', self.num_heads,
@@ -101,7 +101,7 @@ class ViT(nn.Module):
                                      remat_policy=self.remat_policy, name='resnet')(images)[-1]
         x = nn.Conv(self.hidden_size, patch, strides=patch, padding='VALID', dtype=self.dtype,
                     name='embedding')(images)
-        return x.reshape(len(x), -1, self.hidden_size)
+        return x.reshape(x.shape[0], -1, self.hidden_size)
 
     def encode(self, x, grid, embedding, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
