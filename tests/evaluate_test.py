@@ -60,5 +60,7 @@ def test_other_classes(run, tmp_path, caplog, monkeypatch):
     for folder, message in [('two', 'ant'), ('three', 'dog'), ('missing', 'no directory')]:
         assert evaluate.main([f'--workdir={run}', f'--dataset={tmp_path / folder}']) == 1
         assert message in caplog.records[-1].getMessage()
+    assert evaluate.main([f'--workdir={run}', '--batch_size=0']) == 1
+    assert '--batch_size is 0' in caplog.records[-1].getMessage()
     assert evaluate.main([f'--pretrained={run}']) == 1
     assert '--pretrained needs --dataset=NAME_OR_DIRECTORY' in caplog.records[-1].getMessage()

@@ -75,6 +75,8 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog, monkeypat
     assert first == image
     assert second.split()[-1] in ('ant', 'bee', 'cat')
     for arguments, message in [([str(tmp_path)], 'there are no images below'),
-                               ([str(folder / 'gone.png')], 'there is no image')]:
+                               ([str(folder / 'gone.png')], 'there is no image'),
+                               ([image, '--batch_size=0'], 'batch_size is 0'),
+                               ([image, f'--csv={tmp_path}/no/x.csv'], 'No such file')]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1
         assert message in caplog.records[-1].getMessage()

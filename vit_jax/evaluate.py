@@ -120,6 +120,8 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
             f'{name}={config.preprocess[name]}' for name in missing))
     config.preprocess.update(stated)
     config.batch_size = options.batch_size
+    if config.batch_size < 1:
+        raise UserError(f'--batch_size is {config.batch_size}: expected at least 1.')
     return config
 
 

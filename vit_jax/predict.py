@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
                                 '--features=FILE.npz, or fine-tune first (configs/finetune.py).')
             return 0
         report(options, paths, top_classes(loaded, probabilities, options.top))
-    except UserError as error:
+    except (UserError, OSError) as error:  # OSError: a table cannot be written
         logs.LOGGER.error('error: %s', error)
         return 1
     return 0
@@ -82,6 +82,8 @@ def run(loaded: weights.Weights, paths: list[str], batch_size: int
 
     Without a head there are no probabilities: None.
     """
+    if batch_size < 1:
+        raise UserError(f'--batch_size is {batch_size}: expected at least 1.')
     model = models.build(loaded.model, loaded.num_classes)
     size, preprocess = preparation(loaded)
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)
