@@ -6,9 +6,9 @@ import subprocess
 import sys
 import tempfile
 
-# Before JAX starts: tests of sharding spread over four CPU devices, all others use the first.
+# Before JAX starts: tests of sharding spread over eight CPU devices, all others use the first.
 SINGLE_DEVICE_FLAGS = os.environ.get('XLA_FLAGS', '')
-os.environ['XLA_FLAGS'] = f'{SINGLE_DEVICE_FLAGS} --xla_force_host_platform_device_count=4'
+os.environ['XLA_FLAGS'] = f'{SINGLE_DEVICE_FLAGS} --xla_force_host_platform_device_count=8'
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
 # Tests compile the same steps again and again. Processes that they start do without the cache.

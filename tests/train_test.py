@@ -173,8 +173,8 @@ def test_all_images_broken(tmp_path):
 
 
 def test_batch_not_divisible_by_the_devices(tmp_path):
-    assert jax.device_count() == 4
-    with pytest.raises(UserError, match='batch_size 30 is not divisible by 4 devices'):
+    assert jax.device_count() == 8
+    with pytest.raises(UserError, match='batch_size 30 is not divisible by 8 devices'):
         train.run(config(batch_size=30), str(tmp_path))
 
 

@@ -86,7 +86,11 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
             end_learning_rate=0.0,
         ),
         ema_decay=0.0,  # Polyak averaging; evaluation then uses the average
-        mesh=dict(data=-1),  # devices per axis; -1 takes what is left
+        mesh=dict(  # devices per axis; -1 takes what is left
+            data=-1,  # each has other examples
+            fsdp=1,  # likewise, and parameters, gradients and optimizer state are split
+            tensor=1,  # attention heads and MLPs are split
+        ),
         log_every=100,  # in steps, as all of these
         eval_every=5000,
         checkpoint_every=1000,

@@ -86,7 +86,7 @@ def evaluate(options: argparse.Namespace) -> dict:
     params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params),
                             sharding.replicated(mesh))
     batches = (sharding.shard_batch(batch, by_example) for batch in data.eval_batches(
-        source, config, jax.process_index(), jax.process_count()))
+        source, config, *sharding.data_share(mesh)))
     totals = classification.total(jax.jit(step), params, batches)
     classes = {name: {'accuracy': float(right / count) if count else None,
                       'num_examples': int(count)}

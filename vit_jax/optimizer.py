@@ -91,6 +91,14 @@ def lr_factors(params: PyTree, rules: str) -> PyTree:
                           1.0), names)
 
 
+def stop_frozen(params: PyTree, rules: str) -> PyTree:
+    """The same parameters, of which those with factor 0 take no part in differentiation."""
+    if not rules:
+        return params
+    return jax.tree.map(lambda x, factor: x if factor else jax.lax.stop_gradient(x), params,
+                        lr_factors(params, rules))
+
+
 def parse_rule(rule: str) -> tuple[re.Pattern, float]:
     """'^head=1' as (compiled '^head', 1.0); raises UserError when it is nothing of the kind."""
     pattern, _, factor = rule.rpartition('=')

@@ -2,12 +2,11 @@
 
 import logging
 
-import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import models, weights, workdir
+from vit_jax import models, sharding, weights, workdir
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.weights import adapt
 
@@ -75,7 +74,7 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, abstract_params:
 def replace_params(params: PyTree, loaded: PyTree) -> PyTree:
     """`params` with the arrays of `loaded` in their places, sharded as the old ones were."""
     return {name: (replace_params(value, loaded[name]) if isinstance(value, dict) else
-                   jax.device_put(loaded[name], value.sharding)) if name in loaded else value
+                   sharding.place(loaded[name], value.sharding)) if name in loaded else value
             for name, value in params.items()}
 
 

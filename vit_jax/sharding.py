@@ -1,41 +1,84 @@
-"""The device mesh and how arrays lie on it."""
+"""The device mesh and how arrays lie on it: batches, parameters, optimizer state, activations.
 
+The mesh has three axes. Over `data` and `fsdp` the batch is split; over `fsdp` also every large
+parameter, its gradient and its optimizer state, gathered where they are used; over `tensor` the
+heads and the hidden layers of the MLPs, which then are computed in parts.
+"""
+
+import contextlib
+import logging
+import math
+import re
+
+import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 
+log = logging.getLogger(__name__)
+
+AXES = ('data', 'fsdp', 'tensor')
+
+# Names of the last axes of a parameter, by the end of its path; axes before them (layers) are never
+# split. What fits no line (scales, most biases, small position embeddings) is whole everywhere.
+PARAMETERS = (
+    (r'(query|key|value)/kernel', ('embed', 'heads', 'head_dim')),
+    (r'(query|key|value)/bias', ('heads', 'head_dim')),
+    (r'out/kernel', ('heads', 'head_dim', 'embed')),
+    (r'dense1/kernel', ('embed', 'mlp')),
+    (r'dense1/bias', ('mlp',)),
+    (r'dense2/kernel', ('mlp', 'embed')),
+    (r'(head|pre_logits)/kernel', ('embed', 'classes')),
+    (r'position/embedding', ('tokens', 'embed')),
+    (r'(\w*conv\w*|embedding)/kernel', ('height', 'width', 'inputs', 'embed')),
+)
+
+# Which of these each mesh axis splits: the first one that it divides and that is not yet split.
+# fsdp splits only what has an axis 'embed': a bias is not worth a message.
+SPLITS = (
+    ('tensor', ('heads', 'mlp')),
+    ('fsdp', ('embed', 'mlp', 'inputs', 'heads', 'head_dim', 'classes')),
+)
+
+# How models.* may name the axes of their activations, and what splits them.
+ACTIVATIONS = (('batch', ('data', 'fsdp')), ('heads', 'tensor'), ('mlp', 'tensor'))
+
 
 def make_mesh(config: ConfigDict, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh of `config.mesh` over all devices, one axis per field.
+    """The mesh of `config.mesh` over all devices.
 
     Args:
-      config: `config.mesh`: devices per axis; one may be -1 and takes what is left.
+      config: `config.mesh`: devices per axis of AXES; one may be -1 and takes what is left.
       devices: default all devices of all processes.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = dict(config)
-    given = 1
-    for size in sizes.values():
-        given *= size if size != -1 else 1
+    sizes = {name: config[name] for name in AXES}
+    given = math.prod(size for size in sizes.values() if size != -1)
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) == 1 and given > 0 and len(devices) % given == 0:
         sizes[free[0]] = len(devices) // given
     elif free or given != len(devices):
         raise UserError(f'mesh {sizes} does not fit {len(devices)} devices: the sizes must '
                         'multiply to that number, and one of them may be -1 to take what is left.')
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=devices,
-                         axis_types=(AxisType.Auto,) * len(sizes))
+    return jax.make_mesh(tuple(sizes.values()), AXES, devices=devices,
+                         axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Examples are spread over the data axis."""
-    return NamedSharding(mesh, PartitionSpec('data'))
+    """Examples are spread over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+
+
+def batch_parts(mesh: Mesh) -> int:
+    """Number of parts that batch_sharding cuts a batch into."""
+    return mesh.shape['data'] * mesh.shape['fsdp']
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -43,16 +86,118 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def state_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
+    """A NamedSharding for every array of a training state, or of its parameters alone.
+
+    Args:
+      tree: arrays or jax.ShapeDtypeStruct. Optimizer state is found by the path of the parameter
+        that it belongs to, which its own path ends with.
+    """
+    def place(path, x):
+        return NamedSharding(mesh, PartitionSpec(*_split(_name(path), x.shape, mesh)))
+
+    return jax.tree.map_with_path(place, tree)
+
+
+def unsplit(params: PyTree, mesh: Mesh) -> list[str]:
+    """Large parameters that the fsdp axis does not divide, as 'path (shape)'."""
+    if mesh.shape['fsdp'] == 1:
+        return []
+    return [f'{_name(path)} {tuple(x.shape)}' for path, x in jax.tree.leaves_with_path(params)
+            if 'embed' in _axes(_name(path)) and 'fsdp' not in _split(_name(path), x.shape, mesh)]
+
+
+@contextlib.contextmanager
+def on_mesh(mesh: Mesh):
+    """While a model is traced in this context, its activations are split as ACTIVATIONS says."""
+    with jax.set_mesh(mesh), nn.logical_axis_rules(ACTIVATIONS):
+        yield
+
+
 def check_batch(batch_size: int, accum_steps: int, mesh: Mesh) -> None:
     """Raises UserError unless every device gets the same number of examples in every part."""
-    parts = mesh.shape['data'] * max(accum_steps, 1)
+    parts = batch_parts(mesh) * max(accum_steps, 1)
     if batch_size % parts:
         near = max(parts, batch_size // parts * parts)
         accumulated = f' x {accum_steps} accum_steps' if accum_steps > 1 else ''
-        raise UserError(f'batch_size {batch_size} is not divisible by {mesh.shape["data"]} '
-                        f'devices{accumulated}. The nearest that is: {near}.')
+        raise UserError(f'batch_size {batch_size} is not divisible by {batch_parts(mesh)} '
+                        f'devices (data x fsdp){accumulated}. The nearest that is: {near}.')
+
+
+def check_model(config: ConfigDict, mesh: Mesh) -> None:
+    """Raises UserError unless the tensor axis divides the heads and MLPs of `config.model`."""
+    tensor = mesh.shape['tensor']
+    if tensor == 1:
+        return
+    for field in ('num_heads', 'mlp_dim'):
+        if field not in config:
+            raise UserError(f'mesh.tensor is {tensor}, which splits attention heads and MLPs, and '
+                            'this model has none: set mesh.tensor=1 and use mesh.fsdp.')
+        if config[field] % tensor:
+            raise UserError(f'model.{field} {config[field]} is not divisible by mesh.tensor '
+                            f'{tensor}. Choose a tensor axis that divides '
+                            f'{math.gcd(config.num_heads, config.mlp_dim)}.')
+
+
+def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
+    """Which part of every batch a process reads: (index, number of parts).
+
+    Processes whose devices hold the same examples, because the tensor axis spans them, read the
+    same part.
+
+    Args:
+      process: default this one.
+
+    Raises:
+      UserError: processes hold unequal parts, or parts that overlap.
+    """
+    process = jax.process_index() if process is None else process
+    rows = mesh.devices.reshape(batch_parts(mesh), -1)
+    of_process = {}
+    for row, devices in enumerate(rows):
+        for device in devices:
+            of_process.setdefault(device.process_index, set()).add(row)
+    shares = sorted(set(map(frozenset, of_process.values())), key=min)
+    if sum(map(len, shares)) != len(rows) or len(set(map(len, shares))) > 1:
+        raise UserError(f'mesh {dict(mesh.shape)} gives {len(of_process)} processes unequal parts '
+                        'of a batch: let mesh.tensor divide the devices of a process, or be a '
+                        'multiple of them.')
+    return shares.index(frozenset(of_process[process])), len(shares)
 
 
 def shard_batch(batch: PyTree, sharding: NamedSharding) -> PyTree:
     """Puts this process's rows [local, ...] of a batch on its devices, as a global array."""
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
+
+
+def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """An array that every process has whole, of which each device gets its part only."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator='/')
+
+
+def _axes(name):
+    """Names of the last axes of a parameter, () where nothing is to be split."""
+    return next((axes for pattern, axes in PARAMETERS
+                 if re.search(rf'(^|/){pattern}$', name)), ())
+
+
+def _split(name, shape, mesh):
+    """The mesh axis of every axis of an array, None where it is not split."""
+    axes = _axes(name)
+    if len(axes) > len(shape):
+        return ()
+    first = len(shape) - len(axes)
+    split = [None] * len(shape)
+    for mesh_axis, candidates in SPLITS:
+        size = mesh.shape[mesh_axis]
+        if size == 1 or (mesh_axis == 'fsdp' and 'embed' not in axes):
+            continue
+        fits = [d for name in candidates if name in axes
+                and split[d := first + axes.index(name)] is None and shape[d] % size == 0]
+        if fits:
+            split[fits[0]] = mesh_axis
+    return tuple(split)

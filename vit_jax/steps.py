@@ -1,6 +1,7 @@
 """One training step and one evaluation step, pure: jit and shardings are applied by the caller."""
 
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -9,7 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
 
-from vit_jax import losses
+from vit_jax import losses, optimizer
 from vit_jax.train_state import TrainState
 
 Batch = dict[str, Array]
@@ -17,7 +18,8 @@ Batch = dict[str, Array]
 
 def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
                tx: optax.GradientTransformation, schedule: optax.Schedule, loss: ConfigDict,
-               seed: int, accum_steps: int = 1, ema_decay: float = 0.0
+               seed: int, accum_steps: int = 1, ema_decay: float = 0.0, lr_factors: str = '',
+               place_grads: Callable[[PyTree], PyTree] = lambda grads: grads
                ) -> tuple[TrainState, dict[str, Array]]:
     """One update from one batch.
 
@@ -31,20 +33,26 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
       accum_steps: the batch is worked off in this many equal parts; equal to the whole at once
         up to rounding, when there is no dropout.
       ema_decay: factor of the parameter average, 0 when `state.ema_params` is None.
+      lr_factors: `config.optimizer.lr_factors`; nothing is computed for frozen parameters.
+      place_grads: constrains gradients to the devices that hold the parameters.
 
     Returns:
       The new state, and float32 scalars of this step: loss (nats, mean over the batch),
-      grad_norm (before clipping), update_norm, learning_rate.
+      grad_norm (of what is trained, before clipping), update_norm, learning_rate.
     """
     step_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
     def mean_loss(params, batch, key):
+        params = optimizer.stop_frozen(params, lr_factors)
         logits = model.apply({'params': params}, batch['image'], train=True,
                              rngs={'dropout': key})
         return losses.classification_loss(logits, batch['label'], **loss).mean()
 
-    value, grads = accumulate(jax.value_and_grad(mean_loss), state.params, batch, step_key,
-                              accum_steps)
+    def value_and_grad(params, batch, key):
+        value, grads = jax.value_and_grad(mean_loss)(params, batch, key)
+        return value, place_grads(grads)
+
+    value, grads = accumulate(value_and_grad, state.params, batch, step_key, accum_steps)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema_params = state.ema_params

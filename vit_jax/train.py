@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
 import os
@@ -23,20 +22,16 @@ from vit_jax import (
     data,
     logs,
     metrics,
-    models,
-    optimizer,
     pretrained,
     progress,
     sharding,
-    steps,
-    train_state,
     workdir,
 )
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.interrupts import Interrupts
-from vit_jax.models import cost
+from vit_jax.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -80,18 +75,15 @@ class Trainer:
         self._mesh = sharding.make_mesh(config.mesh)
         config, self._pretrained = pretrained.take_fields(config, directory)
         sharding.check_batch(config.batch_size, config.accum_steps, self._mesh)
+        sharding.check_model(config.model, self._mesh)
         train_split, eval_split = config.dataset.train_split, config.dataset.eval_split
         self._train_source = data.open_source(config.dataset, train_split)
         names = self._train_source.class_names
         self._eval_source = data.open_source(config.dataset, eval_split, class_names=names)
         config = config_lib.settle(config, self._train_source.num_examples, len(names))
-        self.num_steps = config_lib.total_steps(config)
         self._config = config = workdir.claim(directory, config, names)
-        sharding.check_batch(config.batch_size, config.accum_steps, self._mesh)
-
-        self._model = models.build(config.model, len(names))
-        self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
-        self._tx = optimizer.make_optimizer(config.optimizer, self._schedule)
+        self._program = Program(config, self._mesh)
+        self.num_steps = self._program.num_steps
         self._checkpointer = checkpoint.Checkpointer(
             workdir.checkpoint_directory(directory), config.keep_checkpoints, config.keep_best)
         stack.callback(self._checkpointer.close)
@@ -103,8 +95,8 @@ class Trainer:
                             '--workdir.')
         workdir.record(directory, config, names)
         writer = metric_writers.SummaryWriter(directory)
-        self._eval_batches = data.eval_batches(self._eval_source, config, jax.process_index(),
-                                               jax.process_count())
+        self._eval_batches = data.eval_batches(self._eval_source, config,
+                                               *sharding.data_share(self._mesh))
         self._metrics = metrics.MetricsLog(directory, self.step, writer)
         stack.callback(self._metrics.close)
 
@@ -128,10 +120,10 @@ class Trainer:
 
     def _train_steps(self):
         train_step = self._compile()
-        meter = progress.Meter(self._config.batch_size, self._flops_per_step(), self.num_steps)
+        meter = progress.Meter(self._config.batch_size, self._program.flops_per_step(),
+                               self.num_steps)
         batches = self._on_device(meter.timed(data.train_batches(
-            self._train_source, self._config, self.step, jax.process_index(),
-            jax.process_count())))
+            self._train_source, self._config, self.step, *sharding.data_share(self._mesh))))
         meter.start(self.step)
         bar = tqdm(total=self.num_steps, initial=self.step, unit='step',
                    disable=not sys.stderr.isatty())
@@ -158,16 +150,9 @@ class Trainer:
             self._save(values, evaluated)
 
     def _initial_or_restored_state(self):
-        config = self._config
-        init = functools.partial(train_state.init_state, self._model, self._tx,
-                                 (*config.image_size, 3), config.seed, bool(config.ema_decay))
-        placed = sharding.replicated(self._mesh)
-        self._abstract_state = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
-            jax.eval_shape(init))
-        state = self._checkpointer.restore_latest(self._abstract_state)
+        state = self._checkpointer.restore_latest(self._program.abstract_state)
         if state is None:
-            state = jax.jit(init, out_shardings=placed)()
+            state = self._program.initial_state()
             if self._pretrained is not None:
                 state = self._start_from_pretrained(state)
         self._pretrained = None  # the host needs them no longer
@@ -175,7 +160,7 @@ class Trainer:
 
     def _start_from_pretrained(self, state):
         loaded = pretrained.initial_params(self._pretrained, self._config,
-                                           self._abstract_state.params)
+                                           self._program.abstract_state.params)
         params = pretrained.replace_params(state.params, loaded)
         average = state.ema_params and jax.tree.map(jnp.copy, params)  # both are donated
         return dataclasses.replace(state, params=params, ema_params=average)
@@ -189,44 +174,32 @@ class Trainer:
                  f'{config.recipe}: ' if config.recipe else '', self._train_source.num_examples,
                  self._eval_source.num_examples, config.dataset.num_classes, jax.device_count(),
                  jax.devices()[0].device_kind, self._directory)
+        for name in sharding.unsplit(self._state.params, self._mesh):
+            log.warning('mesh.fsdp %d divides no axis of %s: every device holds it whole',
+                        self._mesh.shape['fsdp'], name)
         if 0 < self.step < self.num_steps:
             log.info('continuing from the checkpoint of step %d of %d', self.step, self.num_steps)
 
     def _compile(self):
         """The compiled training step; cuts the batch when accum_steps is to be chosen."""
         config = self._config
-        shape = (config.batch_size, *config.image_size, 3)
-        by_example = sharding.batch_sharding(self._mesh)
-        batch = {'image': jax.ShapeDtypeStruct(shape, jnp.float32, sharding=by_example),
-                 'label': jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=by_example),
-                 'mask': jax.ShapeDtypeStruct(shape[:1], jnp.bool_, sharding=by_example)}
 
         def compile_step(accum_steps):
-            step = functools.partial(
-                steps.train_step, model=self._model, tx=self._tx, schedule=self._schedule,
-                loss=config.loss, seed=config.seed, accum_steps=accum_steps,
-                ema_decay=config.ema_decay)
-            placed = sharding.replicated(self._mesh)
-            return jax.jit(step, donate_argnums=0, out_shardings=(placed, placed)).lower(
-                self._abstract_state, batch).compile()
+            return self._program.lower_train_step(accum_steps).compile()
 
         start = time.perf_counter()
         if config.accum_steps:
             compiled = compile_step(config.accum_steps)
         else:
-            devices = self._mesh.shape['data']
-            under_way = (LOOKAHEAD + 1) * 4 * math.prod(shape) / devices  # float32 images
+            parts = sharding.batch_parts(self._mesh)
+            pixels = math.prod(self._program.abstract_batch['image'].shape)
+            under_way = (LOOKAHEAD + 1) * 4 * pixels / parts  # float32
             config.accum_steps, compiled = accumulation.choose(
-                compile_step, config.batch_size, devices, under_way)
+                compile_step, config.batch_size, parts, under_way)
             # A continued run must sum in the same order.
             workdir.record(self._directory, config, self._train_source.class_names)
         log.info('compiled the training step in %.1f s', time.perf_counter() - start)
         return compiled
-
-    def _flops_per_step(self):
-        """Model FLOPs: three times the forward pass, the backward pass being two of it."""
-        forward = cost.of_model(self._model, self._config.image_size).flops
-        return 3 * forward * self._config.batch_size
 
     def _on_device(self, batches):
         """The same batches as arrays on the mesh, LOOKAHEAD of them under way."""
@@ -266,7 +239,7 @@ class Trainer:
         """Evaluates and draws the curves; None when a signal came in the middle."""
         start = time.perf_counter()
         params = self._state.params if self._state.ema_params is None else self._state.ema_params
-        values = classification.evaluate(self._eval_step, params,
+        values = classification.evaluate(self._program.eval_step, params,
                                          self._on_device(self._eval_batches),
                                          lambda: bool(self._interrupts))
         if values is not None:
@@ -278,12 +251,6 @@ class Trainer:
                      100 * values['eval/accuracy_top5'], values['eval/loss'],
                      values['eval/num_examples'], seconds)
         return values
-
-    @functools.cached_property
-    def _eval_step(self):
-        return jax.jit(functools.partial(steps.eval_step, model=self._model,
-                                         loss=self._config.loss,
-                                         accum_steps=self._config.accum_steps or 1))
 
     @property
     def _curves_path(self):

@@ -39,9 +39,10 @@ class Attention(nn.Module):
         hidden_size = x.shape[-1]
 
         def project(name, tokens):
-            return nn.DenseGeneral((self.num_heads, hidden_size // self.num_heads),
-                                   kernel_init=nn.initializers.xavier_uniform(),
-                                   dtype=self.dtype, name=name)(tokens)
+            y = nn.DenseGeneral((self.num_heads, hidden_size // self.num_heads),
+                                kernel_init=nn.initializers.xavier_uniform(),
+                                dtype=self.dtype, name=name)(tokens)
+            return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim'))
 
         query, key, value = project('query', x), project('key', context), project('value', context)
         bias = None if relative is None else relative_logits(query, relative)

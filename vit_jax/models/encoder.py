@@ -30,7 +30,8 @@ class Mlp(nn.Module):
         dense = functools.partial(nn.Dense, kernel_init=nn.initializers.xavier_uniform(),
                                   bias_init=nn.initializers.normal(stddev=1e-6), dtype=self.dtype)
         hidden_size = x.shape[-1]
-        x = GELU[self.gelu](dense(self.mlp_dim, name='dense1')(x))
+        x = dense(self.mlp_dim, name='dense1')(x)
+        x = GELU[self.gelu](nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
         x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
         x = dense(hidden_size, name='dense2')(x)
         return nn.Dropout(self.dropout_rate, deterministic=not train)(x)
@@ -83,6 +84,8 @@ class EncoderBlock(nn.Module):
           depth_rate: of stochastic depth in this layer; None: off.
           embedding: the position embedding that all layers share, see position.Position.
         """
+        # On many devices every example stays where it is, and parameters come to it.
+        x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
         if self.position_at == 'every_layer':
             embedding = Position(self.position, self.grid, self.class_token, self.num_heads,
                                  name='position')(x.shape[-1])

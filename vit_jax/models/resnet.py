@@ -38,10 +38,11 @@ class StdConv(nn.Module):
         size, pad = self.kernel_size, (self.kernel_size - 1) // 2
         kernel = self.param('kernel', nn.initializers.lecun_normal(),
                             (size, size, x.shape[-1], self.features))
-        return jax.lax.conv_general_dilated(
+        y = jax.lax.conv_general_dilated(
             x.astype(self.dtype), self.standardise(kernel).astype(self.dtype),
             (self.stride, self.stride), ((pad, pad), (pad, pad)) if self.fixed_padding else 'SAME',
             dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        return nn.with_logical_constraint(y, ('batch', 'rows', 'columns', 'features'))
 
     def standardise(self, kernel):
         """In float32, whatever the computation's dtype."""
