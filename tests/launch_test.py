@@ -59,7 +59,7 @@ def slurm(tmp_path):
         while not (tmp_path / 'started').exists():
             time.sleep(0.01)
         return process
-    yield start, lambda: (tmp_path / 'calls').read_text().splitlines()
+    return start, lambda: (tmp_path / 'calls').read_text().splitlines()
 
 
 def test_slurm_time_limit_saves_and_requeues(slurm):
