@@ -70,8 +70,9 @@ def test_import_leaves_tensorflow_alone(module):
 
 def test_models_import_quickly():
     python('import vit_jax.models')  # warms the file cache
-    code = ('import time; start = time.perf_counter(); import vit_jax.models; '
-            'print(time.perf_counter() - start)')
+    # Processor time: what else the machine does must not decide.
+    code = ('import time; start = time.process_time(); import vit_jax.models; '
+            'print(time.process_time() - start)')
     best = min(float(python(code).stdout) for _ in range(3))
     assert best < 2, f'{best:.2f} s at {time.ctime()}'
 

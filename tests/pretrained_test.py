@@ -64,10 +64,11 @@ def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tm
 
 @pytest.mark.parametrize(('fields', 'message'), [
     ({'model.hidden_size': 32}, 'in the pre-trained weights and'),
-    ({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz'),
-    ({'pretrained': ''}, 'this recipe starts from pre-trained weights: add --config.pretrained'),
-    ({'transfer.take': ('model.gleu',)},
-     "'model.gleu', which is no field. Did you mean model.gelu")], ids=str)
+    pytest.param({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz', marks=pytest.mark.slow),
+    pytest.param({'pretrained': ''}, 'this recipe starts from pre-trained weights: add '
+                 '--config.pretrained', marks=pytest.mark.slow),
+    pytest.param({'transfer.take': ('model.gleu',)}, "'model.gleu', which is no field. Did you "
+                 'mean model.gelu', marks=pytest.mark.slow)], ids=str)
 def test_bad_input(fields, message, digits_run, image_directory, run_main, tmp_path):
     result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, **fields)
     assert result.returncode == 1
