@@ -17,7 +17,7 @@ import pytest
 
 from tests.config_test import load
 from tests.conftest import ROOT, TINY, command, environment
-from vit_jax import hosts, metrics, rendezvous, train
+from vit_jax import hosts, metrics, rendezvous, train, workdir
 from vit_jax.errors import UserError
 
 # SGD: Adam makes numbers of the rounding of gradients that are zero, as those of key biases.
@@ -82,7 +82,7 @@ def start(tmp_path):
     """Starts a training run: (number, workdir, fields, ...) -> Processes."""
     numbers = iter(range(100))
 
-    def start_run(number, workdir, fields=FIELDS, first=None, own=None, flags=None, devices=1):
+    def start_run(number, folder, fields=FIELDS, first=None, own=None, flags=None, devices=1):
         """Args:
           first: {process: Python code that it runs first}.
           own: {process: further config fields}.
@@ -90,7 +90,7 @@ def start(tmp_path):
         """
         port, commands = free_port(), []
         for i in range(number):
-            arguments = command(workdir, fields=fields | (own or {}).get(i, {}))[3:]
+            arguments = command(folder, fields=fields | (own or {}).get(i, {}))[3:]
             code = f'{(first or {}).get(i, "")}\n{MAIN}'
             commands.append([sys.executable, '-c', code, *arguments,
                              f'--coordinator=127.0.0.1:{port}', f'--num_processes={number}',
@@ -171,9 +171,9 @@ def test_sigkill_to_one_of_four_then_two_go_on(start, undisturbed, tmp_path):
         logs = run.wait([1, 1, -signal.SIGKILL, 1])
         assert time.monotonic() - killed < 60
     for i in (0, 1, 3):
-        assert re.search(r'error: process 2 of 4 \(.*\) does not answer any more, so this one stops, '
-                         r'too. To continue from step \d+, start the same command again on all hosts',
-                         logs[i]), logs[i]
+        assert re.search(r'error: process 2 of 4 \(.*\) does not answer any more, so this one '
+                         r'stops, too. To continue from step \d+, start the same command again on '
+                         'all hosts', logs[i]), logs[i]
     # What the four saved last is damaged: process 0 sets it aside, for both.
     newest = saving_steps(tmp_path)[-1]
     for file in (tmp_path / 'checkpoints' / str(newest) / 'state' / 'd').iterdir():
@@ -224,13 +224,14 @@ Program.eval_step = eval_step
 
 @pytest.mark.slow
 def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
-    with start(2, tmp_path, first={1: IN_COMPILATION}) as run:
+    fields = FIELDS | {'accum_steps': 0}  # to be chosen by both alike
+    with start(2, tmp_path, fields, first={1: IN_COMPILATION}) as run:
         assert stopped_at(run.wait([143, 143])) <= 2
-    with start(2, tmp_path, first={1: IN_EVALUATION}) as run:
+    with start(2, tmp_path, fields, first={1: IN_EVALUATION}) as run:
         assert stopped_at(run.wait([143, 143])) == 10
     rows = metrics.read(str(tmp_path / 'metrics.jsonl'))
     assert not any('eval/loss' in row for row in rows)
-    with start(2, tmp_path) as run:
+    with start(2, tmp_path, fields) as run:
         assert 'continuing from the checkpoint of step 10' in run.wait([0, 0])[0]
     assert_equal_runs(tmp_path, undisturbed)
 
@@ -264,3 +265,186 @@ def test_processes_that_were_started_differently(own, flags, messages, start, tm
             assert 'Traceback' not in log
             for message in messages:
                 assert message in log, log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('process', [0, 1])
+def test_an_error_on_one_process_stops_all_and_is_told_by_all(process, start, tmp_path):
+    failing = ('from vit_jax import errors, train\ndef fail(self):\n'
+               '    raise errors.UserError("the disk of this host is full")\n'
+               'train.Trainer._compile = fail\n')
+    with start(2, tmp_path, first={process: failing}) as run:
+        logs = run.wait([1, 1], timeout=120)
+    assert 'error: the disk of this host is full' in logs[process]
+    assert re.search(rf'error: process {process} of 2 \(.*\) stopped with error: the disk of this '
+                     'host is full, so this one stops, too', logs[1 - process]), logs[1 - process]
+
+
+def test_flags_and_environment(monkeypatch):
+    monkeypatch.delenv('KUBERNETES_SERVICE_HOST', raising=False)
+    assert hosts.detect() == (None, 1, 0)
+    assert hosts.detect(num_processes=1) == (None, 1, 0)
+    assert hosts.detect('a:1', 4, 3) == ('a:1', 4, 3)
+    for given, message in [(('a:1', None, None), '--num_processes and --process_id missing'),
+                           ((None, 4, 0), '--coordinator missing'),
+                           (('a:1', 4, 4), '--process_id is 4 and --num_processes 4'),
+                           (('a:1', 0, 0), '--num_processes 0')]:
+        with pytest.raises(UserError, match=message):
+            hosts.detect(*given)
+    for name, value in {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[01-04]',
+                        'SLURM_NTASKS': '4', 'SLURM_PROCID': '2', 'SLURM_LOCALID': '0'}.items():
+        monkeypatch.setenv(name, value)
+    assert hosts.detect() == ('node01:61447', 4, 2)
+    with pytest.raises(UserError, match='vit_jax.evaluate runs as one process and was started as '
+                                        'one of 4: start it once'):
+        hosts.refuse_several('vit_jax.evaluate')
+
+
+def test_what_differs_between_processes_is_named_with_both_values(monkeypatch):
+    class Two:
+        def agree(self, value, decide):
+            return decide([value | {'a': 2, 'c': 5}, value])
+
+    monkeypatch.setattr(hosts, '_group', Two())
+    with pytest.raises(UserError) as error:
+        hosts.check_equal('the config', {'a': 1, 'b': [4, 4]})
+    assert str(error.value).splitlines()[1:] == [
+        '  a: 2 on process 0, 1 on process 1', "  c: 5 on process 0, 'absent' on process 1"]
+
+
+def meet_all(calls, timeout=20):
+    """The message of every process of rendezvous.meet, '' where it returned."""
+    messages = [None] * len(calls)
+    port = free_port()
+
+    def meet(k, number, process):
+        try:
+            rendezvous.meet(f'127.0.0.1:{port}', number, process, timeout)
+            messages[k] = ''
+        except UserError as error:
+            messages[k] = str(error)
+
+    threads = [threading.Thread(target=meet, args=(k, *call)) for k, call in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return messages
+
+
+def test_processes_meet():
+    assert meet_all([(4, i) for i in (3, 1, 0, 2)]) == [''] * 4
+
+
+def test_process_counts_that_disagree():
+    for here, there in ((2, 4), (4, 2)):
+        for message in meet_all([(here, 0), (there, 1)]):
+            assert (f'the number of processes differs: {here} on process 0, {there} on process 1. '
+                    'Start all with the same --num_processes.') == message
+
+
+def test_two_processes_with_one_number():
+    messages = meet_all([(3, 0), (3, 1), (3, 1)])
+    assert all('two processes have --process_id=1' in message for message in messages)
+
+
+def test_a_process_that_does_not_come():
+    for message in meet_all([(4, 0), (4, 2)], timeout=1):
+        assert '2 of 4 processes came' in message
+        assert 'within 1 s. Missing: 1, 3. Start the same command on all hosts' in message
+
+
+def test_a_process_started_again_while_the_others_wait():
+    port = free_port()
+    calls = [threading.Thread(target=rendezvous.meet, args=(f'127.0.0.1:{port}', 3, i, 20))
+             for i in range(3)]
+    calls[0].start()
+    for _ in range(200):  # it comes and dies
+        with contextlib.suppress(ConnectionRefusedError):
+            with socket.create_connection(('127.0.0.1', port)) as first:
+                first.sendall(json.dumps({'process': 1, 'processes': 3}).encode() + b'\n')
+            break
+        time.sleep(0.05)
+    calls[2].start()
+    time.sleep(0.2)  # so that process 2 is the last one, which it must not be
+    calls[1].start()
+    for thread in calls:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize('coordinator', ['127.0.0.1:{}', 'no-such-host.invalid:{}'])
+def test_wrong_coordinator_address(coordinator):
+    coordinator = coordinator.format(free_port())
+    start = time.monotonic()
+    with pytest.raises(UserError, match='process 1 of 2 did not reach process 0 at --coordinator='
+                                        f'{coordinator} within 1 s .*Give the address of the host'):
+        rendezvous.meet(coordinator, 2, 1, timeout=1)
+    assert time.monotonic() - start < 30
+
+
+def test_coordinator_that_is_something_else():
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.sendall(b'SSH-2.0\r\n')
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(UserError, match='what answers there is not process 0 of a run'):
+            rendezvous.meet(f'127.0.0.1:{server.getsockname()[1]}', 2, 1, timeout=1)
+        with pytest.raises(UserError, match='process 0 cannot listen at port'):
+            rendezvous.meet(f'127.0.0.1:{server.getsockname()[1]}', 2, 0, timeout=1)
+
+
+@pytest.mark.parametrize('coordinator', ['host', ':1234', 'host:port', 'host:0'])
+def test_coordinator_without_host_or_port(coordinator):
+    with pytest.raises(UserError, match=f"--coordinator is '{coordinator}': expected HOST:PORT"):
+        rendezvous.meet(coordinator, 2, 0, timeout=1)
+
+
+def test_workdir_must_be_shared():
+    with pytest.raises(UserError, match='the workdir /data of process 1 is not that of process 0'):
+        workdir._require_shared('/data', [True, False])
+
+
+# Stands in for the interpreter of launch/local.sh: $1 is -c for the port, else -m.
+STUB = """#!/usr/bin/env bash
+[ "$1" = -c ] && exec {python} "$@"
+for last; do :; done
+trap 'exit 143' TERM
+trap 'exit 130' INT
+echo "up $last $3"
+[ $last = --process_id={failing} ] && exit 7
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize(('failing', 'signum', 'code'), [
+    (1, None, 7), (-1, signal.SIGTERM, 143), (-1, signal.SIGINT, 130)])
+def test_local_launcher(failing, signum, code, tmp_path):
+    stub = tmp_path / 'python'
+    stub.write_text(STUB.format(python=sys.executable, failing=failing))
+    stub.chmod(0o755)
+    script = [str(ROOT / 'launch' / 'local.sh'), '3', '--config=x y']
+    with Processes(tmp_path, [script], PYTHON=str(stub), GRACE='1') as run:
+        for i in range(3):
+            run.wait_for(f'up --process_id={i} --config=x y')
+        if signum:
+            run.all[0].send_signal(signum)
+        run.wait([code], timeout=60)
+
+
+def test_local_launcher_without_a_number():
+    result = subprocess.run([str(ROOT / 'launch' / 'local.sh'), '--config=x'], text=True,
+                            capture_output=True, check=False)
+    assert result.returncode == 2
+    assert 'usage: ' in result.stderr
+
+
+@pytest.mark.slow
+def test_local_launcher_trains(tmp_path):
+    flags = command(tmp_path / 'run', fields=FIELDS | {'num_steps': 8})[3:]
+    with Processes(tmp_path, [[str(ROOT / 'launch' / 'local.sh'), '2', *flags]],
+                   PYTHON=sys.executable) as run:
+        assert 'done: 8 steps' in run.wait([0])[0]

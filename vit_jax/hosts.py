@@ -82,8 +82,13 @@ def detect(coordinator: str | None = None, num_processes: int | None = None,
     given = {'--coordinator': coordinator, '--num_processes': num_processes,
              '--process_id': process_id}
     if None in given.values() and _in_cluster():
-        values = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-            coordinator, num_processes, process_id, None, None, int(timeout))[:3]
+        try:
+            values = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+                coordinator, num_processes, process_id, None, None, int(timeout))[:3]
+        except Exception as error:  # each launcher has its own
+            raise UserError('this looks like one of several processes, and the launcher does not '
+                            f'say which ({error}). Say it: --coordinator=HOST:PORT '
+                            '--num_processes=N --process_id=I.') from error
         given = dict(zip(given, values, strict=True))
     if all(value is None for value in given.values()):
         return None, 1, 0
@@ -100,12 +105,12 @@ def detect(coordinator: str | None = None, num_processes: int | None = None,
     return coordinator, num_processes, process_id or 0
 
 
-def refuse_several(program: str) -> None:
-    """Raises UserError where a launcher starts several copies of a program made for one."""
-    _, num_processes, _ = detect()
+def refuse_several(program: str, *given) -> None:
+    """Raises UserError where several copies of a program made for one are started; as `detect`."""
+    _, num_processes, _ = detect(*given)
     if num_processes > 1:
-        raise UserError(f'{program} runs as one process and was started as {num_processes}: start '
-                        'it once, on one host. Only vit_jax.main takes several.')
+        raise UserError(f'{program} runs as one process and was started as one of {num_processes}: '
+                        'start it once, on one host. Only vit_jax.main takes several.')
 
 
 def count() -> int:
@@ -241,7 +246,8 @@ class _Group:
             time.sleep(LOST + 4 * BEAT)
         if not self._ending.acquire(blocking=False):
             time.sleep(LOST)
-        logs.report(error)
+        if not isinstance(error, KeyboardInterrupt):
+            logs.report(error)
         text = f'error: {error}' if isinstance(error, UserError) else repr(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._announce(f'{self._name(self.process)} stopped with {text.splitlines()[0][:500]}')
@@ -254,7 +260,7 @@ class _Group:
         host, _, port = self._coordinator.rpartition(':')
         try:
             socket.create_connection((host.strip('[]'), int(port)), timeout=2).close()
-            self._report('JAX ended this process: the lines above may say why')
+            self._report('this process was aborted from inside: the lines above may say why')
         except OSError:
             self._report(f'process 0 of {self.count}, at {self._coordinator}, does not answer any '
                          'more')

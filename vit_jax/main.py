@@ -53,6 +53,11 @@ def describe(error: Exception) -> str:
     return text.replace("'\n", "': ")
 
 
+def processes() -> tuple[str | None, int | None, int | None]:
+    """The flags that say which of several processes this is."""
+    return _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+
+
 def main(argv: list[str]) -> None:
     """Runs the training and exits: 0 done, 143 or 130 after a signal, 1 after an error."""
     if argv[1:]:
@@ -63,8 +68,7 @@ def main(argv: list[str]) -> None:
     except ModuleNotFoundError as error:
         sys.exit(f"error: {error}. Training needs more: pip install -e '.[train]'")
     try:
-        hosts.initialise(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value,
-                         _START_TIMEOUT.value)
+        hosts.initialise(*processes(), _START_TIMEOUT.value)
         if hosts.is_main():
             logs.to_file(_WORKDIR.value)
         sys.exit(train.run(_CONFIG.value, _WORKDIR.value))

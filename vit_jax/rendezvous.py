@@ -70,7 +70,8 @@ def _receive_all(coordinator, port, num_processes, timeout):
                            '--num_processes.')
                 came[process, 'too'] = connection
                 break
-            if process in came and not _gone(came[process]):
+            came = {i: there for i, there in came.items() if not _gone(there)}
+            if process in came:
                 problem = f'two processes have --process_id={process}: give each its own.'
                 came[process, 'too'] = connection
                 break
