@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import psutil
 
+from vit_jax import hosts
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,8 @@ def choose(compile_step: Callable, batch_size: int, devices: int, reserved: floa
     """The fewest accumulation steps with which a step fits, and the compiled step.
 
     Memory grows linearly with the images per device: two small steps are compiled, the line through
-    them proposes a size, and the compiler's own figure for that size decides.
+    them proposes a size, and the compiler's own figure for that size decides. Several processes
+    decide by the one with the least memory.
 
     Args:
       compile_step: accum_steps -> jax.stages.Compiled.
@@ -29,7 +31,7 @@ def choose(compile_step: Callable, batch_size: int, devices: int, reserved: floa
     Raises:
       UserError: not even one image per device fits.
     """
-    limit = HEADROOM * memory_limit() - reserved
+    limit = HEADROOM * hosts.agree(memory_limit(), min) - reserved
     images = batch_size // devices  # per device and step
     parts = [n for n in range(1, images + 1) if images % n == 0]
     slope, offset = _line(compile_step, images, parts)
@@ -49,8 +51,8 @@ def choose(compile_step: Callable, batch_size: int, devices: int, reserved: floa
 def bytes_needed(compiled) -> int:
     """Bytes per device by the compiler: arguments, results not written over them, and work."""
     m = compiled.memory_analysis()
-    return (m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
-            + m.temp_size_in_bytes)
+    return hosts.agree(m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+                       + m.temp_size_in_bytes, max)
 
 
 def memory_limit() -> float:

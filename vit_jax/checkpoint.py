@@ -11,9 +11,11 @@ import os
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from etils import epath
 from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from vit_jax import hosts
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -92,19 +94,14 @@ class Checkpointer:
           UserError: checkpoints are there and none can be read, or they are of another state.
         """
         bad = {}
-        for step in sorted(self._manager.all_steps(), reverse=True):
-            try:
-                state = self._restore(step, abstract_state)
-            except (UserError, MemoryError, PermissionError):
-                raise  # the files are not to blame
-            except Exception as error:  # Orbax and TensorStore raise all kinds for a broken file
-                if 'RESOURCE_EXHAUSTED' in str(error):
-                    raise
-                bad[step] = _first_line(error)
+        for step in hosts.from_main(lambda: sorted(self._manager.all_steps(), reverse=True)):
+            state, reason = self._restore(step, abstract_state)
+            if reason:
+                bad[step] = reason
                 continue
             for bad_step, reason in bad.items():
                 log.warning('checkpoint of step %d cannot be used and is now %s: %s', bad_step,
-                            self._set_aside(bad_step), reason)
+                            hosts.from_main(lambda step=bad_step: self._set_aside(step)), reason)
             if bad:
                 log.warning('falling back to the checkpoint of step %d', step)
                 self._manager.reload()
@@ -129,8 +126,32 @@ class Checkpointer:
         self._manager.close()
 
     def _restore(self, step, abstract_state):
-        saved = self._manager.restore(step, args=ocp.args.Composite(
-            meta=ocp.args.JsonRestore())).meta['fingerprint']
+        """(state, '') or (None, why the files cannot be used): the same on all processes."""
+        state, saved, reason = None, None, ''
+        try:
+            state, saved = self._read(step, abstract_state)
+        except (UserError, MemoryError, PermissionError):
+            raise  # the files are not to blame
+        except Exception as error:  # Orbax and TensorStore raise all kinds for a broken file
+            if 'RESOURCE_EXHAUSTED' in str(error):
+                raise
+            reason = _first_line(error)
+        # What one process cannot read, none may use; and only together can they compute.
+        reason = hosts.agree(reason, lambda reasons: next(filter(None, reasons), ''))
+        if reason:
+            return None, reason
+        found = describe_fingerprint(state)
+        names = [n for n in saved | found if saved.get(n) != found.get(n)]
+        if names:
+            return None, f'{len(names)} arrays differ from what was saved, first {names[0]}'
+        return state, ''
+
+    def _read(self, step, abstract_state):
+        """The state of a step, and its fingerprint when it was saved."""
+        # Past the manager, which would wait for the other processes where this one fails.
+        folder = epath.Path(self.directory) / str(step)
+        saved = ocp.JsonCheckpointHandler().restore(
+            folder / 'meta', args=ocp.args.JsonRestore())['fingerprint']
         expected = {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(abstract_state)}
         if saved.keys() != expected:
             raise UserError(
@@ -138,13 +159,8 @@ class Checkpointer:
                 f'the checkpoint: {sorted(saved.keys() - expected) or "nothing"}; only in this '
                 f'run: {sorted(expected - saved.keys()) or "nothing"}. It was saved by another '
                 'version of the program; continue it with that one.')
-        restored = self._manager.restore(step, args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract_state)))
-        found = describe_fingerprint(restored.state)
-        if saved != found:
-            names = [n for n in saved | found if saved.get(n) != found.get(n)]
-            raise ValueError(f'{len(names)} arrays differ from what was saved, first {names[0]}')
-        return restored.state
+        return ocp.StandardCheckpointHandler().restore(
+            folder / 'state', args=ocp.args.StandardRestore(abstract_state)), saved
 
     def _set_aside(self, step):
         source = os.path.join(self.directory, str(step))

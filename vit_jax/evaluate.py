@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import logs, models, sharding, steps, weights
+from vit_jax import hosts, logs, models, sharding, steps, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 
@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     logs.to_terminal()
     try:
+        hosts.refuse_several('vit_jax.evaluate')
         result = evaluate(options)
     except UserError as error:
         logs.LOGGER.error('error: %s', error)

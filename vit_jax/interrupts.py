@@ -3,6 +3,8 @@
 import logging
 import signal
 
+from vit_jax import hosts
+
 log = logging.getLogger(__name__)
 
 
@@ -12,11 +14,12 @@ class Interrupts:
     A second SIGTERM changes nothing: launchers often send it to the group and to the process.
 
     Attributes:
-      received: the signal, None so far.
+      received: the signal, None so far. After `anywhere` was true it is the same on all processes.
     """
 
     def __init__(self):
         self.received = None
+        self._ballot = None
         self._previous = {}
 
     def __enter__(self):
@@ -29,6 +32,16 @@ class Interrupts:
 
     def __bool__(self) -> bool:
         return self.received is not None
+
+    def anywhere(self) -> bool:
+        """Whether a process has received a signal: on all of them the same at the same call."""
+        if hosts.count() == 1:
+            return bool(self)
+        self._ballot = self._ballot or hosts.Ballot()
+        signum = self._ballot(self.received or 0)
+        if signum:
+            self.received = signal.Signals(signum)
+        return bool(signum)
 
     def _remember(self, signum, frame):
         del frame

@@ -5,6 +5,8 @@ import os
 
 import absl.logging
 
+from vit_jax.errors import UserError
+
 LOGGER = logging.getLogger('vit_jax')
 
 
@@ -20,6 +22,22 @@ def to_terminal() -> None:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
     os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
     absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax says at INFO what it does
+
+
+def of_process(process: int, count: int) -> None:
+    """Marks the terminal's lines of all processes but the first, which alone says how it goes."""
+    if process:
+        LOGGER.setLevel(logging.WARNING)
+        for handler in LOGGER.handlers:
+            handler.setFormatter(logging.Formatter(f'[process {process} of {count}] %(message)s'))
+
+
+def report(error: BaseException) -> None:
+    """Logs what ends the program: as one message if a user can mend it."""
+    if isinstance(error, UserError):
+        LOGGER.error('error: %s', error)
+    else:
+        LOGGER.error('stopped by an unexpected error', exc_info=error)
 
 
 def to_file(workdir: str) -> None:

@@ -10,13 +10,21 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
-from vit_jax import logs
+from vit_jax import hosts, logs
 from vit_jax.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'File and argument, for example configs/vit.py:b16.')
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Where checkpoints, metrics and curves go; a run found there is continued.')
+_COORDINATOR = flags.DEFINE_string(
+    'coordinator', None, 'With several processes: HOST:PORT, where process 0 runs, a free port.')
+_NUM_PROCESSES = flags.DEFINE_integer(
+    'num_processes', None, 'Of this run. On TPU pods, under Slurm, Open MPI and in indexed '
+    'Kubernetes jobs these three flags are not needed.')
+_PROCESS_ID = flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
+_START_TIMEOUT = flags.DEFINE_integer(
+    'start_timeout', 300, 'Seconds to wait until all processes have been started.')
 flags.mark_flags_as_required(['config', 'workdir'])
 
 
@@ -45,6 +53,11 @@ def describe(error: Exception) -> str:
     return text.replace("'\n", "': ")
 
 
+def processes() -> tuple[str | None, int | None, int | None]:
+    """The flags that say which of several processes this is."""
+    return _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+
+
 def main(argv: list[str]) -> None:
     """Runs the training and exits: 0 done, 143 or 130 after a signal, 1 after an error."""
     if argv[1:]:
@@ -54,13 +67,13 @@ def main(argv: list[str]) -> None:
         from vit_jax import train  # imports TensorFlow: seconds that --help need not wait for
     except ModuleNotFoundError as error:
         sys.exit(f"error: {error}. Training needs more: pip install -e '.[train]'")
-    logs.to_file(_WORKDIR.value)
     try:
+        hosts.initialise(*processes(), _START_TIMEOUT.value)
+        if hosts.is_main():
+            logs.to_file(_WORKDIR.value)
         sys.exit(train.run(_CONFIG.value, _WORKDIR.value))
-    except UserError as error:
-        logs.LOGGER.error('error: %s', error)
-    except Exception:
-        logs.LOGGER.exception('stopped by an unexpected error')
+    except Exception as error:
+        logs.report(error)
     sys.exit(1)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 
+from vit_jax import hosts
 from vit_jax.errors import UserError
 
 # Measured against the clock or the machine: these differ between equal runs.
@@ -12,6 +13,8 @@ TIMED = ('train/images_per_sec', 'train/data_wait', 'train/eta_sec', 'train/flop
 
 class MetricsLog:
     """Appends rows to WORKDIR/metrics.jsonl and, when it is there, to a TensorBoard writer.
+
+    Only process 0 has the files; the others know what was written at and after the first step.
 
     Attributes:
       rows: everything written so far, also by the runs that this one continues.
@@ -26,16 +29,21 @@ class MetricsLog:
         """
         self._path = os.path.join(workdir, 'metrics.jsonl')
         self._writer = writer
-        self.rows = [row for row in read(self._path) if row['step'] <= start_step]
-        _replace(self._path, ''.join(json.dumps(row) + '\n' for row in self.rows))
-        self._file = open(self._path, 'a', encoding='utf-8')  # noqa: SIM115 - open for the whole run
+        self.rows = []
+        newest = hosts.from_main(lambda: self._begin(start_step))
+        self._file = None
+        if hosts.is_main():
+            self._file = open(self._path, 'a', encoding='utf-8')  # noqa: SIM115 - for the whole run
+        else:
+            self.rows = newest
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Adds one row; it survives the death of the process."""
         values = {name: float(value) for name, value in values.items()}
         self.rows.append({'step': step, **values})
-        self._file.write(json.dumps(self.rows[-1]) + '\n')
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(self.rows[-1]) + '\n')
+            self._file.flush()
         if self._writer is not None:
             self._writer.write_scalars(step, values)
             self._writer.flush()
@@ -46,13 +54,20 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Makes sure that the rows are on disk before a checkpoint that says they are."""
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes both."""
-        self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+        for opened in (self._file, self._writer):
+            if opened is not None:
+                opened.close()
+
+    def _begin(self, start_step):
+        """Reads and cuts the file; returns the rows of the step that the run continues from."""
+        self.rows = [row for row in read(self._path) if row['step'] <= start_step]
+        _replace(self._path, ''.join(json.dumps(row) + '\n' for row in self.rows))
+        return [row for row in self.rows if row['step'] == start_step]
 
 
 def read(path: str) -> list[dict[str, float]]:

@@ -1,12 +1,15 @@
 """Starts a run from pre-trained weights: which config fields they decide, and the parameters."""
 
 import logging
+import zlib
 
+import jax
+import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import models, sharding, weights, workdir
+from vit_jax import hosts, models, sharding, weights, workdir
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.weights import adapt
 
@@ -66,6 +69,10 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, abstract_params:
         loaded.params, abstract_params, grid=grid,
         source_grid=loaded.grid() if learned_1d else None,
         resize=config.transfer.position_resize, resize_patches=config.transfer.resize_patches)
+    if hosts.count() > 1:  # every process has read them: parts of other weights would be no model
+        hosts.check_equal('the pre-trained weights', {
+            jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))
+            for path, x in jax.tree.leaves_with_path(params)})
     log.info('pre-trained weights from %s (%s layout):\n%s', loaded.source, loaded.layout,
              adapt.table(changes))
     return params

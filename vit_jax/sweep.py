@@ -17,7 +17,7 @@ import sys
 from absl import app, flags
 from ml_collections import ConfigDict
 
-from vit_jax import logs, metrics
+from vit_jax import hosts, logs, metrics
 from vit_jax import main as main_lib
 from vit_jax.errors import UserError
 
@@ -94,6 +94,7 @@ def main(argv: list[str], values: list[float]) -> None:
         sys.exit(f'error: unexpected argument {argv[1]!r}; flags are written --name=value.')
     logs.to_terminal()
     try:
+        hosts.refuse_several('vit_jax.sweep', *main_lib.processes())
         sys.exit(run(flags.FLAGS.config, values, flags.FLAGS.workdir))
     except UserError as error:
         sys.exit(f'error: {error}')

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from vit_jax import (
     checkpoint,
     curves,
     data,
+    hosts,
     logs,
     metrics,
     pretrained,
@@ -47,14 +49,17 @@ def run(config: ConfigDict, directory: str) -> int:
 
     Returns:
       0 when the run is complete; 128 + signal number when SIGTERM or SIGINT stopped it, saved.
+      With several processes, what stops one of them stops all, at the same step.
 
     Raises:
       UserError: the config, the data or the workdir cannot be used, or the loss is not finite.
     """
-    config_lib.check(config)
-    with contextlib.ExitStack() as stack:
+    with (Interrupts() as interrupts, contextlib.ExitStack() as stack,
+          hosts.together(lambda: workdir.where_to_go_on(directory))):
+        hosts.check_equal('the config', config_lib.flatten(config) | {
+            '--workdir': directory, 'version of jax': jax.__version__})
+        config_lib.check(config)
         stack.enter_context(workdir.lock(directory))
-        interrupts = stack.enter_context(Interrupts())
         trainer = Trainer(config, directory, interrupts, stack)
         stack.enter_context(logging_redirect_tqdm([logs.LOGGER]))
         trainer.train()
@@ -80,6 +85,10 @@ class Trainer:
         self._train_source = data.open_source(config.dataset, train_split)
         names = self._train_source.class_names
         self._eval_source = data.open_source(config.dataset, eval_split, class_names=names)
+        hosts.check_equal('the data', {
+            'training images': self._train_source.num_examples,
+            'evaluation images': self._eval_source.num_examples, 'classes': len(names),
+            'checksum of their names': zlib.crc32('\n'.join(names).encode())})
         config = config_lib.settle(config, self._train_source.num_examples, len(names))
         self._config = config = workdir.claim(directory, config, names)
         self._program = Program(config, self._mesh)
@@ -94,7 +103,7 @@ class Trainer:
                             f'{self.num_steps}. Raise num_steps or num_epochs, or take another '
                             '--workdir.')
         workdir.record(directory, config, names)
-        writer = metric_writers.SummaryWriter(directory)
+        writer = metric_writers.SummaryWriter(directory) if hosts.is_main() else None
         self._eval_batches = data.eval_batches(self._eval_source, config,
                                                *sharding.data_share(self._mesh))
         self._metrics = metrics.MetricsLog(directory, self.step, writer)
@@ -126,9 +135,9 @@ class Trainer:
             self._train_source, self._config, self.step, *sharding.data_share(self._mesh))))
         meter.start(self.step)
         bar = tqdm(total=self.num_steps, initial=self.step, unit='step',
-                   disable=not sys.stderr.isatty())
+                   disable=not (hosts.is_main() and sys.stderr.isatty()))
         values = evaluated = None  # of the newest step
-        while self.step < self.num_steps and not self._interrupts:
+        while self.step < self.num_steps and not self._interrupts.anywhere():
             before = values
             self._state, values = train_step(self._state, next(batches))
             self.step += 1
@@ -241,11 +250,12 @@ class Trainer:
         params = self._state.params if self._state.ema_params is None else self._state.ema_params
         values = classification.evaluate(self._program.eval_step, params,
                                          self._on_device(self._eval_batches),
-                                         lambda: bool(self._interrupts))
+                                         self._interrupts.anywhere)
         if values is not None:
             seconds = time.perf_counter() - start
             self._metrics.write(self.step, values | {'eval/seconds': seconds})
-            curves.draw(self._metrics.rows, self._curves_path)
+            if hosts.is_main():
+                curves.draw(self._metrics.rows, self._curves_path)
             log.info('step %d/%d  eval accuracy %.2f %%  top-5 %.2f %%  loss %.4f  on %d images in '
                      '%.1f s', self.step, self.num_steps, 100 * values['eval/accuracy'],
                      100 * values['eval/accuracy_top5'], values['eval/loss'],

@@ -1,37 +1,70 @@
 """What a run keeps in its workdir beside checkpoints and metrics: its config and class names."""
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
+import secrets
+import time
 
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax import hosts
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
 
-def lock(workdir: str):
-    """Makes the workdir and reserves it for this process until the returned file is closed.
+def lock(workdir: str) -> contextlib.ExitStack:
+    """Makes the workdir and reserves it for this run until what is returned is closed.
 
     Raises:
-      UserError: another process is training in it.
+      UserError: another run is training in it, or it is not the same directory on all processes.
     """
+    with contextlib.ExitStack() as stack:
+        mark = hosts.from_main(lambda: _reserve(workdir, stack))
+        hosts.agree(_sees(workdir, mark), lambda seen: _require_shared(workdir, seen))
+        return stack.pop_all()
+
+
+def _reserve(workdir, stack):
+    """Locks a file until the stack is left; returns what stands in it."""
     os.makedirs(workdir, exist_ok=True)
-    file = open(os.path.join(workdir, '.lock'), 'a', encoding='utf-8')  # noqa: SIM115
+    file = stack.enter_context(open(os.path.join(workdir, '.lock'), 'a', encoding='utf-8'))  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        file.close()
         raise UserError(f'another process is training in {workdir}. Wait for it, stop it, or take '
                         'another --workdir.') from error
-    return file
+    mark = secrets.token_hex(8)
+    file.truncate(0)
+    file.write(mark)
+    file.flush()
+    os.fsync(file.fileno())
+    return mark
+
+
+def _sees(workdir, mark):
+    """Whether this process finds the mark, which storage over a network may take time to show."""
+    for _ in range(60):
+        with (contextlib.suppress(OSError),
+              open(os.path.join(workdir, '.lock'), encoding='utf-8') as file):
+            if file.read() == mark:
+                return True
+        time.sleep(0.5)
+    return False
+
+
+def _require_shared(workdir, seen):
+    if not all(seen):
+        raise UserError(f'the workdir {workdir} of process {seen.index(False)} is not that of '
+                        'process 0: it must be a directory on storage that all hosts share.')
 
 
 def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> ConfigDict:
-    """Compares with what the workdir was made for.
+    """Compares with what the workdir was made for, on process 0.
 
     A workdir in which nothing was saved yet may be taken over by any config.
 
@@ -48,7 +81,7 @@ def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> Con
     old = recorded_config(workdir)
     if old is not None:
         lines = config_lib.differences(old, config)
-        classes = _load(os.path.join(workdir, 'classes.json'))
+        classes = hosts.from_main(lambda: _load(os.path.join(workdir, 'classes.json')))
         if classes != list(class_names):
             lines.append(_describe_classes(classes, list(class_names)))
         if lines:
@@ -66,14 +99,19 @@ def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> Con
 
 def recorded_config(workdir: str) -> dict | None:
     """The config of a run that has saved something, None otherwise; UserError if unreadable."""
-    checkpoints = checkpoint_directory(workdir)
-    if os.path.isdir(checkpoints) and os.listdir(checkpoints):
-        return _load(os.path.join(workdir, 'config.json'))
-    return None
+    def load():
+        checkpoints = checkpoint_directory(workdir)
+        if os.path.isdir(checkpoints) and os.listdir(checkpoints):
+            return _load(os.path.join(workdir, 'config.json'))
+        return None
+
+    return hosts.from_main(load)
 
 
 def record(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> None:
-    """Writes classes.json and config.json."""
+    """Writes classes.json and config.json, on process 0."""
+    if not hosts.is_main():
+        return
     _save(os.path.join(workdir, 'classes.json'), list(class_names))
     _save(os.path.join(workdir, 'config.json'), config.to_dict())
 
@@ -81,6 +119,14 @@ def record(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> No
 def checkpoint_directory(workdir: str) -> str:
     """Where the checkpoints of a run are."""
     return os.path.join(workdir, 'checkpoints')
+
+
+def where_to_go_on(workdir: str) -> str:
+    """' from step N' with the newest checkpoint, '' when there is none."""
+    with contextlib.suppress(OSError):
+        steps = [int(name) for name in os.listdir(checkpoint_directory(workdir)) if name.isdigit()]
+        return f' from step {max(steps)}' if steps else ''
+    return ''
 
 
 def _describe_classes(old, new):
