@@ -63,7 +63,11 @@ def times(plan: dict, target: Target, time: estimate.Time | None) -> dict:
 
 
 def what_helps(config: ConfigDict, target: Target) -> list[dict]:
-    """Changes of a config that does not fit, each compiled: field, value, bytes needed, fits."""
+    """Changes of a config that does not fit, each compiled.
+
+    Returns:
+      change (values by field), needed (bytes), fits, least_seconds (of a step, None when unknown).
+    """
     mesh = sharding.make_mesh(config.mesh, target.devices).shape
     parts = mesh['data'] * mesh['fsdp']
     images = config.batch_size // parts
@@ -74,14 +78,17 @@ def what_helps(config: ConfigDict, target: Target) -> list[dict]:
         changes.append({'model.remat_policy': 'nothing_saveable'})
     more = [n for n in range(config.accum_steps + 1, images + 1) if images % n == 0]
     if more:
-        # Half of the images at least, and about eight of them at a time.
+        # About eight images at a time.
         changes.append({'accum_steps': min(more, key=lambda n: abs(images / n - 8))})
     results = []
     for change in changes:
         changed = config.copy_and_resolve_references()
         changed.update_from_flattened_dict(change)
-        needed = estimate.compile_step(changed, target).needed
-        results.append({'change': change, 'needed': needed, 'fits': needed <= target.limit})
+        step = estimate.compile_step(changed, target)
+        time = step.counts and estimate.step_time(target, step)
+        results.append({'change': change, 'needed': step.needed,
+                        'fits': step.needed <= target.limit,
+                        'least_seconds': time.least if time else None})
     return results
 
 
@@ -106,7 +113,7 @@ def text(plan: dict) -> str:
     if not plan['fits']:
         lines.append('THIS DOES NOT FIT.')
     lines += [f'  with {fields(change["change"])}: {change["needed"] / GIB:.3f} GiB, '
-              + ('fits' if change['fits'] else 'does not fit either')
+              + (f'fits{at_least(change)}' if change['fits'] else 'does not fit either')
               for change in plan.get('helps', [])]
     if 'largest_batch' in plan:
         largest = plan['largest_batch']
@@ -140,6 +147,12 @@ def time_lines(plan: dict) -> list[str]:
         f'whole run, {plan["num_steps"]:,} steps: at least '
         f'{progress.duration(plan["run_seconds"])}, {plan["device_days"]:,.1f} device-days, '
         'without evaluation, checkpoints and waiting for data']
+
+
+def at_least(change: dict) -> str:
+    """', 12.3 ms a step at least' where that is known."""
+    seconds = change['least_seconds']
+    return f', {1e3 * seconds:.2f} ms a step at least' if seconds else ''
 
 
 def fields(change: dict) -> str:
