@@ -79,6 +79,7 @@ def read_config(arguments: list[str]) -> ConfigDict:
         if unknown or flag.value is None:
             raise UserError(f'unexpected argument {unknown[0]!r}; flags are written --name=value.'
                             if unknown else 'add --config=FILE, as in configs/vit.py:h14')
+        _ = flag.value.seed  # a missing file shows when a field is first used
         return flag.value
     except OSError as error:
         raise UserError(f'no config file. {error}') from error
