@@ -26,6 +26,7 @@ setuptools.setup(
         'gpu': ['jax[cuda13]>=0.10,<0.12'],
         'tpu': ['jax[tpu]>=0.10,<0.12'],
         'train': TRAIN,
+        'plan': ['libtpu==0.0.42.*', 'psutil>=6'],  # of jax 0.10.2; TPU programs without a TPU
         'test': TRAIN + TEST,
         # 0.17 needs an Orbax that does not fit the one above.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],

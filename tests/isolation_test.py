@@ -61,7 +61,8 @@ def test_weights_of_pytorch_without_pytorch(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize('module', ['models', 'main', 'checkpoint', 'steps', 'weights', 'convert'])
+@pytest.mark.parametrize('module', ['models', 'main', 'checkpoint', 'steps', 'weights', 'convert',
+                                    'plan'])
 def test_import_leaves_tensorflow_alone(module):
     result = python(f'import sys, vit_jax.{module}\n'
                     "assert not {'tensorflow', 'torch', 'timm'} & set(sys.modules)")
