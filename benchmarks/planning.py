@@ -1,8 +1,8 @@
 """Plans of docs/scale.md: the command, its seconds and peak memory, and rows of the tables.
 
-    python benchmarks/planning.py slices [NAME]  # models on slices that they are trained on
-    python benchmarks/planning.py growth         # H/14 on 8 to 512 chips, simulated
-    python benchmarks/planning.py sharded        # G/14 on 128 chips, split in several ways
+    python benchmarks/planning.py slices [NAME [OPTION...]]  # models on slices of their size
+    python benchmarks/planning.py growth   # H/14 on 8 to 512 chips, simulated
+    python benchmarks/planning.py sharded  # G/14 on 128 chips, split in several ways
 
 TPU plans need libtpu: pip install -e '.[plan]'.
 """
@@ -58,7 +58,7 @@ def row(name, p):
     return f'| {" | ".join(cells)} |'
 
 
-def slices(only=''):
+def slices(only='', *more):
     """Models on slices that they are trained on; `only` is a part of the row's name."""
     for name, config, chip, devices, options in (
             ('B/16, v5e', 'b16,jft', 'v5e', 8, [*mesh(8, 1), REMAT]),
@@ -70,7 +70,8 @@ def slices(only=''):
             ('G/14, v5p', 'G14,jft', 'v5p', 256, [*mesh(32, 8), REMAT, '--no-search']),
             ('G/14, v5p', 'G14,jft', 'v5p', 512, [*mesh(64, 8), REMAT, '--no-search'])):
         if only in f'{name} x {devices}':
-            print(row(f'{name} x {devices}', plan(config, chip, devices, *options)), flush=True)
+            print(row(f'{name} x {devices}', plan(config, chip, devices, *options, *more)),
+                  flush=True)
 
 
 def growth():
