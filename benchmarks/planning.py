@@ -62,7 +62,7 @@ def row(name, p):
 def slices():
     """Models on slices that they are trained on."""
     for name, config, chip, devices, options in (
-            ('B/16, v5e', 'b16,imagenet21k', 'v5e', 8, [*mesh(1, 8), REMAT]),
+            ('B/16, v5e', 'b16,imagenet21k', 'v5e', 8, [*mesh(8, 1), REMAT]),
             ('L/16, v5e', 'l16,imagenet21k', 'v5e', 64, [*mesh(4, 16), REMAT]),
             ('H/14, v5p', 'h14,imagenet21k', 'v5p', 128, mesh(8, 16)),
             ('H/14, v5p', 'h14,imagenet21k', 'v5p', 256, mesh(16, 16)),
