@@ -274,7 +274,7 @@ class _Group:
                 self._set(f'beat/{self.process}', f'{beat} {self._broken}')
                 if self.process == 0:
                     self._judge()
-                verdict = dict(self._all('verdict')).get('')
+                verdict = dict(self._all('verdict')).get('first')
                 heard = time.monotonic()
             except jax.errors.JaxRuntimeError as error:
                 log.debug('process 0 does not answer: %s', error)
@@ -322,7 +322,7 @@ class _Group:
 
     def _announce(self, verdict):
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first one stays
-            self._client.key_value_set('vit_jax/verdict/', verdict)
+            self._client.key_value_set('vit_jax/verdict/first', verdict)
 
     def _name(self, process):
         try:
