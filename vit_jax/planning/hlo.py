@@ -172,14 +172,8 @@ class Module:
             return int(x.operands[0])
         if x.opcode in SAME_NUMBERS + ('copy-start', 'copy-done'):
             return of(0)
-        if x.opcode in ('add', 'subtract', 'multiply'):
-            a, b = of(0), of(1)
-            return a + b if x.opcode == 'add' else a - b if x.opcode == 'subtract' else a * b
-        if x.opcode == 'compare':
-            a, b = of(0), of(1)
-            direction = re.search(r'direction=(\w+)', x.attributes).group(1)
-            return {'LT': a < b, 'LE': a <= b, 'GT': a > b, 'GE': a >= b, 'EQ': a == b,
-                    'NE': a != b}[direction]
+        if x.opcode in ('add', 'subtract', 'multiply', 'compare'):
+            return _operate(x, of(0), of(1))
         if x.opcode in ('fusion', 'call'):
             called = _called_by(x)[0]
             return self._in_called(called, x, name, element)
@@ -212,12 +206,7 @@ class Module:
                 return int(x.operands[0])
             if x.opcode in SAME_NUMBERS:
                 return value(x.operands[0])
-            a, b = (value(o) for o in x.operands)
-            if x.opcode == 'compare':
-                direction = re.search(r'direction=(\w+)', x.attributes).group(1)
-                return {'LT': a < b, 'LE': a <= b, 'GT': a > b, 'GE': a >= b, 'EQ': a == b,
-                        'NE': a != b}[direction]
-            return {'add': a + b, 'subtract': a - b, 'multiply': a * b}[x.opcode]
+            return _operate(x, *(value(o) for o in x.operands))
 
         return value(wanted)
 
@@ -300,6 +289,14 @@ def _branches(x):
     if found:
         return re.findall(r'%([\w.\-]+)', found.group(1))
     return [_called(x, 'true_computation'), _called(x, 'false_computation')]
+
+
+def _operate(x, a, b):
+    """The integer or truth value of an instruction with two operands."""
+    if x.opcode != 'compare':
+        return {'add': a + b, 'subtract': a - b, 'multiply': a * b}[x.opcode]
+    return {'LT': a < b, 'LE': a <= b, 'GT': a > b, 'GE': a >= b, 'EQ': a == b, 'NE': a != b}[
+        re.search(r'direction=(\w+)', x.attributes).group(1)]
 
 
 def _index(x):
