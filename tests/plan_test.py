@@ -122,6 +122,16 @@ def test_tpu_compiler():
     assert 'by the compiler of the TPU' in text
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+def test_peak_on_this_machine():
+    """Within 15 % of the resident memory of a process that trains, 3 GiB."""
+    result = subprocess.run([sys.executable, 'benchmarks/step_memory.py', '--batch_size=16'],
+                            cwd=ROOT, env=environment() | {'PYTHONPATH': str(ROOT)}, text=True,
+                            capture_output=True, timeout=500, check=True)
+    assert abs(float(result.stdout.rpartition(':')[2].strip().rstrip('%'))) < 15, result.stdout
+
+
 MESHES = """
 from vit_jax import config, sharding
 from vit_jax.planning import targets
