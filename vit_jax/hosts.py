@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -208,6 +209,7 @@ class _Group:
     def __init__(self, coordinator, num_processes, process_id):
         self.count, self.process, self.hint = num_processes, process_id, lambda: ''
         self._coordinator = coordinator
+        self._coordinator_name = f'process 0 of {num_processes}, at {coordinator},'
         self._turns = itertools.count()
         self._beats = {}  # process -> (what it last wrote, when that was first seen)
         self._lost = set()
@@ -240,31 +242,27 @@ class _Group:
 
     def fail(self, error):
         """Reports the error, makes it known, and ends this process."""
-        if isinstance(error, jax.errors.JaxRuntimeError):
+        if isinstance(error, jax.errors.JaxRuntimeError) or re.match(r'[A-Z_]+: ', str(error)):
             # Most likely another process is gone. The other thread finds out, and ends this one.
             self._broken = 1
-            time.sleep(LOST + 4 * BEAT)
-        if not self._ending.acquire(blocking=False):
-            time.sleep(LOST)
+            for _ in range(LOST):
+                if isinstance(self._coordinator_error(), ConnectionRefusedError):
+                    self._end(f'{self._coordinator_name} does not answer any more', farewell=False)
+                time.sleep(1)
+        self._take_the_end()
         if not isinstance(error, KeyboardInterrupt):
             logs.report(error)
         text = f'error: {error}' if isinstance(error, UserError) else repr(error)
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._announce(f'{self._name(self.process)} stopped with {text.splitlines()[0][:500]}')
+        self._announce(f'{self._name(self.process)} stopped with {text.splitlines()[0][:500]}')
         self._leave(130 if isinstance(error, KeyboardInterrupt) else 1)
 
     def aborted(self):
         """Says why JAX ends this process, as far as it can be known, and ends it."""
-        if not self._ending.acquire(blocking=False):
-            time.sleep(LOST)
-        host, _, port = self._coordinator.rpartition(':')
-        try:
-            socket.create_connection((host.strip('[]'), int(port)), timeout=2).close()
-            self._report('this process was aborted from inside: the lines above may say why')
-        except OSError:
-            self._report(f'process 0 of {self.count}, at {self._coordinator}, does not answer any '
-                         'more')
-        _exit(1)
+        if self._coordinator_error():
+            reason = f'{self._coordinator_name} does not answer any more'
+        else:
+            reason = 'this process was aborted from inside (the lines above may say why)'
+        self._end(reason, farewell=False)
 
     def _watch(self):
         """Shows that this process lives, and ends it when another one is lost or has failed."""
@@ -276,18 +274,14 @@ class _Group:
                     self._judge()
                 verdict = dict(self._all('verdict')).get('first')
                 heard = time.monotonic()
-            except jax.errors.JaxRuntimeError as error:
-                log.debug('process 0 does not answer: %s', error)
-                lost = time.monotonic() - heard > LOST
-                verdict = f'{self._name(0)} does not answer any more' if lost else None
+            except jax.errors.JaxRuntimeError:
+                verdict = None
+                if time.monotonic() - heard > LOST:
+                    self._end(f'{self._coordinator_name} does not answer any more', farewell=False)
+            if self._stopped.wait(GRACE if verdict else BEAT):
+                return
             if verdict:
-                self._stopped.wait(GRACE)
-                if self._ending.acquire(blocking=False):
-                    self._report(verdict)
-                    self._leave(1)
-                return
-            if self._stopped.wait(BEAT):
-                return
+                self._end(verdict)
 
     def _judge(self):
         """Announces the first process that has shown no sign of life for too long."""
@@ -305,9 +299,18 @@ class _Group:
             self._announce(f'{names} {"does" if len(self._lost) == 1 else "do"} not answer any '
                            'more')
 
-    def _report(self, reason):
+    def _end(self, reason, farewell=True):
+        self._take_the_end()
         log.error('error: %s, so this one stops, too. To continue%s, start the same command again '
                   'on all hosts.', reason, self.hint())
+        if farewell:
+            self._leave(1)
+        _exit(1)
+
+    def _take_the_end(self):
+        """Lets one thread through, which ends the process before the others wake up."""
+        if not self._ending.acquire(blocking=False):
+            time.sleep(2 * LOST)
 
     def _leave(self, code):
         """Ends this process; process 0 waits for the others, which it would end without a word."""
@@ -319,6 +322,15 @@ class _Group:
                     break
                 time.sleep(0.1)
         _exit(code)
+
+    def _coordinator_error(self):
+        """Why process 0 cannot be reached, None if it can."""
+        host, _, port = self._coordinator.rpartition(':')
+        try:
+            socket.create_connection((host.strip('[]'), int(port)), timeout=2).close()
+        except OSError as error:
+            return error
+        return None
 
     def _announce(self, verdict):
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first one stays
