@@ -31,11 +31,11 @@ from vit_jax.errors import UserError
 log = logging.getLogger(__name__)
 
 BEAT = 2  # seconds between two signs of life
-LOST = 30  # seconds without one after which a process counts as lost,
+LOST = 25  # seconds without one after which a process counts as lost,
 LOST_WHEN_BROKEN = 10  # and once a collective failed somewhere
-GRACE = 3  # seconds for a process to end by itself before its thread ends it
-# JAX aborts processes by itself, and says less: only if the thread above could not do it.
-JAX_HEARTBEAT = 45
+GRACE = 2  # seconds for a process to end by itself before its thread ends it
+# JAX aborts processes by itself after two thirds of this, and says less: it is to come later.
+JAX_HEARTBEAT = 55
 
 _group = None  # of this process, when there are several
 
@@ -212,6 +212,7 @@ class _Group:
         self._coordinator_name = f'process 0 of {num_processes}, at {coordinator},'
         self._turns = itertools.count()
         self._beats = {}  # process -> (what it last wrote, when that was first seen)
+        self._judged = 0.0  # when process 0 last looked at them
         self._lost = set()
         self._broken = 0  # 1 when a collective failed here
         self._ending = threading.Lock()  # held by the thread that ends the process
@@ -287,6 +288,9 @@ class _Group:
         """Announces the first process that has shown no sign of life for too long."""
         now = time.monotonic()
         found = dict(self._all('beat'))
+        if now - self._judged > 4 * BEAT:  # this process stood still, and perhaps all did
+            self._beats.clear()
+        self._judged = now
         limit = LOST_WHEN_BROKEN if any(b.endswith(' 1') for b in found.values()) else LOST
         for process in range(self.count):
             beat = found.get(str(process))
