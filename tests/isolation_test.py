@@ -61,7 +61,8 @@ def test_weights_of_pytorch_without_pytorch(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize('module', ['models', 'main', 'checkpoint', 'steps', 'weights', 'convert'])
+@pytest.mark.parametrize('module', ['models', 'main', 'checkpoint', 'steps', 'weights', 'convert',
+                                    'plan'])
 def test_import_leaves_tensorflow_alone(module):
     result = python(f'import sys, vit_jax.{module}\n'
                     "assert not {'tensorflow', 'torch', 'timm'} & set(sys.modules)")
@@ -70,8 +71,9 @@ def test_import_leaves_tensorflow_alone(module):
 
 def test_models_import_quickly():
     python('import vit_jax.models')  # warms the file cache
-    code = ('import time; start = time.perf_counter(); import vit_jax.models; '
-            'print(time.perf_counter() - start)')
+    # Processor time: what else the machine does must not decide.
+    code = ('import time; start = time.process_time(); import vit_jax.models; '
+            'print(time.process_time() - start)')
     best = min(float(python(code).stdout) for _ in range(3))
     assert best < 2, f'{best:.2f} s at {time.ctime()}'
 

@@ -6,9 +6,10 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conftest import TINY
-from vit_jax import weights
+from vit_jax import evaluate, predict, weights
 
 FIELDS = TINY | {'num_steps': 6, 'eval_every': 0, 'checkpoint_every': 3, 'image_size': 16}
 
@@ -63,12 +64,63 @@ def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tm
 
 @pytest.mark.parametrize(('fields', 'message'), [
     ({'model.hidden_size': 32}, 'in the pre-trained weights and'),
-    ({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz'),
-    ({'pretrained': ''}, 'this recipe starts from pre-trained weights: add --config.pretrained'),
-    ({'transfer.take': ('model.gleu',)},
-     "'model.gleu', which is no field. Did you mean model.gelu")], ids=str)
+    pytest.param({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz', marks=pytest.mark.slow),
+    pytest.param({'pretrained': ''}, 'this recipe starts from pre-trained weights: add '
+                 '--config.pretrained', marks=pytest.mark.slow),
+    pytest.param({'transfer.take': ('model.gleu',)}, "'model.gleu', which is no field. Did you "
+                 'mean model.gelu', marks=pytest.mark.slow)], ids=str)
 def test_bad_input(fields, message, digits_run, image_directory, run_main, tmp_path):
     result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, **fields)
     assert result.returncode == 1
     assert message in result.stderr
     assert 'Traceback' not in result.stderr
+
+
+SMALL = {
+    'vit': ('ti16', {'patch_size': (4, 4), 'hidden_size': 32, 'num_layers': 2, 'mlp_dim': 64,
+                     'num_heads': 2}),
+    'hybrid': ('r_ti16', {'patch_size': (1, 1), 'hidden_size': 32, 'num_layers': 2, 'mlp_dim': 64,
+                          'num_heads': 2, 'resnet.units': (1,), 'resnet.width': 8,
+                          'resnet.num_groups': 4}),
+    'resnet': ('r50x1', {'resnet.units': (1, 1), 'resnet.width': 8, 'resnet.num_groups': 4}),
+}
+
+
+def as_files(image, folder):
+    """The same photo as PNG, PNG with alpha, CMYK JPEG, and JPEG that lies on its side."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 90 degrees to the right
+    image.save(folder / 'plain.png')
+    image.convert('RGBA').save(folder / 'alpha.png')
+    image.convert('L').save(folder / 'grey.png')
+    image.convert('CMYK').save(folder / 'cmyk.jpg', quality=95)
+    image.rotate(90, expand=True).save(folder / 'turned.jpg', quality=95, exif=exif)
+    return sorted(map(str, folder.iterdir()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('family', SMALL)
+def test_pretrain_finetune_evaluate_and_name_what_is_on_photos(family, image_directory, run_main,
+                                                               tmp_path, capsys):
+    name, model = SMALL[family]
+    model = {f'model.{field}': value for field, value in model.items()}
+    result = run_main(tmp_path / 'digits', config=f'configs/quickstart.py:{family}', fields={
+        **model, 'num_steps': 6, 'optimizer.warmup_steps': 2, 'batch_size': 32})
+    assert result.returncode == 0, result.stderr
+    workdir = tmp_path / 'run'
+    result = run_main(workdir, config=f'configs/finetune.py:{name},directory', fields=model | {
+        'pretrained': tmp_path / 'digits', 'dataset.name': image_directory, 'image_size': 24,
+        'dataset.train_split': 'train', 'dataset.eval_split': 'test', 'batch_size': 30,
+        'num_steps': 80, 'eval_every': 0, 'checkpoint_every': 0, 'optimizer.warmup_steps': 8,
+        'optimizer.learning_rate': 0.1})
+    assert result.returncode == 0, result.stderr
+
+    assert evaluate.main([f'--workdir={workdir}', '--split=test', '--json']) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])['eval/accuracy'] == 1.0
+    for kind in ('ant', 'cat'):
+        folder = tmp_path / kind
+        folder.mkdir()
+        photo = Image.open(image_directory / 'test' / kind / '001.png').resize((40, 24))
+        assert predict.main([f'--workdir={workdir}', '--json', *as_files(photo, folder)]) == 0
+        for row in json.loads(capsys.readouterr().out.splitlines()[-1]):
+            assert row['classes'][0]['class'] == kind, row

@@ -83,7 +83,7 @@ def on_one_device():
 
 
 QUICK = {('vit', 'data'), ('vit', 'fsdp'), ('vit', 'tensor'), ('vit', 'mixed'),
-         ('hybrid', 'mixed'), ('accumulation', 'mixed')}
+         ('accumulation', 'mixed')}
 
 
 @pytest.mark.parametrize(('case', 'mesh'), [

@@ -35,18 +35,6 @@ def test_report(monkeypatch):
     assert next(batches, 'end') == 'end'
 
 
-@pytest.mark.parametrize(('kind', 'tera'), [
-    ('TPU v4', 275), ('TPU v5 lite', 197), ('TPU v5p', 459), ('TPU v5', 459), ('TPU v6 lite', 918),
-    ('NVIDIA A100-SXM4-80GB', 312), ('NVIDIA H100 80GB HBM3', 989), ('NVIDIA H200', 989),
-    ('NVIDIA B200', 2250)])
-def test_peak(kind, tera):
-    assert progress.peak_flops(kind) == tera * 1e12
-
-
-def test_unknown_peak():
-    assert progress.peak_flops('cpu') is None
-
-
 @pytest.mark.parametrize(('seconds', 'text'), [(59.9, '00:00:59'), (3661, '01:01:01'),
                                                (90_061, '1d 01:01:01')])
 def test_duration(seconds, text):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax import config as config_lib
-from vit_jax import models, optimizer, sharding, steps, train_state
+from vit_jax import models, optimizer, steps, train_state
 
 SMALL = dict(patch_size=(4, 4), hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2)
 
@@ -96,23 +96,6 @@ def test_ema_is_the_running_average():
         state, _ = jax.jit(functools.partial(step, ema_decay=0.9))(state, batch)
         average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, state.params)
     assert_close(state.ema_params, average)
-
-
-@pytest.mark.parametrize('accum_steps', [1, 2])
-def test_four_devices_equal_one(accum_steps):
-    results = []
-    for number in (1, 4):
-        mesh = sharding.make_mesh(config_lib.base().mesh, jax.devices()[:number])
-        state, step, _, _ = setup()
-        step = jax.jit(functools.partial(step, accum_steps=accum_steps), donate_argnums=0,
-                       out_shardings=sharding.replicated(mesh))
-        state = jax.device_put(state, sharding.replicated(mesh))
-        for k in range(5):
-            batch = sharding.shard_batch(random_batch(16, k), sharding.batch_sharding(mesh))
-            assert len(batch['image'].sharding.device_set) == number
-            state, metrics = step(state, batch)
-        results.append((state, metrics))
-    assert_close(*results)
 
 
 def test_eval_step_counts_what_the_mask_leaves():

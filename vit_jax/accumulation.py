@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 
 import jax
-import psutil
 
 from vit_jax import hosts
 from vit_jax.errors import UserError
@@ -60,6 +59,8 @@ def memory_limit() -> float:
     stats = jax.local_devices()[0].memory_stats()
     if stats and 'bytes_limit' in stats:
         return stats['bytes_limit']
+    import psutil  # a plan for other machines does without
+
     return psutil.virtual_memory().available / jax.local_device_count()
 
 

@@ -50,6 +50,7 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
             num_classes=0,  # 0: ask the data
             max_broken_fraction=0.01,  # more unreadable images than this stop the run
             shuffle_buffer=16_384,  # sequential TFDS files: examples mixed with each other
+            files_at_once=16,  # likewise: files that are read interleaved
         ),
         augment=dict(
             crop='inception',  # 'inception' | 'pad' and random crop | 'none'
@@ -134,7 +135,8 @@ def check(config: ml_collections.ConfigDict) -> None:
         raise UserError(f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
                         'set exactly one of them and the other to 0.')
     for field, least in (('batch_size', 1), ('log_every', 1), ('keep_checkpoints', 1),
-                         ('accum_steps', 0), ('dataset.shuffle_buffer', 1), ('augment.pad', 0),
+                         ('accum_steps', 0), ('dataset.shuffle_buffer', 1),
+                         ('dataset.files_at_once', 1), ('augment.pad', 0),
                          ('optimizer.warmup_steps', 0)):
         if get(config, field) < least:
             raise UserError(f'{field} is {get(config, field)}: expected at least {least}.')

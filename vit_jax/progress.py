@@ -7,25 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-# Dense bfloat16 peak in FLOP/s of one jax device, by a part of its device_kind, from the vendors'
-# data sheets. A v2 or v3 device is one core of a two-core chip; from v4 on it is the chip.
-PEAK_FLOPS = {
-    'TPU v4': 275e12,
-    'TPU v5 lite': 197e12,
-    'TPU v5e': 197e12,
-    'TPU v5p': 459e12,
-    'TPU v5': 459e12,
-    'TPU v6': 918e12,
-    'A100': 312e12,
-    'H100': 989e12,
-    'H200': 989e12,
-    'B200': 2250e12,
-}
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Peak bfloat16 FLOP/s of a device kind such as 'NVIDIA H200', None where it is not known."""
-    return next((peak for name, peak in PEAK_FLOPS.items() if name in device_kind), None)
+from vit_jax.planning import chips
 
 
 class Meter:
@@ -79,7 +61,7 @@ class Meter:
             'flops_per_sec': steps_per_sec * self._flops_per_step,
             'memory_gb': memory_gb(),
         }
-        peak = peak_flops(jax.devices()[0].device_kind)
+        peak = chips.peak_flops(jax.devices()[0].device_kind)
         if peak:
             values['mfu'] = values['flops_per_sec'] / (peak * jax.device_count())
         self.start(step)

@@ -36,6 +36,7 @@ def make_config(name, batch_size=8, image_size=(6, 5), **changes):
             'data_dir': '',
             'max_broken_fraction': 0.5,
             'shuffle_buffer': 10,
+            'files_at_once': 16,
         },
         'augment': {'crop': 'inception', 'min_area': 0.3, 'pad': 0, 'flip': True},
         'preprocess': {
@@ -220,7 +221,12 @@ def test_sequential_place_is_found_across_segments_and_windows():
 
         def stream(start, count):
             items = sequential.shuffled(
-                pieces, start, seed=1, window=9, replace=lambda i: tf.range(tf.size(i, tf.int64))
+                pieces,
+                start,
+                seed=1,
+                window=9,
+                files_at_once=16,
+                replace=lambda i: tf.range(tf.size(i, tf.int64)),
             )
             return [int(item['index']) for item in items.take(count)]
 

@@ -50,6 +50,19 @@ def test_loops_and_rematerialisation_change_nothing(family, way):
                  gradients, expected_gradients)
 
 
+def test_kernels_are_standardised_in_float32_whatever_is_computed_in():
+    conv = resnet.StdConv(4, 3, 1, fixed_padding=True, epsilon=1e-5, epsilon_on='std',
+                          dtype='bfloat16')
+    kernel = np.asarray(1 + random_images(3, 3, 2, 4))  # far from mean 0: bfloat16 would lose it
+    centred = kernel - kernel.mean((0, 1, 2), dtype=np.float64)
+    expected = centred / (centred.std((0, 1, 2)) + 1e-5)
+    impulse = np.zeros((1, 5, 5, 2), np.float32)
+    impulse[0, 2, 2, 1] = 1  # the output is the kernel, turned around
+    found = conv.apply({'params': {'kernel': kernel}}, impulse)[0, 1:4, 1:4][::-1, ::-1]
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype('float32'), expected[:, :, 1], rtol=2**-8)
+
+
 @both
 def test_standardised_kernels_have_no_scale_and_no_mean(fields):
     """Logits stay the same when kernels of the ResNet are stretched and shifted per output."""

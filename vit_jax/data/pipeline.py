@@ -81,6 +81,7 @@ def _sequential_train_items(source, config, seeds, broken, first_step, share):
         first_step * local,
         seed=order_seed,
         window=config.dataset.shuffle_buffer,
+        files_at_once=config.dataset.files_at_once,
         replace=broken.next_valid_row,
     )
 
@@ -134,7 +135,9 @@ class EvalBatches:
     def _items(self, first_step):
         if hasattr(self._source, 'pieces'):
             pieces = self._source.pieces.share(*self._share[1:])
-            items = sequential.in_order(pieces, first_step * self._local)
+            items = sequential.in_order(
+                pieces, first_step * self._local, self._config.dataset.files_at_once
+            )
             return items.map(lambda item: {**item, 'valid': ~self._is_broken(item['index'])})
 
         def fetch(step):

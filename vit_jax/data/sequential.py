@@ -10,21 +10,21 @@ import tensorflow as tf
 
 from vit_jax.data import order
 
-# Files read at the same time.
-_SEGMENT = 16
 _FILE_ORDER = -1  # stands for the number of a window in the key of the order of files
 
 
-def in_order(pieces, start):
+def in_order(pieces, start, files_at_once):
     """Items {'record', 'index'} of the pieces from example `start` of them on, once each."""
-    return _read(pieces, tf.range(len(pieces.take), dtype=tf.int64), tf.constant(start, tf.int64))
+    files = tf.range(len(pieces.take), dtype=tf.int64)
+    return _read(pieces, files, tf.constant(start, tf.int64), files_at_once)
 
 
-def shuffled(pieces, start, *, seed, window, replace):
+def shuffled(pieces, start, *, seed, window, files_at_once, replace):
     """Endless items {'record', 'index'} of shuffled epochs.
 
     start: number of items before the first, in any epoch; window: number of records permuted in
-    memory; replace(index int64 [k]) -> int64 [k]: which row of a window stands in for each row.
+    memory; files_at_once: of a segment; replace(index int64 [k]) -> int64 [k]: which row of a
+    window stands in for each row.
     """
     total = int(pieces.take.sum())
     num_pieces = len(pieces.take)
@@ -43,7 +43,7 @@ def shuffled(pieces, start, *, seed, window, replace):
             rows = tf.gather(rows, replace(tf.gather(items['index'], rows)))
             return tf.nest.map_structure(lambda x: tf.gather(x, rows), items)
 
-        windows = _read(pieces, files, first_window * window).batch(window)
+        windows = _read(pieces, files, first_window * window, files_at_once).batch(window)
         windows = windows.enumerate(first_window).map(shuffle_window)
         # One window ahead, so that reading goes on while this one is used.
         return windows.prefetch(1).unbatch().skip(skip - first_window * window)
@@ -51,13 +51,13 @@ def shuffled(pieces, start, *, seed, window, replace):
     return tf.data.Dataset.range(start // total, tf.int64.max).flat_map(epoch_items)
 
 
-def _read(pieces, files, skip):
+def _read(pieces, files, skip, files_at_once):
     """Items of the pieces in the order `files` (int64 [pieces]) without the first `skip`."""
     filename = tf.constant(pieces.filename, tf.string)
     first_record, take = tf.constant(pieces.skip), tf.constant(pieces.take)
     first_index = tf.constant(pieces.first)
     number = tf.range(len(pieces.take), dtype=tf.int64)
-    lengths = tf.math.segment_sum(tf.gather(take, files), number // _SEGMENT)
+    lengths = tf.math.segment_sum(tf.gather(take, files), number // files_at_once)
     ends = tf.cumsum(lengths)
     # Segments before the place are not opened at all; the rest is skipped unparsed.
     first_segment = tf.searchsorted(ends, [skip], side='right', out_type=tf.int64)[0]
@@ -71,9 +71,12 @@ def _read(pieces, files, skip):
         )
 
     def read_segment(segment):
-        members = files[segment * _SEGMENT : (segment + 1) * _SEGMENT]
+        members = files[segment * files_at_once : (segment + 1) * files_at_once]
         return tf.data.Dataset.from_tensor_slices(members).interleave(
-            read_piece, cycle_length=_SEGMENT, num_parallel_calls=_SEGMENT, deterministic=True
+            read_piece,
+            cycle_length=files_at_once,
+            num_parallel_calls=files_at_once,
+            deterministic=True,
         )
 
     segments = tf.data.Dataset.range(first_segment, tf.size(lengths, tf.int64))

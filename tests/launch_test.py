@@ -1,0 +1,89 @@
+"""The launch files: their syntax, and the Slurm script with Slurm's commands played by others."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+
+LAUNCH = ROOT / 'launch'
+SCRIPTS = sorted(path for path in LAUNCH.iterdir() if path.suffix in ('.sh', '.sbatch'))
+
+
+@pytest.mark.parametrize('path', SCRIPTS, ids=lambda path: path.name)
+def test_shell_scripts(path):
+    subprocess.run(['bash', '-n', path], check=True)
+    shellcheck = pathlib.Path(sys.executable).with_name('shellcheck')
+    result = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_job_set():
+    """Hosts, chips and topology agree, and a failed host ends the job, so that all start again."""
+    (job,) = yaml.safe_load((LAUNCH / 'gke_jobset.yaml').read_text())['spec']['replicatedJobs']
+    job = job['template']['spec']
+    pod = job['template']['spec']
+    (container,) = pod['containers']
+    x, y, z = map(int, pod['nodeSelector']['cloud.google.com/gke-tpu-topology'].split('x'))
+    chips = container['resources']['limits']['google.com/tpu']
+    assert job['parallelism'] == job['completions'] == x * y * z // chips
+    assert (job['backoffLimit'], pod['restartPolicy']) == (0, 'Never')
+    assert container['command'] == ['python', '-m', 'vit_jax.main']
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Starts the batch script among commands that stand for Slurm's; each writes down its call."""
+    commands = {
+        'srun': 'trap "exit 143" TERM; touch started; for i in $(seq 100); do sleep 0.1; done',
+        'scancel': 'pkill -TERM -f "$PWD/srun"',
+        'scontrol': 'true',
+    }
+    for name, body in commands.items():
+        path = tmp_path / name
+        path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >> calls\n{body}\n')
+        path.chmod(0o755)
+
+    def start(srun=None):
+        if srun:
+            (tmp_path / 'srun').write_text(f'#!/usr/bin/env bash\ntouch started\n{srun}\n')
+        process = subprocess.Popen(
+            ['bash', LAUNCH / 'slurm.sbatch', '--workdir=run'], cwd=tmp_path,
+            env=os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SLURM_JOB_ID': '7'})
+        while not (tmp_path / 'started').exists():
+            time.sleep(0.01)
+        return process
+    return start, lambda: (tmp_path / 'calls').read_text().splitlines()
+
+
+def test_slurm_time_limit_saves_and_requeues(slurm):
+    start, calls = slurm
+    process = start()
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(20) == 143
+    assert calls() == ['srun --wait=120 .venv/bin/python -m vit_jax.main --workdir=run',
+                       'scancel --signal=TERM 7', 'scontrol requeue 7']
+
+
+@pytest.mark.parametrize('code', [0, 1])
+def test_slurm_ends_with_the_code_of_the_run_and_stays_out_of_the_queue(slurm, code):
+    start, calls = slurm
+    assert start(f'echo srun >> calls; exit {code}').wait(20) == code
+    assert calls() == ['srun']
+
+
+def test_slurm_preemption_waits_for_the_processes(slurm):
+    """Slurm sends SIGTERM to the processes and the script, and requeues by itself."""
+    start, _ = slurm
+    process = start('trap "sleep 1; exit 143" TERM; for i in $(seq 100); do sleep 0.1; done')
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert process.poll() is None
+    subprocess.run(['pkill', '-TERM', '-P', str(process.pid)], check=True)
+    assert process.wait(20) == 143

@@ -1,0 +1,146 @@
+"""The command: its messages, and whole plans in processes of their own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from tests.conftest import ROOT, environment
+from vit_jax import plan
+from vit_jax.errors import UserError
+
+TINY = ('--config.model.hidden_size=32', '--config.model.num_layers=3', '--config.model.mlp_dim=64',
+        '--config.model.num_heads=4', '--config.image_size=32', '--config.batch_size=64',
+        '--config.model.representation_size=0')
+# Neither data nor PyTorch: importing them raises ImportError.
+CODE = """
+import sys
+for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'clu', 'sklearn', 'matplotlib', 'tqdm'):
+    sys.modules[name] = None
+from vit_jax import plan
+sys.exit(plan.main())
+"""
+
+
+def run(*arguments, config='configs/vit.py:b16'):
+    """The plan of a process that has neither TensorFlow nor PyTorch, and its text."""
+    result = subprocess.run([sys.executable, '-c', CODE, f'--config={config}', '--json',
+                             *arguments], cwd=ROOT, env=environment(), text=True,
+                            capture_output=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    text, _, line = result.stdout.strip().rpartition('\n')
+    return json.loads(line), text
+
+
+@pytest.fixture
+def main(monkeypatch, caplog):
+    """Runs the command in this process: (arguments) -> (exit code, log)."""
+    monkeypatch.setattr('vit_jax.logs.to_terminal', lambda: None)
+    monkeypatch.chdir(ROOT)
+    before = jax.config.jax_enable_compilation_cache
+    yield lambda *arguments: (plan.main(list(arguments)), caplog.text)
+    jax.config.update('jax_enable_compilation_cache', before)
+
+
+B16 = '--config=configs/vit.py:b16'
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    ([B16, '--devices=8', '--chip=v5x'], "unknown chip 'v5x'. Did you mean v5p, v5e?"),
+    ([B16, '--devices=12', '--chip=v5e'],
+     '12 devices are no slice of v5e. The nearest are: 4 (2x2), 8 (2x4), 16 (4x4), 32 (4x8).'),
+    ([B16, '--devices=8', '--chip=v5e', '--topology=2x2'], '--topology=2x2 is no slice of 8 v5e'),
+    ([B16, '--devices=8', '--chip=h100', '--topology=2x2'], 'only TPUs have one, not h100'),
+    ([B16, '--devices=0'], '--devices is 0: expected at least 1.'),
+    ([B16, '--devices=8', '--chip=h100', '--config.mesh.fsdp=3'],
+     "mesh {'data': -1, 'fsdp': 3, 'tensor': 1} does not fit 8 devices"),
+    ([B16, '--devices=8', '--chip=h100', '--config.batch_size=12'],
+     'batch_size 12 is not divisible by 8 devices (data x fsdp). The nearest that is: 8.'),
+    ([B16, '--devices=8', '--chip=h100', '--config.mesh.tensor=8'],
+     'model.num_heads 12 is not divisible by mesh.tensor 8.'),
+    (['--config=configs/vit.py:b16,jft', '--devices=8', '--chip=h100'],
+     'dataset.num_examples is 0: a plan reads no data, so add --config.dataset.num_examples='),
+    (['--config=configs/vit.py:b16,jft', '--devices=8', '--config.dataset.num_examples=9'],
+     'dataset.num_classes is 0: a plan reads no data'),
+    ([B16, '--devices=8', '--config.model.hiden_size=3'], 'Did you mean "hidden_size" instead'),
+    (['--config=configs/vit.py:b17', '--devices=8'], "unknown model 'b17'"),
+    (['--config=configs/nothing.py', '--devices=8'], 'no config file'),
+    (['--devices=8'], 'add --config=FILE'),
+    ([B16, '--devices=8', 'more'], "unexpected argument 'more'")])
+def test_mistakes(main, arguments, message):
+    code, log = main(*arguments)
+    assert code == 1
+    assert message in log
+
+
+def test_libtpu_is_not_installed(main, monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    code, log = main(B16, '--devices=8', '--chip=v5e')
+    assert code == 1
+    assert "pip install -e '.[plan]'" in log
+
+
+@pytest.mark.slow
+def test_simulated_gpus_without_tensorflow_or_pytorch():
+    """More devices than this process has; every kernel of the blocks gathered in bfloat16."""
+    p, text = run(*TINY, '--chip=h100', '--devices=16', '--config.mesh.fsdp=16',
+                  '--config.model.dtype=bfloat16', '--config.model.dropout_rate=0', '--no-search')
+    assert p['mesh'] == {'data': 1, 'fsdp': 16, 'tensor': 1}
+    blocks = 3 * (4 * 32 * 32 + 2 * 32 * 64)  # numbers in the kernels
+    gathered = 2 * 2 * blocks * 15 // 16  # in bfloat16, for the forward and the backward pass
+    head = 4 * 32 * 1000 * 15 // 16
+    assert 0 < p['sent_bytes']['all-gather'] - gathered - head < gathered
+    assert p['sent_bytes']['reduce-scatter'] >= gathered // 2
+    assert p['memory']['optimizer'] == pytest.approx(2 * p['memory']['params'], abs=16)
+    assert p['fits']
+    assert p['flops_per_device'] * 16 < p['model_flops'] * 1.01
+    assert f'{p["parameters"]:,} parameters' in text
+    assert p['seconds']['least'] == max(
+        p['seconds'][name] for name in ('arithmetic', 'memory', 'links'))
+    assert p['device_days'] == pytest.approx(
+        p['seconds']['least'] * p['num_steps'] * 16 / 86_400)
+
+
+@pytest.mark.slow
+def test_tpu_compiler():
+    """A tiny model for eight chips that are not there; FLOPs and state as on simulated devices."""
+    if 'VIT_JAX_CI' not in os.environ:
+        pytest.importorskip('libtpu', reason='needs libtpu: make .venv/interop')
+    arguments = (*TINY, '--chip=v5e', '--devices=8', '--config.mesh.fsdp=8')
+    p, text = run(*arguments, '--no-search')
+    assert p['compiler'] == 'tpu'
+    assert p['fits']
+    simulated, _ = run(*arguments, '--simulate', '--no-search')
+    assert simulated['compiler'] == 'cpu'
+    assert p['flops_per_device'] == simulated['flops_per_device']
+    for name in ('params', 'optimizer', 'gradients', 'batches'):
+        assert p['memory'][name] == simulated['memory'][name]
+    assert 'by the compiler of the TPU' in text
+
+
+@pytest.mark.slow
+def test_largest_batch_and_what_helps():
+    """On the memory of a chip that is simulated: a batch that fits, and one that does not."""
+    fields = ('--chip=a100', '--devices=8', '--config.image_size=64', '--config.model.num_layers=2')
+    p, text = run(*fields, '--config.batch_size=128')
+    largest = p['largest_batch']
+    assert largest['batch_size'] % 8 == 0
+    assert 0.8 * p['memory_limit'] < largest['needed'] <= p['memory_limit']
+    p, text = run(*fields, f'--config.batch_size={4 * largest["batch_size"]}')
+    assert not p['fits']
+    assert 'THIS DOES NOT FIT' in text
+    assert any(change['fits'] for change in p['helps'])
+    assert '--config.model.remat_policy=nothing_saveable' in text
+
+
+def test_fields_of_a_config_that_is_read_do_not_touch_the_process():
+    argv = list(sys.argv)
+    config = plan.read_config([f'--config={ROOT}/configs/vit.py:h14', '--config.batch_size=8'])
+    assert config.batch_size == 8
+    assert sys.argv == argv
+    with pytest.raises(UserError, match='unexpected argument'):
+        plan.read_config([f'--config={ROOT}/configs/vit.py:h14', 'x'])

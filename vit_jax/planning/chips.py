@@ -1,0 +1,85 @@
+"""The one table of chips: what each can do, by its vendor."""
+
+from typing import NamedTuple
+
+from vit_jax.errors import UserError, nearest_names
+
+
+class Chip(NamedTuple):
+    """What one jax device can do. Upper bounds: no program reaches all of them.
+
+    Attributes:
+      kinds: parts of jax's device_kind, any of which names it.
+      flops: dense bfloat16 FLOP/s.
+      memory: bytes that a program may use.
+      bandwidth: bytes/s of that memory.
+      link: bytes/s that it sends to its neighbours, over all its links at once.
+      node: devices that reach each other over these links; 0: all of a slice.
+      network: bytes/s that a device sends to another node, where there are nodes.
+      dims: axes of the torus of a TPU slice, 0 for what is no TPU.
+      largest: devices of the largest slice, for a TPU.
+      source: where the numbers stand.
+    """
+
+    kinds: tuple[str, ...]
+    flops: float | None
+    memory: float | None
+    bandwidth: float | None
+    link: float | None
+    node: int = 0
+    network: float = 0.0
+    dims: int = 0
+    largest: int = 0
+    source: str = ''
+
+
+GIB = 2**30
+
+# From TPU v4 on a device is the chip. Memory of TPUs is what libtpu 0.0.42 says a program may use
+# (of 32, 16, 95 and 32 GiB); links are one direction, half of what is called bidirectional.
+# Memory of GPUs is the data sheet's; beyond a node of eight each has a network adapter.
+CHIPS = {
+    'v4': Chip(('TPU v4',), 275e12, 30.75 * GIB, 1.2e12, 300e9, dims=3, largest=4096,
+               source='https://arxiv.org/abs/2304.01433 (table 4)'),
+    'v5e': Chip(('TPU v5 lite', 'TPU v5e'), 197e12, 15.75 * GIB, 819e9, 200e9, dims=2,
+                largest=256, source='https://cloud.google.com/tpu/docs/v5e'),
+    'v5p': Chip(('TPU v5',), 459e12, 95.74 * GIB, 2765e9, 600e9, dims=3, largest=6144,
+                source='https://cloud.google.com/tpu/docs/v5p'),
+    'v6e': Chip(('TPU v6',), 918e12, 31.25 * GIB, 1600e9, 400e9, dims=2, largest=256,
+                source='https://cloud.google.com/tpu/docs/v6e'),
+    'a100': Chip(('A100',), 312e12, 80e9, 2039e9, 300e9, node=8, network=25e9,
+                 source='https://www.nvidia.com/en-us/data-center/a100 (80 GB SXM), DGX A100'),
+    'h100': Chip(('H100',), 989e12, 80e9, 3350e9, 450e9, node=8, network=50e9,
+                 source='https://www.nvidia.com/en-us/data-center/h100 (SXM), DGX H100'),
+    'h200': Chip(('H200',), 989e12, 141e9, 4800e9, 450e9, node=8, network=50e9,
+                 source='https://www.nvidia.com/en-us/data-center/h200 (SXM), DGX H200'),
+    'b200': Chip(('B200',), 2250e12, 180e9, 8000e9, 900e9, node=8, network=50e9,
+                 source='https://www.nvidia.com/en-us/data-center/dgx-b200 (an eighth of it)'),
+    'cpu': Chip(('cpu',), None, None, None, None, source='this machine: memory only, no times'),
+}
+
+
+def get(name: str) -> Chip:
+    """The chip of a name of CHIPS; raises UserError, with the nearest names, when there is none."""
+    if name not in CHIPS:
+        raise UserError(f'unknown chip {name!r}. {nearest_names(name.lower(), list(CHIPS))}'
+                        f'Chips: {", ".join(CHIPS)}.')
+    return CHIPS[name]
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Peak bfloat16 FLOP/s of a device kind such as 'NVIDIA H200', None where it is not known."""
+    # v5e stands before v5p in the table: 'TPU v5 lite' contains 'TPU v5'.
+    return next((chip.flops for chip in CHIPS.values()
+                 if any(kind in device_kind for kind in chip.kinds)), None)
+
+
+def send_rate(chip: Chip, devices: int) -> float | None:
+    """Bytes/s that a device sends at most in a collective over so many devices.
+
+    Between nodes a ring passes through all adapters of a node side by side: what one device sends
+    then leaves over `node` of them.
+    """
+    if chip.node and devices > chip.node:
+        return min(chip.link, chip.node * chip.network)
+    return chip.link

@@ -1,0 +1,108 @@
+"""Devices to compile for: a TPU slice that is described to its compiler, or simulated hosts."""
+
+import importlib.util
+import itertools
+import math
+import os
+
+import jax
+
+from vit_jax.errors import UserError
+from vit_jax.planning import chips
+
+# Slices of fewer than 64 chips have fixed shapes; then 3-D ones are made of cubes of 4x4x4.
+SHAPES = {2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+          3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))}
+CUBE, LONGEST = 4, 24  # chips of a side
+
+
+def shapes(chip: chips.Chip) -> list[tuple[int, ...]]:
+    """Shapes of all slices of a TPU, the most compact one for every number of chips."""
+    found = {math.prod(shape): shape for shape in SHAPES[chip.dims]}
+    if chip.dims == 3:
+        sides = range(CUBE, LONGEST + 1, CUBE)
+        for shape in sorted(itertools.combinations_with_replacement(sides, 3), key=sum):
+            found.setdefault(math.prod(shape), shape)
+    return [shape for size, shape in sorted(found.items()) if size <= chip.largest]
+
+
+def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
+    """The shape of a TPU slice, for example (4, 8, 8).
+
+    Args:
+      name: of the chip.
+      devices: chips of the slice.
+      topology: '4x8x8', or '' for the most compact shape.
+
+    Raises:
+      UserError: there is no such slice; the message names those nearby.
+    """
+    chip = chips.get(name)
+    valid = shapes(chip)
+    sizes = [math.prod(shape) for shape in valid]
+    if not topology and devices in sizes:
+        return valid[sizes.index(devices)]
+    near = sorted(valid, key=lambda shape: abs(math.log(math.prod(shape) / max(devices, 1))))[:4]
+    near = ', '.join(f'{math.prod(shape)} ({text(shape)})' for shape in sorted(near, key=math.prod))
+    if not topology:
+        raise UserError(f'{devices} devices are no slice of {name}. The nearest are: {near}.')
+    try:
+        shape = tuple(int(side) for side in topology.split('x'))
+    except ValueError:
+        shape = ()
+    if len(shape) != chip.dims or math.prod(shape) != devices:
+        raise UserError(f'--topology={topology} is no slice of {devices} {name} chips: expected '
+                        f'{chip.dims} numbers with x between them that multiply to --devices. '
+                        f'Slices: {near}.')
+    return shape
+
+
+def text(shape: tuple[int, ...]) -> str:
+    """'4x8x8'."""
+    return 'x'.join(map(str, shape))
+
+
+def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
+    """Devices of a TPU slice to compile for; no such machine is needed.
+
+    Raises:
+      UserError: libtpu is not installed, or does not know the slice.
+    """
+    if importlib.util.find_spec('libtpu') is None:
+        raise UserError("compiling for TPUs needs libtpu: pip install -e '.[plan]'. Or add "
+                        '--simulate: simulated devices of this host, a rougher estimate.')
+    for variable, value in {
+            'TPU_SKIP_MDS_QUERY': '1',  # there is no metadata server to ask
+            'TPU_LOG_DIR': 'disabled',
+            'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # no device is opened, so several may plan at once
+            'TPU_ACCELERATOR_TYPE': f'{name}-8', 'TPU_WORKER_HOSTNAMES': 'localhost'}.items():
+        os.environ.setdefault(variable, value)
+    from jax.experimental import topologies
+
+    options = {}
+    if name == 'v4':
+        options['chip_config_name'] = 'megacore'  # otherwise a device is one of a chip's two cores
+    if math.prod(shape) == 1:
+        options['chips_per_host_bounds'] = (1, 1, 1)
+    try:
+        return topologies.get_topology_desc(
+            platform='tpu', topology_name=f'{name}:{text(shape)}', **options).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f'libtpu does not know {text(shape)} chips of {name}: {error}') from error
+
+
+def simulated_devices(number: int) -> list[jax.Device]:
+    """So many CPU devices of this process, which must not have used jax before.
+
+    Raises:
+      UserError: it has, with fewer devices.
+    """
+    try:
+        jax.config.update('jax_num_cpu_devices', number)
+        devices = jax.devices('cpu')
+    except RuntimeError:  # jax has started: what it has may be enough
+        devices = jax.devices('cpu')
+    if len(devices) < number:
+        raise UserError(f'this process has {len(devices)} devices and {number} were asked for: '
+                        'plan in a process of its own.')
+    return devices[:number]
