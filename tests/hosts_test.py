@@ -287,19 +287,19 @@ def test_an_error_on_one_process_stops_all_and_is_told_by_all(process, start, tm
 
 def test_flags_and_environment(monkeypatch):
     monkeypatch.delenv('KUBERNETES_SERVICE_HOST', raising=False)
-    assert hosts.detect() == (None, 1, 0)
-    assert hosts.detect(num_processes=1) == (None, 1, 0)
-    assert hosts.detect('a:1', 4, 3) == ('a:1', 4, 3)
+    assert rendezvous.detect() == (None, 1, 0)
+    assert rendezvous.detect(num_processes=1) == (None, 1, 0)
+    assert rendezvous.detect('a:1', 4, 3) == ('a:1', 4, 3)
     for given, message in [(('a:1', None, None), '--num_processes and --process_id missing'),
                            ((None, 4, 0), '--coordinator missing'),
                            (('a:1', 4, 4), '--process_id is 4 and --num_processes 4'),
                            (('a:1', 0, 0), '--num_processes 0')]:
         with pytest.raises(UserError, match=message):
-            hosts.detect(*given)
+            rendezvous.detect(*given)
     for name, value in {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[01-04]',
                         'SLURM_NTASKS': '4', 'SLURM_PROCID': '2', 'SLURM_LOCALID': '0'}.items():
         monkeypatch.setenv(name, value)
-    assert hosts.detect() == ('node01:61447', 4, 2)
+    assert rendezvous.detect() == ('node01:61447', 4, 2)
     with pytest.raises(UserError, match='vit_jax.evaluate runs as one process and was started as '
                                         'one of 4: start it once'):
         hosts.refuse_several('vit_jax.evaluate')

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, distributed  # jax.distributed shows neither of what is used here
+from jax._src import distributed  # jax.distributed does not show the client
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import logs, rendezvous
@@ -55,7 +55,8 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
       UserError: the arguments do not fit each other, or not all processes come.
     """
     global _group
-    coordinator, num_processes, process_id = detect(coordinator, num_processes, process_id, timeout)
+    coordinator, num_processes, process_id = rendezvous.detect(
+        coordinator, num_processes, process_id, timeout)
     if num_processes == 1:
         return
     rendezvous.meet(coordinator, num_processes, process_id, timeout)
@@ -68,47 +69,16 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
                                    initialization_timeout=max(60, int(timeout)),
                                    heartbeat_timeout_seconds=JAX_HEARTBEAT)
     except jax.errors.JaxRuntimeError as error:
+        _group = None
         raise UserError(f'JAX could not connect the {num_processes} processes at {coordinator}: '
                         f'{error}') from error
     _group.start()
     logs.of_process(process_id, num_processes)
 
 
-def detect(coordinator: str | None = None, num_processes: int | None = None,
-           process_id: int | None = None, timeout: float = 300) -> tuple[str | None, int, int]:
-    """What is given, completed from the environment: coordinator, num_processes, process_id.
-
-    (None, 1, 0) where nothing is given and nothing found. Raises UserError if it is incomplete.
-    """
-    given = {'--coordinator': coordinator, '--num_processes': num_processes,
-             '--process_id': process_id}
-    if None in given.values() and _in_cluster():
-        try:
-            values = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-                coordinator, num_processes, process_id, None, None, int(timeout))[:3]
-        except Exception as error:  # each launcher has its own
-            raise UserError('this looks like one of several processes, and the launcher does not '
-                            f'say which ({error}). Say it: --coordinator=HOST:PORT '
-                            '--num_processes=N --process_id=I.') from error
-        given = dict(zip(given, values, strict=True))
-    if all(value is None for value in given.values()):
-        return None, 1, 0
-    missing = [name for name, value in given.items() if value is None]
-    if missing and given['--num_processes'] != 1:
-        raise UserError(f'{" and ".join(missing)} missing: several processes need '
-                        '--coordinator=HOST:PORT --num_processes=N --process_id=I, with I from 0 '
-                        'to N - 1.')
-    coordinator, num_processes, process_id = given.values()
-    if num_processes < 1 or not 0 <= (process_id or 0) < num_processes:
-        raise UserError(f'--process_id is {process_id} and --num_processes {num_processes}: '
-                        'expected a number of processes and, for each, an own one below it, '
-                        'from 0.')
-    return coordinator, num_processes, process_id or 0
-
-
 def refuse_several(program: str, *given) -> None:
-    """Raises UserError where several copies of a program made for one are started; as `detect`."""
-    _, num_processes, _ = detect(*given)
+    """Raises UserError where several copies of a program made for one are started."""
+    _, num_processes, _ = rendezvous.detect(*given)
     if num_processes > 1:
         raise UserError(f'{program} runs as one process and was started as one of {num_processes}: '
                         'start it once, on one host. Only vit_jax.main takes several.')
@@ -175,6 +145,12 @@ class Ballot:
         return 0 if before is None else int(before)
 
 
+def fail(error: BaseException) -> None:
+    """With several processes: reports the error, makes it known, and ends this one."""
+    if _group:
+        _group.fail(error)
+
+
 @contextlib.contextmanager
 def together(hint: Callable[[], str]):
     """In this context an error of one process ends all of them, each with a message.
@@ -191,8 +167,8 @@ def together(hint: Callable[[], str]):
     _group.hint = hint
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 - it is reported, and nothing goes on
-        _group.fail(error)
+    except BaseException as error:
+        fail(error)
     agree(None, len)
     _group.stop()
 
@@ -242,8 +218,8 @@ class _Group:
         return outcome['result']
 
     def fail(self, error):
-        """Reports the error, makes it known, and ends this process."""
-        if isinstance(error, jax.errors.JaxRuntimeError) or re.match(r'[A-Z_]+: ', str(error)):
+        if isinstance(error, jax.errors.JaxRuntimeError) or (
+                re.match(r'[A-Z_]+: ', str(error)) and not isinstance(error, UserError)):
             # Most likely another process is gone. The other thread finds out, and ends this one.
             self._broken = 1
             for _ in range(LOST):
@@ -363,15 +339,6 @@ class _Group:
         prefix = f'vit_jax/{folder}/'
         return [(key[len(prefix):], value)
                 for key, value in self._client.key_value_dir_get(prefix)]
-
-
-def _in_cluster():
-    """Whether JAX knows the launcher of this process, and there is one."""
-    if os.environ.get('KUBERNETES_SERVICE_HOST') and 'JOB_COMPLETION_INDEX' not in os.environ:
-        kinds = [c for c in clusters.ClusterEnv._cluster_types if c.name != 'k8s']
-    else:
-        kinds = clusters.ClusterEnv._cluster_types
-    return any(not kind.opt_in_only_method and kind.is_env_present() for kind in kinds)
 
 
 def _call_on_abort(function):
