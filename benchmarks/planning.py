@@ -1,8 +1,8 @@
 """Plans of docs/scale.md: the command, its seconds and peak memory, and rows of the tables.
 
-    python benchmarks/planning.py slices     # models on slices that they are trained on
-    python benchmarks/planning.py growth     # H/14 on 8 to 512 chips
-    python benchmarks/planning.py sharded    # G/14 on 128 chips, split in several ways
+    python benchmarks/planning.py slices [NAME [OPTION...]]  # models on slices of their size
+    python benchmarks/planning.py growth   # H/14 on 8 to 512 chips, simulated
+    python benchmarks/planning.py sharded  # G/14 on 128 chips, split in several ways
 
 TPU plans need libtpu: pip install -e '.[plan]'.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 
+JFT = ['--config.dataset.num_examples=303000000', '--config.dataset.num_classes=18291']
 REMAT = '--config.model.remat_policy=nothing_saveable'
 
 
@@ -24,17 +25,15 @@ def mesh(data, fsdp):
 def plan(config, chip, devices, *options):
     """Runs one plan; its numbers, with `wall` seconds and `rss` bytes of its process."""
     command = [sys.executable, '-m', 'vit_jax.plan', f'--config=configs/vit.py:{config}',
-               f'--chip={chip}', f'--devices={devices}', '--json', *options]
+               f'--chip={chip}', f'--devices={devices}', '--json', *JFT, *options]
+    print(' '.join(command[1:]), file=sys.stderr)
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         out = child.stdout.read()
-        errors = child.stderr.read()
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
-        raise SystemExit(f'{" ".join(command)}\n{errors}')
-    print(' '.join(command[1:]), file=sys.stderr)
+        raise SystemExit(' '.join(command))
     print(out.rpartition('\n{')[0], file=sys.stderr)
     return json.loads(out.splitlines()[-1]) | {
         'wall': time.perf_counter() - start, 'cpu': usage.ru_utime + usage.ru_stime,
@@ -59,39 +58,39 @@ def row(name, p):
     return f'| {" | ".join(cells)} |'
 
 
-def slices():
-    """Models on slices that they are trained on."""
+def slices(only='', *more):
+    """Models on slices that they are trained on; `only` is a part of the row's name."""
     for name, config, chip, devices, options in (
-            ('B/16, v5e', 'b16,imagenet21k', 'v5e', 8, [*mesh(8, 1), REMAT]),
-            ('L/16, v5e', 'l16,imagenet21k', 'v5e', 64, [*mesh(4, 16), REMAT]),
-            ('H/14, v5p', 'h14,imagenet21k', 'v5p', 128, mesh(8, 16)),
-            ('H/14, v5p', 'h14,imagenet21k', 'v5p', 256, mesh(16, 16)),
-            ('H/14, v5p', 'h14,imagenet21k', 'v5p', 512, mesh(32, 16)),
-            ('G/14, v5p', 'G14,imagenet21k', 'v5p', 128, [*mesh(16, 8), REMAT]),
-            ('G/14, v5p', 'G14,imagenet21k', 'v5p', 256, [*mesh(32, 8), REMAT]),
-            ('G/14, v5p', 'G14,imagenet21k', 'v5p', 512, [*mesh(64, 8), REMAT])):
-        print(row(f'{name} x {devices}', plan(config, chip, devices, *options)), flush=True)
+            ('B/16, v5e', 'b16,jft', 'v5e', 8, [*mesh(8, 1), REMAT]),
+            ('L/16, v5e', 'l16,jft', 'v5e', 64, [*mesh(4, 16), REMAT]),
+            ('H/14, v5p', 'h14,jft', 'v5p', 128, mesh(8, 16)),
+            ('H/14, v5p', 'h14,jft', 'v5p', 256, [*mesh(16, 16), '--no-search']),
+            ('H/14, v5p', 'h14,jft', 'v5p', 512, [*mesh(32, 16), '--no-search']),
+            ('G/14, v5p', 'G14,jft', 'v5p', 128, [*mesh(16, 8), REMAT]),
+            ('G/14, v5p', 'G14,jft', 'v5p', 256, [*mesh(32, 8), REMAT, '--no-search']),
+            ('G/14, v5p', 'G14,jft', 'v5p', 512, [*mesh(64, 8), REMAT, '--no-search'])):
+        if only in f'{name} x {devices}':
+            print(row(f'{name} x {devices}', plan(config, chip, devices, *options, *more)),
+                  flush=True)
 
 
 def growth():
-    """H/14, 32 images per chip, on 8 to 512 chips: one axis of fsdp, and at most 16 of it."""
-    for most in (16, 512):
+    """H/14 with eight images per device on 8 to 512 chips: fsdp over all of them, and over 16."""
+    for most in (512, 16):
         for devices in (8, 16, 32, 64, 128, 256, 512):
             fsdp = min(devices, most)
-            if most == 512 and devices < 32:
-                continue
             print(row(f'{devices}', plan(
-                'h14,imagenet21k', 'v5p', devices, '--no-search',
-                f'--config.batch_size={32 * devices}', '--config.num_steps=300000',
+                'h14,jft', 'v5p', devices, '--no-search', '--simulate',
+                f'--config.batch_size={8 * devices}', '--config.num_steps=1000000',
                 '--config.num_epochs=0', *mesh(devices // fsdp, fsdp))), flush=True)
 
 
 def sharded():
     """G/14 on 128 chips, split in several ways."""
     for fsdp in (1, 8, 16, 32, 128):
-        print(row(f'fsdp {fsdp}', plan('G14,imagenet21k', 'v5p', 128, '--no-search', REMAT,
+        print(row(f'fsdp {fsdp}', plan('G14,jft', 'v5p', 128, '--no-search', REMAT,
                                        *mesh(128 // fsdp, fsdp))), flush=True)
 
 
 if __name__ == '__main__':
-    {'slices': slices, 'growth': growth, 'sharded': sharded}[sys.argv[1]]()
+    {'slices': slices, 'growth': growth, 'sharded': sharded}[sys.argv[1]](*sys.argv[2:])

@@ -120,8 +120,9 @@ def make_target(options: argparse.Namespace) -> Target:
 
 
 def check_mesh(config: ConfigDict, target: Target) -> None:
-    """Raises UserError when the mesh, the batch or the model does not fit the devices."""
+    """Raises UserError when the mesh, the batch, the model or the hosts do not fit the devices."""
     mesh = sharding.make_mesh(config.mesh, target.devices)
+    sharding.data_share(mesh, target.devices[0].process_index)
     sharding.check_batch(config.batch_size, config.accum_steps, mesh)
     sharding.check_model(config.model, mesh)
 

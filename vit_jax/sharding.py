@@ -13,6 +13,7 @@ import re
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
@@ -67,8 +68,12 @@ def make_mesh(config: ConfigDict, devices: list[jax.Device] | None = None) -> Me
     elif free or given != len(devices):
         raise UserError(f'mesh {sizes} does not fit {len(devices)} devices: the sizes must '
                         'multiply to that number, and one of them may be -1 to take what is left.')
-    return jax.make_mesh(tuple(sizes.values()), AXES, devices=devices,
-                         axis_types=(AxisType.Auto,) * len(AXES))
+    shape, types = tuple(sizes.values()), (AxisType.Auto,) * len(AXES)
+    try:
+        return jax.make_mesh(shape, AXES, devices=devices, axis_types=types)
+    except NotImplementedError:  # 16 x 16 on a torus of 4 x 8 x 8: a side of it has to be cut
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(grid, AXES, axis_types=types)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

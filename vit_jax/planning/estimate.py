@@ -1,9 +1,11 @@
 """Memory, work and time of a training step that is compiled for devices that need not be there."""
 
+import logging
 import math
 import os
 import re
 import tempfile
+import time
 from typing import NamedTuple
 
 import jax
@@ -14,9 +16,12 @@ from vit_jax import accumulation, sharding
 from vit_jax.planning import chips, hlo
 from vit_jax.program import Program
 
+log = logging.getLogger(__name__)
+
 UNDER_WAY = 2  # batches on the devices beside the one of the step, as in training
 UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
-TRIES = 3  # batches compiled in search of the largest
+TRIES = 2  # batches compiled in search of the largest
+AIM = 0.97  # of the memory in that search: layouts bend the line
 
 
 class Target(NamedTuple):
@@ -104,8 +109,11 @@ def compile_step(config: ConfigDict, target: Target) -> Step:
     program = Program(config, sharding.make_mesh(config.mesh, target.devices))
     lowered = program.lower_train_step(config.accum_steps)
     under_way = UNDER_WAY * share(program.abstract_batch)
+    start = time.perf_counter()
     try:
         compiled, text = _compile(lowered, target.simulated)
+        log.info('compiled a step of batch %d in %d parts: %.0f s', config.batch_size,
+                 config.accum_steps, time.perf_counter() - start)
     except jax.errors.JaxRuntimeError as error:
         refused = re.search(r'([\d.]+)([KMGT])\)? (?:of|exceeds)', str(error))
         if 'RESOURCE_EXHAUSTED' not in str(error) or not refused:
@@ -178,6 +186,27 @@ def with_batch(config: ConfigDict, images: int, parts: int) -> ConfigDict:
     return config
 
 
+def choose_parts(config: ConfigDict, target: Target) -> ConfigDict:
+    """The config, in which accum_steps 0 has become the fewest parts that fit.
+
+    Raises:
+      UserError: not even one image per device fits.
+    """
+    if config.accum_steps:
+        return config
+
+    def with_parts(accum_steps):
+        changed = config.copy_and_resolve_references()
+        changed.accum_steps = accum_steps
+        return changed
+
+    parts = sharding.batch_parts(sharding.make_mesh(config.mesh, target.devices))
+    accum_steps, _ = accumulation.choose(
+        lambda n: compile_step(with_parts(n), target), config.batch_size, parts,
+        limit=target.limit, size_of=lambda step: step.needed)
+    return with_parts(accum_steps)
+
+
 def largest_batch(config: ConfigDict, target: Target, first: Step) -> tuple[int, int] | None:
     """The largest batch that fits, with the mesh and the accumulation of the config.
 
@@ -202,7 +231,7 @@ def largest_batch(config: ConfigDict, target: Target, first: Step) -> tuple[int,
     fits(images // 2 or 2)
     (few, low), (many, high) = sorted(needed.items())
     slope = (high - low) / (many - few)
-    proposed = few + int((target.limit - low) / slope) if slope > 0 else 0
+    proposed = few + int((AIM * target.limit - low) / slope) if slope > 0 else 0
     best = max(filter(fits, (few, many)), default=0)
     for _ in range(TRIES):
         proposed = _round(proposed)

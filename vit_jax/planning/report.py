@@ -20,6 +20,7 @@ def make(config: ConfigDict, target: Target, search: bool) -> dict:
       search: whether to look for the largest batch, or for what helps when nothing fits: up to four
         more compilations.
     """
+    config = estimate.choose_parts(config, target)
     program = Program(config, sharding.make_mesh(config.mesh, target.devices))
     mesh = dict(program.mesh.shape)
     step = estimate.compile_step(config, target)
@@ -56,8 +57,9 @@ def times(plan: dict, target: Target, time: estimate.Time | None) -> dict:
     return {
         'seconds': time._asdict() | {'least': time.least,
                                      'one_after_another': time.one_after_another},
-        'mfu_at_most': plan['model_flops'] / (
-            time.least * plan['devices'] * target.chip.flops),
+        # Patches need no gradient: a program may do less than three forward passes.
+        'mfu_at_most': min(1.0, plan['model_flops'] / (
+            time.least * plan['devices'] * target.chip.flops)),
         'images_per_sec_at_most': plan['batch_size'] / time.least,
         'run_seconds': run, 'device_days': run * plan['devices'] / DAY}
 
