@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from vit_jax import accumulation, sharding
+from vit_jax import config as config_lib
 from vit_jax.planning import chips, hlo
 from vit_jax.program import Program
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 UNDER_WAY = 2  # batches on the devices beside the one of the step, as in training
 UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
-TRIES = 2  # batches compiled in search of the largest
+TRIES = 3  # batches compiled in search of the largest
 AIM = 0.97  # of the memory in that search: layouts bend the line
 
 
@@ -181,8 +182,9 @@ def step_time(target: Target, step: Step) -> Time | None:
 
 def with_batch(config: ConfigDict, images: int, parts: int) -> ConfigDict:
     """The config with so many images per device and part of the batch; as many steps as before."""
+    steps = config_lib.total_steps(config)
     config = config.copy_and_resolve_references()
-    config.batch_size = images * parts * config.accum_steps
+    config.update(batch_size=images * parts * config.accum_steps, num_steps=steps, num_epochs=0.0)
     return config
 
 
@@ -210,8 +212,8 @@ def choose_parts(config: ConfigDict, target: Target) -> ConfigDict:
 def largest_batch(config: ConfigDict, target: Target, first: Step) -> tuple[int, int] | None:
     """The largest batch that fits, with the mesh and the accumulation of the config.
 
-    Memory grows linearly with the images per device: a line through two compiled steps proposes a
-    size, and a compiled step of that size decides.
+    Memory grows about linearly with the images per device: a line through the two largest compiled
+    steps proposes a size, a compiled step of that size decides, and may correct the line.
 
     Args:
       first: the compiled step of the config's own batch.
@@ -228,19 +230,17 @@ def largest_batch(config: ConfigDict, target: Target, first: Step) -> tuple[int,
         return needed[images] <= target.limit
 
     (images,) = needed
-    fits(images // 2 or 2)
-    (few, low), (many, high) = sorted(needed.items())
-    slope = (high - low) / (many - few)
-    proposed = few + int((AIM * target.limit - low) / slope) if slope > 0 else 0
-    best = max(filter(fits, (few, many)), default=0)
+    best = max(filter(fits, (images // 2 or 2, images)), default=0)
     for _ in range(TRIES):
-        proposed = _round(proposed)
-        if proposed <= best:
+        (few, low), (many, high) = sorted(needed.items())[-2:]
+        slope = (high - low) / (many - few)
+        proposed = _round(few + int((AIM * target.limit - low) / slope)) if slope > 0 else 0
+        if proposed <= best or proposed in needed:
             break
         if fits(proposed):
             best = proposed
-            break
-        proposed = int(proposed * min(0.95, target.limit / needed[proposed]))
+            if needed[best] > 0.9 * target.limit:
+                break
     return (best * parts * config.accum_steps, needed[best]) if best else None
 
 
