@@ -23,6 +23,28 @@ from vit_jax.errors import UserError
 # SGD: Adam makes numbers of the rounding of gradients that are zero, as those of key biases.
 FIELDS = TINY | {'num_steps': 24, 'eval_every': 10, 'optimizer.name': 'sgd',
                  'optimizer.learning_rate': 0.05}
+# What a process runs first to send itself a signal before a step or a batch of an evaluation. There
+# are 12 of these after steps 10, 20 and 24.
+SIGNAL_AT = """
+import itertools, os, signal
+from vit_jax.interrupts import Interrupts
+ask, calls = Interrupts.anywhere, itertools.count()
+def anywhere(self):
+    if next(calls) == {}:
+        os.kill(os.getpid(), signal.{})
+    return ask(self)
+Interrupts.anywhere = anywhere
+"""
+BEFORE_STEP_9, IN_EVALUATION, BEFORE_STEP_16 = 8, 13, 27
+SIGNAL_IN_COMPILATION = """
+import os, signal
+from vit_jax.program import Program
+lower = Program.lower_train_step
+def lower_train_step(*args):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return lower(*args)
+Program.lower_train_step = lower_train_step
+"""
 MAIN = 'from absl import app; from vit_jax import main; app.run(main.main, flags_parser=main.parse)'
 
 
@@ -150,12 +172,10 @@ def saving_steps(workdir):
 
 
 def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undisturbed, tmp_path):
-    with start(2, tmp_path) as run:
-        run.wait_for('step 14/24')
-        run.all[1].send_signal(signal.SIGTERM)
+    with start(2, tmp_path, first={1: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGTERM')}) as run:
         logs = run.wait([143, 143])
     step = stopped_at(logs)
-    assert 14 <= step < 24
+    assert step == 16  # both hear of it one step later
     assert saving_steps(tmp_path)[-1] == step
     assert 'compiled the training step' not in logs[1]  # process 0 alone says how it goes
     train_here(tmp_path)
@@ -164,9 +184,8 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 
 @pytest.mark.slow
 def test_sigkill_to_one_of_four_then_two_go_on(start, undisturbed, tmp_path):
-    with start(4, tmp_path) as run:
-        run.wait_for('step 14/24')
-        run.all[2].kill()
+    with start(4, tmp_path, first={2: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:
+        run.all[2].wait(240)
         killed = time.monotonic()
         logs = run.wait([1, 1, -signal.SIGKILL, 1])
         assert time.monotonic() - killed < 60
@@ -187,10 +206,19 @@ def test_sigkill_to_one_of_four_then_two_go_on(start, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_process_that_hangs(start, tmp_path):
+    with start(2, tmp_path, first={1: SIGNAL_AT.format(BEFORE_STEP_9, 'SIGSTOP')}) as run:
+        run.wait_for('step 7/24')
+        start = time.monotonic()
+        assert run.all[0].wait(240) == 1
+        assert time.monotonic() - start < 60
+        assert re.search(r'error: process 1 of 2 \(.*\) does not answer any more', run.log(0))
+
+
+@pytest.mark.slow
 def test_sigkill_to_process_0(start, undisturbed, tmp_path):
-    with start(2, tmp_path) as run:
-        run.wait_for('step 14/24')
-        run.all[0].kill()
+    with start(2, tmp_path, first={0: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:
+        run.all[0].wait(240)
         killed = time.monotonic()
         logs = run.wait([-signal.SIGKILL, 1])
         assert time.monotonic() - killed < 60
@@ -201,33 +229,13 @@ def test_sigkill_to_process_0(start, undisturbed, tmp_path):
     assert_equal_runs(tmp_path, undisturbed)
 
 
-SIGNAL = 'import os, signal\ndef stop(*_): os.kill(os.getpid(), signal.SIGTERM)\n'
-IN_COMPILATION = SIGNAL + """
-from vit_jax.program import Program
-lower = Program.lower_train_step
-def lower_train_step(*args):
-    stop()
-    return lower(*args)
-Program.lower_train_step = lower_train_step
-"""
-IN_EVALUATION = SIGNAL + """
-import itertools
-from vit_jax.program import Program
-step, batches = Program.eval_step, itertools.count()
-def eval_step(*args):
-    if next(batches) == 3:
-        stop()
-    return step(*args)
-Program.eval_step = eval_step
-"""
-
-
 @pytest.mark.slow
 def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
     fields = FIELDS | {'accum_steps': 0}  # to be chosen by both alike
-    with start(2, tmp_path, fields, first={1: IN_COMPILATION}) as run:
+    with start(2, tmp_path, fields, first={1: SIGNAL_IN_COMPILATION}) as run:
         assert stopped_at(run.wait([143, 143])) <= 2
-    with start(2, tmp_path, fields, first={1: IN_EVALUATION}) as run:
+    at = SIGNAL_AT.format(IN_EVALUATION - 2, 'SIGTERM')
+    with start(2, tmp_path, fields, first={1: at}) as run:
         assert stopped_at(run.wait([143, 143])) == 10
     rows = metrics.read(str(tmp_path / 'metrics.jsonl'))
     assert not any('eval/loss' in row for row in rows)
@@ -239,15 +247,12 @@ def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
 @pytest.mark.slow
 def test_split_states_go_on_on_other_meshes(start, undisturbed, tmp_path):
     """fsdp over four devices of two processes, then tensor across two processes, then one."""
-    with start(2, tmp_path, FIELDS | {'mesh.fsdp': 4}, devices=2) as run:
-        run.wait_for('step 8/24')
-        run.all[0].send_signal(signal.SIGINT)
-        first = stopped_at(run.wait([130, 130]), 'SIGINT')
-    with start(2, tmp_path, FIELDS | {'mesh.tensor': 2}) as run:
-        run.wait_for(f'step {first + 4}/24')
-        run.all[1].send_signal(signal.SIGTERM)
-        step = stopped_at(run.wait([143, 143]))
-    assert step > first
+    with start(2, tmp_path, FIELDS | {'mesh.fsdp': 4}, devices=2,
+               first={0: SIGNAL_AT.format(BEFORE_STEP_9, 'SIGINT')}) as run:
+        assert stopped_at(run.wait([130, 130]), 'SIGINT') == 9
+    with start(2, tmp_path, FIELDS | {'mesh.tensor': 2},
+               first={1: SIGNAL_AT.format(BEFORE_STEP_16 - 9, 'SIGTERM')}) as run:
+        assert stopped_at(run.wait([143, 143])) == 16
     train_here(tmp_path)
     assert_equal_runs(tmp_path, undisturbed)
 
@@ -282,19 +287,19 @@ def test_an_error_on_one_process_stops_all_and_is_told_by_all(process, start, tm
 
 def test_flags_and_environment(monkeypatch):
     monkeypatch.delenv('KUBERNETES_SERVICE_HOST', raising=False)
-    assert hosts.detect() == (None, 1, 0)
-    assert hosts.detect(num_processes=1) == (None, 1, 0)
-    assert hosts.detect('a:1', 4, 3) == ('a:1', 4, 3)
+    assert rendezvous.detect() == (None, 1, 0)
+    assert rendezvous.detect(num_processes=1) == (None, 1, 0)
+    assert rendezvous.detect('a:1', 4, 3) == ('a:1', 4, 3)
     for given, message in [(('a:1', None, None), '--num_processes and --process_id missing'),
                            ((None, 4, 0), '--coordinator missing'),
                            (('a:1', 4, 4), '--process_id is 4 and --num_processes 4'),
                            (('a:1', 0, 0), '--num_processes 0')]:
         with pytest.raises(UserError, match=message):
-            hosts.detect(*given)
+            rendezvous.detect(*given)
     for name, value in {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[01-04]',
                         'SLURM_NTASKS': '4', 'SLURM_PROCID': '2', 'SLURM_LOCALID': '0'}.items():
         monkeypatch.setenv(name, value)
-    assert hosts.detect() == ('node01:61447', 4, 2)
+    assert rendezvous.detect() == ('node01:61447', 4, 2)
     with pytest.raises(UserError, match='vit_jax.evaluate runs as one process and was started as '
                                         'one of 4: start it once'):
         hosts.refuse_several('vit_jax.evaluate')

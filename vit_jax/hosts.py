@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -21,7 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, distributed  # jax.distributed shows neither of what is used here
+from jax._src import distributed  # jax.distributed does not show the client
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax import logs, rendezvous
@@ -30,11 +31,11 @@ from vit_jax.errors import UserError
 log = logging.getLogger(__name__)
 
 BEAT = 2  # seconds between two signs of life
-LOST = 30  # seconds without one after which a process counts as lost,
+LOST = 25  # seconds without one after which a process counts as lost,
 LOST_WHEN_BROKEN = 10  # and once a collective failed somewhere
-GRACE = 3  # seconds for a process to end by itself before its thread ends it
-# JAX aborts processes by itself, and says less: only if the thread above could not do it.
-JAX_HEARTBEAT = 45
+GRACE = 2  # seconds for a process to end by itself before its thread ends it
+# JAX aborts processes by itself after two thirds of this, and says less: it is to come later.
+JAX_HEARTBEAT = 55
 
 _group = None  # of this process, when there are several
 
@@ -54,7 +55,8 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
       UserError: the arguments do not fit each other, or not all processes come.
     """
     global _group
-    coordinator, num_processes, process_id = detect(coordinator, num_processes, process_id, timeout)
+    coordinator, num_processes, process_id = rendezvous.detect(
+        coordinator, num_processes, process_id, timeout)
     if num_processes == 1:
         return
     rendezvous.meet(coordinator, num_processes, process_id, timeout)
@@ -67,47 +69,16 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
                                    initialization_timeout=max(60, int(timeout)),
                                    heartbeat_timeout_seconds=JAX_HEARTBEAT)
     except jax.errors.JaxRuntimeError as error:
+        _group = None
         raise UserError(f'JAX could not connect the {num_processes} processes at {coordinator}: '
                         f'{error}') from error
     _group.start()
     logs.of_process(process_id, num_processes)
 
 
-def detect(coordinator: str | None = None, num_processes: int | None = None,
-           process_id: int | None = None, timeout: float = 300) -> tuple[str | None, int, int]:
-    """What is given, completed from the environment: coordinator, num_processes, process_id.
-
-    (None, 1, 0) where nothing is given and nothing found. Raises UserError if it is incomplete.
-    """
-    given = {'--coordinator': coordinator, '--num_processes': num_processes,
-             '--process_id': process_id}
-    if None in given.values() and _in_cluster():
-        try:
-            values = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-                coordinator, num_processes, process_id, None, None, int(timeout))[:3]
-        except Exception as error:  # each launcher has its own
-            raise UserError('this looks like one of several processes, and the launcher does not '
-                            f'say which ({error}). Say it: --coordinator=HOST:PORT '
-                            '--num_processes=N --process_id=I.') from error
-        given = dict(zip(given, values, strict=True))
-    if all(value is None for value in given.values()):
-        return None, 1, 0
-    missing = [name for name, value in given.items() if value is None]
-    if missing and given['--num_processes'] != 1:
-        raise UserError(f'{" and ".join(missing)} missing: several processes need '
-                        '--coordinator=HOST:PORT --num_processes=N --process_id=I, with I from 0 '
-                        'to N - 1.')
-    coordinator, num_processes, process_id = given.values()
-    if num_processes < 1 or not 0 <= (process_id or 0) < num_processes:
-        raise UserError(f'--process_id is {process_id} and --num_processes {num_processes}: '
-                        'expected a number of processes and, for each, an own one below it, '
-                        'from 0.')
-    return coordinator, num_processes, process_id or 0
-
-
 def refuse_several(program: str, *given) -> None:
-    """Raises UserError where several copies of a program made for one are started; as `detect`."""
-    _, num_processes, _ = detect(*given)
+    """Raises UserError where several copies of a program made for one are started."""
+    _, num_processes, _ = rendezvous.detect(*given)
     if num_processes > 1:
         raise UserError(f'{program} runs as one process and was started as one of {num_processes}: '
                         'start it once, on one host. Only vit_jax.main takes several.')
@@ -174,6 +145,12 @@ class Ballot:
         return 0 if before is None else int(before)
 
 
+def fail(error: BaseException) -> None:
+    """With several processes: reports the error, makes it known, and ends this one."""
+    if _group:
+        _group.fail(error)
+
+
 @contextlib.contextmanager
 def together(hint: Callable[[], str]):
     """In this context an error of one process ends all of them, each with a message.
@@ -190,8 +167,8 @@ def together(hint: Callable[[], str]):
     _group.hint = hint
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 - it is reported, and nothing goes on
-        _group.fail(error)
+    except BaseException as error:
+        fail(error)
     agree(None, len)
     _group.stop()
 
@@ -208,8 +185,10 @@ class _Group:
     def __init__(self, coordinator, num_processes, process_id):
         self.count, self.process, self.hint = num_processes, process_id, lambda: ''
         self._coordinator = coordinator
+        self._coordinator_name = f'process 0 of {num_processes}, at {coordinator},'
         self._turns = itertools.count()
         self._beats = {}  # process -> (what it last wrote, when that was first seen)
+        self._judged = 0.0  # when process 0 last looked at them
         self._lost = set()
         self._broken = 0  # 1 when a collective failed here
         self._ending = threading.Lock()  # held by the thread that ends the process
@@ -239,32 +218,28 @@ class _Group:
         return outcome['result']
 
     def fail(self, error):
-        """Reports the error, makes it known, and ends this process."""
-        if isinstance(error, jax.errors.JaxRuntimeError):
+        if isinstance(error, jax.errors.JaxRuntimeError) or (
+                re.match(r'[A-Z_]+: ', str(error)) and not isinstance(error, UserError)):
             # Most likely another process is gone. The other thread finds out, and ends this one.
             self._broken = 1
-            time.sleep(LOST + 4 * BEAT)
-        if not self._ending.acquire(blocking=False):
-            time.sleep(LOST)
+            for _ in range(LOST):
+                if isinstance(self._coordinator_error(), ConnectionRefusedError):
+                    self._end(f'{self._coordinator_name} does not answer any more', farewell=False)
+                time.sleep(1)
+        self._take_the_end()
         if not isinstance(error, KeyboardInterrupt):
             logs.report(error)
         text = f'error: {error}' if isinstance(error, UserError) else repr(error)
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._announce(f'{self._name(self.process)} stopped with {text.splitlines()[0][:500]}')
+        self._announce(f'{self._name(self.process)} stopped with {text.splitlines()[0][:500]}')
         self._leave(130 if isinstance(error, KeyboardInterrupt) else 1)
 
     def aborted(self):
         """Says why JAX ends this process, as far as it can be known, and ends it."""
-        if not self._ending.acquire(blocking=False):
-            time.sleep(LOST)
-        host, _, port = self._coordinator.rpartition(':')
-        try:
-            socket.create_connection((host.strip('[]'), int(port)), timeout=2).close()
-            self._report('this process was aborted from inside: the lines above may say why')
-        except OSError:
-            self._report(f'process 0 of {self.count}, at {self._coordinator}, does not answer any '
-                         'more')
-        _exit(1)
+        if self._coordinator_error():
+            reason = f'{self._coordinator_name} does not answer any more'
+        else:
+            reason = 'this process was aborted from inside (the lines above may say why)'
+        self._end(reason, farewell=False)
 
     def _watch(self):
         """Shows that this process lives, and ends it when another one is lost or has failed."""
@@ -276,23 +251,22 @@ class _Group:
                     self._judge()
                 verdict = dict(self._all('verdict')).get('first')
                 heard = time.monotonic()
-            except jax.errors.JaxRuntimeError as error:
-                log.debug('process 0 does not answer: %s', error)
-                lost = time.monotonic() - heard > LOST
-                verdict = f'{self._name(0)} does not answer any more' if lost else None
+            except jax.errors.JaxRuntimeError:
+                verdict = None
+                if time.monotonic() - heard > LOST:
+                    self._end(f'{self._coordinator_name} does not answer any more', farewell=False)
+            if self._stopped.wait(GRACE if verdict else BEAT):
+                return
             if verdict:
-                self._stopped.wait(GRACE)
-                if self._ending.acquire(blocking=False):
-                    self._report(verdict)
-                    self._leave(1)
-                return
-            if self._stopped.wait(BEAT):
-                return
+                self._end(verdict)
 
     def _judge(self):
         """Announces the first process that has shown no sign of life for too long."""
         now = time.monotonic()
         found = dict(self._all('beat'))
+        if now - self._judged > 4 * BEAT:  # this process stood still, and perhaps all did
+            self._beats.clear()
+        self._judged = now
         limit = LOST_WHEN_BROKEN if any(b.endswith(' 1') for b in found.values()) else LOST
         for process in range(self.count):
             beat = found.get(str(process))
@@ -305,9 +279,18 @@ class _Group:
             self._announce(f'{names} {"does" if len(self._lost) == 1 else "do"} not answer any '
                            'more')
 
-    def _report(self, reason):
+    def _end(self, reason, farewell=True):
+        self._take_the_end()
         log.error('error: %s, so this one stops, too. To continue%s, start the same command again '
                   'on all hosts.', reason, self.hint())
+        if farewell:
+            self._leave(1)
+        _exit(1)
+
+    def _take_the_end(self):
+        """Lets one thread through, which ends the process before the others wake up."""
+        if not self._ending.acquire(blocking=False):
+            time.sleep(2 * LOST)
 
     def _leave(self, code):
         """Ends this process; process 0 waits for the others, which it would end without a word."""
@@ -319,6 +302,15 @@ class _Group:
                     break
                 time.sleep(0.1)
         _exit(code)
+
+    def _coordinator_error(self):
+        """Why process 0 cannot be reached, None if it can."""
+        host, _, port = self._coordinator.rpartition(':')
+        try:
+            socket.create_connection((host.strip('[]'), int(port)), timeout=2).close()
+        except OSError as error:
+            return error
+        return None
 
     def _announce(self, verdict):
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first one stays
@@ -347,15 +339,6 @@ class _Group:
         prefix = f'vit_jax/{folder}/'
         return [(key[len(prefix):], value)
                 for key, value in self._client.key_value_dir_get(prefix)]
-
-
-def _in_cluster():
-    """Whether JAX knows the launcher of this process, and there is one."""
-    if os.environ.get('KUBERNETES_SERVICE_HOST') and 'JOB_COMPLETION_INDEX' not in os.environ:
-        kinds = [c for c in clusters.ClusterEnv._cluster_types if c.name != 'k8s']
-    else:
-        kinds = clusters.ClusterEnv._cluster_types
-    return any(not kind.opt_in_only_method and kind.is_env_present() for kind in kinds)
 
 
 def _call_on_abort(function):

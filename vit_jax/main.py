@@ -73,6 +73,7 @@ def main(argv: list[str]) -> None:
             logs.to_file(_WORKDIR.value)
         sys.exit(train.run(_CONFIG.value, _WORKDIR.value))
     except Exception as error:
+        hosts.fail(error)
         logs.report(error)
     sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Brings the processes of a run together before JAX does, to say plainly what is wrong.
+"""Finds the processes of a run and brings them together before JAX does, to say what is wrong.
 
 JAX aborts a process that finds no coordinator, and waits in silence for one that never comes. So
 process 0 first listens at the coordinator's address itself: every other process says there, in one
@@ -8,14 +8,49 @@ line of JSON, who it is, and gets one line back when all have come or something 
 import contextlib
 import json
 import logging
+import os
 import socket
 import time
+
+from jax._src import clusters  # jax.distributed does not say what it finds
 
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 5  # for one line over a connection that is there
+
+
+def detect(coordinator: str | None = None, num_processes: int | None = None,
+           process_id: int | None = None, timeout: float = 300) -> tuple[str | None, int, int]:
+    """What is given, completed from the environment: coordinator, num_processes, process_id.
+
+    (None, 1, 0) where nothing is given and nothing found. Raises UserError if it is incomplete.
+    """
+    given = {'--coordinator': coordinator, '--num_processes': num_processes,
+             '--process_id': process_id}
+    if None in given.values() and _in_cluster():
+        try:
+            values = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+                coordinator, num_processes, process_id, None, None, int(timeout))[:3]
+        except Exception as error:  # each launcher has its own
+            raise UserError('this looks like one of several processes, and the launcher does not '
+                            f'say which ({error}). Say it: --coordinator=HOST:PORT '
+                            '--num_processes=N --process_id=I.') from error
+        given = dict(zip(given, values, strict=True))
+    if all(value is None for value in given.values()):
+        return None, 1, 0
+    missing = [name for name, value in given.items() if value is None]
+    if missing and given['--num_processes'] != 1:
+        raise UserError(f'{" and ".join(missing)} missing: several processes need '
+                        '--coordinator=HOST:PORT --num_processes=N --process_id=I, with I from 0 '
+                        'to N - 1.')
+    coordinator, num_processes, process_id = given.values()
+    if num_processes < 1 or not 0 <= (process_id or 0) < num_processes:
+        raise UserError(f'--process_id is {process_id} and --num_processes {num_processes}: '
+                        'expected a number of processes and, for each, an own one below it, '
+                        'from 0.')
+    return coordinator, num_processes, process_id or 0
 
 
 def meet(coordinator: str, num_processes: int, process_id: int, timeout: float) -> None:
@@ -106,6 +141,15 @@ def _report_to(coordinator, address, num_processes, process_id, timeout):
     raise UserError(f'process {process_id} of {num_processes} did not reach process 0 at '
                     f'--coordinator={coordinator} within {timeout:.0f} s ({reason}). Give the '
                     'address of the host on which process 0 runs, and see whether it does.')
+
+
+def _in_cluster():
+    """Whether JAX knows the launcher of this process, and there is one."""
+    if os.environ.get('KUBERNETES_SERVICE_HOST') and 'JOB_COMPLETION_INDEX' not in os.environ:
+        kinds = [c for c in clusters.ClusterEnv._cluster_types if c.name != 'k8s']
+    else:
+        kinds = clusters.ClusterEnv._cluster_types
+    return any(not kind.opt_in_only_method and kind.is_env_present() for kind in kinds)
 
 
 def _listen(port):
