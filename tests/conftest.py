@@ -2,12 +2,15 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 
 # Before JAX starts: tests of sharding spread over eight CPU devices, all others use the first.
-SINGLE_DEVICE_FLAGS = os.environ.get('XLA_FLAGS', '')
+# The workers of pytest-xdist find in the environment what this file set in their parent.
+SINGLE_DEVICE_FLAGS = re.sub(r' ?--xla_force_host_platform_device_count=\d+', '',
+                             os.environ.get('XLA_FLAGS', ''))
 os.environ['XLA_FLAGS'] = f'{SINGLE_DEVICE_FLAGS} --xla_force_host_platform_device_count=8'
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
