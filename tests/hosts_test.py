@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -183,7 +184,7 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 
 
 @pytest.mark.slow
-def test_sigkill_to_one_of_four_then_two_go_on(start, undisturbed, tmp_path):
+def test_sigkill_to_one_of_four_then_one_or_two_go_on(start, undisturbed, tmp_path):
     with start(4, tmp_path, first={2: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:
         run.all[2].wait(240)
         killed = time.monotonic()
@@ -193,6 +194,10 @@ def test_sigkill_to_one_of_four_then_two_go_on(start, undisturbed, tmp_path):
         assert re.search(r'error: process 2 of 4 \(.*\) does not answer any more, so this one '
                          r'stops, too. To continue from step \d+, start the same command again on '
                          'all hosts', logs[i]), logs[i]
+    alone = tmp_path.with_name(f'{tmp_path.name}_alone')
+    shutil.copytree(tmp_path, alone)
+    train_here(alone)
+    assert_equal_runs(alone, undisturbed)
     # What the four saved last is damaged: process 0 sets it aside, for both.
     newest = saving_steps(tmp_path)[-1]
     for file in (tmp_path / 'checkpoints' / str(newest) / 'state' / 'd').iterdir():
