@@ -1,5 +1,6 @@
 """The command that converts: what it writes, how it verifies, what it refuses."""
 
+import dataclasses
 import importlib.util
 import logging
 import os
@@ -94,6 +95,19 @@ def test_verified_by_the_other_program_where_that_is_possible(model, to, name, h
     assert ('--dtype and --inexact changed logits by up to' in caplog.text) == inexact
 
 
+@pytest.mark.parametrize(('to', 'dtype', 'how'), [
+    ('timm', None, 'timm '), ('onnx', None, 'onnxruntime '), ('onnx', 'bfloat16', 'onnxruntime '),
+    ('stablehlo', 'bfloat16', 'jax.export '),
+    ('google', 'bfloat16', 'reading back, because timm reads no bfloat16')])
+def test_models_trained_in_bfloat16_are_verified_in_float32(to, dtype, how, source, tmp_path,
+                                                            caplog):
+    interop.import_timm()
+    interop.require('jax2onnx')
+    path = str(tmp_path / {'timm': 'x', 'google': 'x.npz'}.get(to, f'x.{to}'))
+    convert(source('gap', dtype='bfloat16'), path, to, verify=True, dtype=dtype)
+    assert verified(caplog).startswith(f'verified by {how}')
+
+
 def test_inexact_is_asked_for(source, tmp_path):
     path = str(tmp_path / 'x.pth')
     with pytest.raises(UserError, match="exactly:\n  model.gelu is 'tanh', there it is 'erf'\nWith "
@@ -171,6 +185,10 @@ def test_what_onnx_cannot_do(tmp_path, monkeypatch):
     interop.require('jax2onnx')
     with pytest.raises(UserError, match='cannot convert the max-pooling of a ResNet'):
         export.save(small.make('hybrid'), str(tmp_path / 'x.onnx'), 'onnx')
+    vit = small.make('vit')
+    half = dataclasses.replace(vit, params=jax.tree.map(np.float16, vit.params))
+    with pytest.raises(UserError, match='float16 arrays .* add --dtype=float32 or'):
+        export.save(half, str(tmp_path / 'x.onnx'), 'onnx')
     monkeypatch.setitem(sys.modules, 'jax2onnx', None)
     with pytest.raises(UserError, match=r'ONNX needs more .*: pip install -e "\.\[onnx\]"'):
         export.save(small.make('vit'), str(tmp_path / 'x.onnx'), 'onnx')

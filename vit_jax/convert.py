@@ -115,7 +115,7 @@ def _verify(loaded, given, path, to):
 
 
 def _logits(w, images):
-    model = models.build(w.model, w.num_classes)
+    model = models.build(w.model, w.num_classes, dtype='float32')
     with jax.default_matmul_precision('highest'):
         return np.asarray(jax.jit(model.apply)({'params': w.params}, images))
 

@@ -1,7 +1,8 @@
 """Programs that need no vit_jax: StableHLO through jax.export, and ONNX.
 
 Both take normalised images float32 [batch, height, width, channels], for any batch, and give logits
-[batch, classes]; the parameters are in the file.
+[batch, classes], computed in float32 whatever the parameters and the model's dtype in training are;
+the parameters are in the file.
 """
 
 import importlib
@@ -53,6 +54,9 @@ def _save_onnx(weights, temporary, path):
     if weights.model['resnet']:
         raise UserError('jax2onnx cannot convert the max-pooling of a ResNet for batches of any '
                         'size: hybrids and ResNets go to stablehlo only.')
+    if any(x.dtype == np.float16 for x in jax.tree.leaves(weights.params)):
+        raise UserError('jax2onnx writes float16 arrays with the type of float32: add '
+                        '--dtype=float32 or --dtype=bfloat16.')
     for name in ('jax2onnx', 'onnx_ir'):  # they warn of what is not needed here
         logging.getLogger(name).setLevel(logging.ERROR)
     shape = (*weights.image_size(), weights.channels())
@@ -72,7 +76,7 @@ def function(weights: Weights):
     The model sees a single image: vmap adds the batch, whose size is not known, and jax2onnx would
     take Flax's layers for operations of its own, which have no vmap.
     """
-    model = models.build(weights.model, weights.num_classes)
+    model = models.build(weights.model, weights.num_classes, dtype='float32')
     params = jax.tree.map(jnp.asarray, weights.params)
     image = jax.ShapeDtypeStruct((*weights.image_size(), weights.channels()), jnp.float32)
     program = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(

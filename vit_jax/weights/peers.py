@@ -51,6 +51,8 @@ def _npz_in_timm(weights, path):
     if 'hidden_size' not in fields or fields['resnet'] or fields['representation_size']:
         raise CannotRunError("timm computes this model by other formulas than Google's code")
     with np.load(path) as file:
+        if any(file[name].dtype.kind == 'V' for name in file):  # NumPy's files know no bfloat16
+            raise CannotRunError('timm reads no bfloat16 from an .npz file')
         if {'cls', 'pos_embedding'} <= set(file) or 'sincos_2d' in fields['position']:
             raise CannotRunError('timm has no such position embeddings')
     model = _new_timm_model(package, weights)
