@@ -64,6 +64,9 @@ def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tm
 
 @pytest.mark.parametrize(('fields', 'message'), [
     ({'model.hidden_size': 32}, 'in the pre-trained weights and'),
+    ({'model.pool': 'map', 'model.position': 'none'},
+     "model.pool is 'cls' there and 'map' in the config, model.position is 'learned_1d' there and "
+     "'none' in the config. Add --config.model.pool=cls --config.model.position=learned_1d."),
     pytest.param({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz', marks=pytest.mark.slow),
     pytest.param({'pretrained': ''}, 'this recipe starts from pre-trained weights: add '
                  '--config.pretrained', marks=pytest.mark.slow),

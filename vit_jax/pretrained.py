@@ -15,6 +15,9 @@ from vit_jax.weights import adapt
 
 log = logging.getLogger(__name__)
 
+# What arrays do not show, or show only by being there.
+_SAME = ('pool', 'position', 'position_at', 'attention')
+
 
 def take_fields(config: ConfigDict, directory: str) -> tuple[ConfigDict, weights.Weights | None]:
     """Fills in the fields of `transfer.take`, and loads the weights where a run begins.
@@ -64,10 +67,9 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, abstract_params:
       UserError: the weights are of another model.
     """
     grid = models.build(config.model, 1).grid(config.image_size)
-    learned_1d = loaded.model.get('position') == 'learned_1d'
+    _check_fields(loaded, config.model)
     params, changes = adapt.adapt(
-        loaded.params, abstract_params, grid=grid,
-        source_grid=loaded.grid() if learned_1d else None,
+        loaded.params, abstract_params, grid=grid, source_grid=loaded.grid(),
         resize=config.transfer.position_resize, resize_patches=config.transfer.resize_patches)
     if hosts.count() > 1:  # every process has read them: parts of other weights would be no model
         hosts.check_equal('the pre-trained weights', {
@@ -83,6 +85,19 @@ def replace_params(params: PyTree, loaded: PyTree) -> PyTree:
     return {name: (replace_params(value, loaded[name]) if isinstance(value, dict) else
                    sharding.place(loaded[name], value.sharding)) if name in loaded else value
             for name, value in params.items()}
+
+
+def _check_fields(loaded, model):
+    different = [name for name in _SAME if loaded.model.get(name) != model.get(name)]
+    if bool(loaded.model.get('layer_scale_init')) != bool(model.get('layer_scale_init')):
+        different.append('layer_scale_init')
+    if different:
+        raise UserError(
+            f'the pre-trained weights from {loaded.source} are of another model: '
+            + ', '.join(f'model.{name} is {loaded.model.get(name)!r} there and '
+                        f'{model.get(name)!r} in the config' for name in different)
+            + '. Add ' + ' '.join(f'--config.model.{name}={loaded.model[name]}'
+                                  for name in different if name in loaded.model) + '.')
 
 
 def _lookup(tree, field):

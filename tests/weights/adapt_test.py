@@ -21,6 +21,7 @@ def adapted(fields=(), new_fields=(), size=(16, 16), new_size=(16, 16), num_clas
     old = models.build(SMALL, 5, **dict(fields))
     new = models.build(SMALL, num_classes, **{**dict(fields), **dict(new_fields)})
     params = jax.tree.map(np.asarray, randomised(old, jnp.zeros((1, *size, 3))))
+    kwargs = {'source_grid': old.grid(size), **kwargs}
     result, changes = adapt.adapt(params, shapes(new, new_size), grid=new.grid(new_size), **kwargs)
     return params, result, {c.name: c.action for c in changes}
 
@@ -87,12 +88,22 @@ def test_learned_2d_positions_are_resized_by_axis(place):
     np.testing.assert_allclose(new['row'][..., ::2, :, :], old['row'], atol=1e-6)
 
 
-def test_positions_of_an_image_that_was_not_square():
-    with pytest.raises(UserError, match='has 8 patches in the pre-trained weights, which is no '
-                                        'square'):
-        adapted(size=(8, 16), new_size=(16, 16))
-    _, result, _ = adapted(size=(8, 16), new_size=(16, 16), source_grid=(2, 4))
-    assert result['position']['embedding'].shape == (1, 17, 16)
+def test_positions_of_an_unknown_grid_fit_as_many_patches_only():
+    with pytest.raises(UserError, match='has 8 patches in the pre-trained weights, which are no '
+                                        'square, .* the images here have 4x4'):
+        adapted(size=(8, 16), new_size=(16, 16), source_grid=None)
+    _, _, changes = adapted(size=(8, 16), new_size=(8, 16), source_grid=None)
+    assert changes['position/embedding'] == 'loaded'
+
+
+@pytest.mark.parametrize('place', ['stem', 'every_layer'])
+def test_another_grid_of_as_many_patches_is_resized_too(place):
+    params, result, changes = adapted(dict(position_at=place), size=(8, 32), new_size=(16, 16))
+    position = lambda p: (p if place == 'stem' else p['blocks'])['position']['embedding']  # noqa: E731
+    assert list(changes.values()).count('resized') == 1
+    old, new = (position(p).reshape(-1, 17, 16)[-1, 1:] for p in (params, result))
+    expected = bilinear(old.reshape(2, 8, -1), 4, 4).reshape(16, -1)
+    np.testing.assert_allclose(new, expected, atol=1e-5)
 
 
 def test_a_larger_patch_s_kernel_gives_the_old_tokens_for_enlarged_patches():
@@ -128,7 +139,7 @@ def test_relative_positions_are_not_resized():
 def test_table_of_changes():
     old, new = models.build(SMALL, 5), models.build(SMALL, 7)
     _, changes = adapt.adapt(randomised(old, jnp.zeros((1, 16, 16, 3))), shapes(new, (24, 24)),
-                             grid=(6, 6))
+                             grid=(6, 6), source_grid=(4, 4))
     text = adapt.table(changes)
     assert 'resized      position/embedding' in text
     assert '(1, 37, 16), was (1, 17, 16)' in text

@@ -159,11 +159,19 @@ def test_patches_alone_have_positions_in_some_models_of_timm(tmp_path):
                                   found.params['position']['embedding'][:, 1:])
 
 
+def test_grid_of_positions_in_every_layer(tmp_path):
+    given = small.make('vit', position_at='every_layer')
+    _, found = through(given, 'vit_jax', tmp_path / 'x.safetensors')
+    found = dataclasses.replace(found, preprocess=None)
+    assert (found.grid(), found.image_size()) == ((2, 2), (16, 16))
+
+
 def test_grid_and_image_size(tmp_path):
     given, found = through(small.make('rectangle'), 'google', tmp_path / 'x.npz')
     assert (given.grid(), given.image_size(), given.channels()) == ((2, 3), (16, 12), 5)
+    assert found.grid() is None
     with pytest.raises(UserError, match='position embeddings of 6 patches, which are no square'):
-        found.grid()
+        found.image_size()
     _, found = through(small.make('hybrid'), 'google', tmp_path / 'x.npz')
     with pytest.raises(UserError, match='of 12 patches, which are no square'):
         found.image_size()

@@ -32,7 +32,7 @@ def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
       params: pre-trained arrays, nested, encoder blocks stacked.
       target: the model's parameters, arrays or jax.ShapeDtypeStruct.
       grid: (rows, columns) of patches of the model's images.
-      source_grid: likewise of the pre-training; None: square.
+      source_grid: likewise of the pre-training; None: not known, or no matter.
       resize: of position embeddings, see resize_grid.
       resize_patches: also fit the embedding's kernel to another patch size, see resize_kernel.
       keep_head: the model is used as it is; else its head is left out of the result.
@@ -54,12 +54,14 @@ def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
     class_tokens = int('cls' in ours)
     for name, x in ours.items():
         array, action = np.asarray(theirs[name], np.float32), 'loaded'
-        if array.shape != x.shape:
+        *_, module, leaf = ('', *name.split('/'))
+        turned = (module, leaf) == ('position', 'embedding') and source_grid not in (None, grid)
+        if turned or array.shape != x.shape:  # 4x4 and 2x8 patches have the same shape
             action = 'resized'
-            *_, module, leaf = ('', *name.split('/'))
-            if module == 'position' and leaf != 'relative':
-                array = _resize_position(array, leaf, x.shape, grid, source_grid, class_tokens,
-                                         resize, name)
+            if (module, leaf) == ('position', 'embedding'):
+                array = _resize_position(array, grid, source_grid, class_tokens, resize, name)
+            elif module == 'position' and leaf in ('row', 'column'):
+                array = resize_grid(array, x.shape[-3:-1], resize)
             elif name == 'embedding/kernel' and resize_patches and _same_ends(array, x, 2):
                 array = resize_kernel(array, x.shape[:2])
         if array.shape != x.shape:
@@ -114,19 +116,15 @@ def table(changes: list[Change]) -> str:
     return '\n'.join([f'  {"loaded":<12} {len(loaded)} arrays, {numbers:,} numbers', *lines])
 
 
-def _resize_position(array, leaf, shape, grid, source_grid, class_tokens, method, name):
-    """Of a whole embedding, class token first, or of one axis of a 2-D one; stacked or not."""
-    if leaf in ('row', 'column'):
-        return resize_grid(array, shape[-3:-1], method)
-    tokens = array.shape[-2] - class_tokens
-    side = round(tokens**0.5)
-    rows, columns = source_grid or (side, side)
-    if rows * columns != tokens:
-        raise UserError(f'{name} has {tokens} patches in the pre-trained weights, which is no '
-                        f'{"square" if source_grid is None else f"{rows}x{columns} grid"}: say '
-                        'for which image size they are, in a file that says it.')
+def _resize_position(array, grid, source_grid, class_tokens, method, name):
+    """Of all tokens, class token first; of one layer or stacked."""
+    if source_grid is None:
+        raise UserError(f'{name} has {array.shape[-2] - class_tokens} patches in the pre-trained '
+                        'weights, which are no square, and nothing says for which image size they '
+                        f'are: they fit only as many patches, and the images here have {grid[0]}x'
+                        f'{grid[1]}. Choose another image_size, or weights that say it.')
     prefix, patches = array[..., :class_tokens, :], array[..., class_tokens:, :]
-    patches = patches.reshape(*array.shape[:-2], rows, columns, array.shape[-1])
+    patches = patches.reshape(*array.shape[:-2], *source_grid, array.shape[-1])
     resized = resize_grid(patches, grid, method)
     return np.concatenate([prefix, resized.reshape(*array.shape[:-2], -1, array.shape[-1])], -2)
 

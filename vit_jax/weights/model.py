@@ -38,35 +38,33 @@ class Weights:
     layout: str
     source: str
 
-    def grid(self) -> tuple[int, int]:
-        """(rows, columns) of patches that the position embedding was made for.
+    def grid(self) -> tuple[int, int] | None:
+        """(rows, columns) of patches that the learned_1d position embedding was made for.
 
-        From `preprocess` where that fits; otherwise the grid is taken to be square.
-
-        Raises:
-          UserError: there is none, or it is not square and the source does not say what it is.
+        From `preprocess` where that fits; otherwise the grid is taken to be square. None when there
+        is no such embedding, or it is not square and the source does not say what it is.
         """
-        if self.model.get('position', 'none') != 'learned_1d':
-            raise UserError(f'{self.source} has no learned_1d position embedding.')
         patches = _patches(flatten(self.params), self.model)
         stated = self._stated_grid()
         if stated and math.prod(stated) == patches:
             return stated
         side = math.isqrt(patches)
-        if side * side != patches:
-            raise UserError(f'{self.source} has position embeddings of {patches} patches, which '
-                            'are no square, and does not say for which image size.')
-        return side, side
+        return (side, side) if patches and side * side == patches else None
 
     def image_size(self) -> tuple[int, int]:
         """(height, width) of the images that the model wants, 224x224 where any will do.
 
-        Raises UserError as `grid` does.
+        Raises UserError when the position embeddings are of no square and the source is silent.
         """
-        stated = (self.preprocess or {}).get('image_size')
-        if self.model.get('position') != 'learned_1d' or self._stated_grid() == self.grid():
+        stated, grid = (self.preprocess or {}).get('image_size'), self.grid()
+        if self.model.get('position') != 'learned_1d' or (
+                grid and grid == self._stated_grid()):
             return as_pair(stated or 224)
-        return tuple(n * p for n, p in zip(self.grid(), _patch_in_pixels(self.model), strict=True))
+        if grid is None:
+            patches = _patches(flatten(self.params), self.model)
+            raise UserError(f'{self.source} has position embeddings of {patches} patches, which '
+                            'are no square, and does not say for which image size.')
+        return tuple(n * p for n, p in zip(grid, _patch_in_pixels(self.model), strict=True))
 
     def _stated_grid(self):
         size = (self.preprocess or {}).get('image_size')
@@ -157,9 +155,9 @@ def shapes(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
     """
     module = models.build(model, num_classes)
     image_size = (preprocess or {}).get('image_size')
-    if model.get('position') == 'learned_1d' and 'position/embedding' in flat:
+    if patches := _patches(flat, model):
         height, width = _patch_in_pixels(model)
-        image_size = height, width * max(_patches(flat, model), 1)  # one row: any grid will do
+        image_size = height, width * patches  # one row: any grid will do
     elif not image_size:
         image_size = [32 * p for p in as_pair(model.get('patch_size', 1))]
     params = jax.eval_shape(module.init, jax.random.key(0),
@@ -178,10 +176,11 @@ def _channels(flat):
 
 
 def _patches(flat, model):
-    position = flat.get('position/embedding')
-    if position is None or position.ndim < 2:
-        return 0
-    return position.shape[-2] - (model['pool'] == 'cls')
+    """How many patches a learned_1d position embedding is of; 0 where there is none."""
+    for name in ('position/embedding', 'blocks/position/embedding'):  # stem or shared; every layer
+        if name in flat and flat[name].ndim > 1:
+            return max(0, flat[name].shape[-2] - (model['pool'] == 'cls'))
+    return 0
 
 
 def _count(flat, prefix):
