@@ -78,7 +78,14 @@ def test_what_is_no_image(tmp_path):
     whole = path.read_bytes()
     (tmp_path / 'cut.jpg').write_bytes(whole[:len(whole) // 2])
     (tmp_path / 'text.jpg').write_text('not an image')
-    for name, message in [('cut.jpg', 'cut.jpg. cannot be read'), ('text.jpg', 'is no image that'),
+    Image.open(path).save(tmp_path / 'page.eps')
+    Image.new('1', (1, 1)).save(tmp_path / 'bomb.bmp')
+    bomb = bytearray((tmp_path / 'bomb.bmp').read_bytes())
+    bomb[18:26] = np.array([30_000, 30_000], '<i4').tobytes()  # width and height
+    (tmp_path / 'bomb.bmp').write_bytes(bomb)
+    for name, message in [('cut.jpg', 'cut.jpg. cannot be read'),
+                          ('text.jpg', 'is no image of AVIF,'),
+                          ('page.eps', 'is no image of'), ('bomb.bmp', 'cannot be read: .*bomb'),
                           ('gone.jpg', 'there is no image')]:
         with pytest.raises(UserError, match=message):
             images.load(str(tmp_path / name), (32, 32), base().preprocess)

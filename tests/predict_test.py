@@ -1,5 +1,6 @@
 import csv
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,9 @@ import pytest
 
 from tests.conftest import write_images
 from tests.models.parameters import randomised
+from tests.weights import small
 from vit_jax import images, models, predict, weights
+from vit_jax.errors import UserError
 
 FIELDS = models.fields('b16') | dict(patch_size=(4, 4), hidden_size=16, num_layers=1, mlp_dim=24,
                                      num_heads=2)
@@ -66,6 +69,38 @@ def test_csv_and_features(exported, folder, tmp_path):
                                                            rel=1e-4)
 
 
+def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path, caplog,
+                                                     monkeypatch):
+    monkeypatch.setattr(predict.logs.LOGGER, 'propagate', True)
+    path, probabilities = exported
+    mixed = shutil.copytree(folder / 'one', tmp_path / 'mixed')
+    for name in ('001a.png', '._000.png', 'thesis.pdf'):
+        (mixed / name).write_text('no image')
+    table = tmp_path / 'p.csv'
+    assert predict.main([f'--pretrained={path}', f'--csv={table}', '--batch_size=2',
+                         str(mixed)]) == 0
+    assert [r.getMessage() for r in caplog.records if r.levelname == 'WARNING'] == [
+        f'left out: {str(mixed / "001a.png")!r} is no image of {", ".join(images.FORMATS)}.']
+    with open(table, encoding='utf-8') as file:
+        rows = list(csv.DictReader(file))
+    assert [row['image'] for row in rows] == [str(mixed / f'00{k}.png') for k in range(3)]
+    for row in rows:
+        assert float(row['probability1']) == pytest.approx(probabilities(row['image']).max(),
+                                                           rel=1e-4)
+    broken = tmp_path / 'broken'
+    broken.mkdir()
+    (mixed / '001a.png').rename(broken / 'a.png')
+    for arguments, message in [([str(broken / 'a.png'), str(mixed)], "a.png' is no image"),
+                               ([str(broken)], 'none of the 1 images can be read')]:
+        assert predict.main([f'--pretrained={path}', *arguments]) == 1
+        assert message in caplog.records[-1].getMessage()
+
+
+def test_images_of_five_channels_are_refused(folder):
+    with pytest.raises(UserError, match='rectangle takes images of 5 channels; image files'):
+        predict.run(small.make('rectangle'), [str(folder / 'one/000.png')], 1)
+
+
 def test_text_and_messages(exported, folder, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setattr(predict.logs.LOGGER, 'propagate', True)
     path, _ = exported
@@ -77,6 +112,7 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog, monkeypat
     for arguments, message in [([str(tmp_path)], 'there are no images below'),
                                ([str(folder / 'gone.png')], 'there is no image'),
                                ([image, '--batch_size=0'], 'batch_size is 0'),
+                               ([image, '--top=0'], 'top is 0: expected at least 1'),
                                ([image, f'--csv={tmp_path}/no/x.csv'], 'No such file')]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1
         assert message in caplog.records[-1].getMessage()

@@ -10,15 +10,18 @@ from vit_jax.errors import UserError, check_choice
 
 RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
               'lanczos3': Image.Resampling.LANCZOS}
-SUFFIXES = tuple(Image.registered_extensions())
+# Not all that Pillow knows: it has Ghostscript draw PostScript, and takes films and PDF for images.
+FORMATS = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
+SUFFIXES = tuple(suffix for suffix, name in Image.registered_extensions().items()
+                 if name in FORMATS)
 
 
 def load(path: str, image_size: tuple[int, int], preprocess: Mapping
          ) -> Float[np.ndarray, 'height width 3']:
     """One image file as evaluation shows it to a model, float32.
 
-    Any format and mode that Pillow reads: greyscale, 16 bits, palette, CMYK; turned upright as its
-    EXIF data says; transparency is left out, as in training.
+    Any of FORMATS in any mode: greyscale, 16 bits, palette, CMYK; turned upright as its EXIF data
+    says; transparency is left out, as in training.
 
     Args:
       image_size: (height, width) in pixels.
@@ -29,13 +32,15 @@ def load(path: str, image_size: tuple[int, int], preprocess: Mapping
     """
     check_choice('the resize method of the weights', preprocess['resize'], tuple(RESAMPLING))
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             rgb = to_rgb(ImageOps.exif_transpose(image))
     except FileNotFoundError:
         raise UserError(f'there is no image {path!r}.') from None
     except UnidentifiedImageError:
-        raise UserError(f'{path!r} is no image that can be read.') from None
-    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f'{path!r} is no image of {", ".join(FORMATS)}.') from None
+    except MemoryError:
+        raise
+    except Exception as error:  # what decoders raise is not documented, and the file is not ours
         raise UserError(f'{path!r} cannot be read: {error}.') from error
     pixels = resize_and_central_crop(rgb, image_size, preprocess)
     mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))

@@ -4,7 +4,8 @@
     python -m vit_jax.predict --pretrained=WEIGHTS --csv=predictions.csv DIRECTORY
     python -m vit_jax.predict --pretrained=WEIGHTS --features=features.npz DIRECTORY
 
-Images are prepared as the weights say. With --json the last line of stdout is one JSON array.
+Images are prepared as the weights say. Images of a directory that cannot be read are named and left
+out. With --json the last line of stdout is one JSON array.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import csv
 import json
 import os
 import sys
+from collections.abc import Collection
 
 import jax
 import numpy as np
@@ -26,9 +28,12 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     logs.to_terminal()
     try:
+        if options.top < 1:
+            raise UserError(f'--top is {options.top}: expected at least 1.')
         paths = find_images(options.images)
         loaded = weights.load(options.workdir or options.pretrained)
-        representations, probabilities = run(loaded, paths, options.batch_size)
+        paths, representations, probabilities = run(loaded, paths, options.batch_size,
+                                                    required=options.images)
         if options.features:
             save_features(options.features, paths, representations)
         if probabilities is None:
@@ -60,7 +65,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def find_images(given: list[str]) -> list[str]:
-    """The files, and all image files below the directories, in sorted order.
+    """The files, and all image files below the directories that are not hidden, in sorted order.
 
     Raises UserError when a directory has none.
     """
@@ -69,21 +74,33 @@ def find_images(given: list[str]) -> list[str]:
         found = [path]
         if os.path.isdir(path):
             found = sorted(os.path.join(folder, name) for folder, _, names in os.walk(path)
-                           for name in names if name.lower().endswith(images.SUFFIXES))
+                           for name in names if name.lower().endswith(images.SUFFIXES)
+                           and not name.startswith('.'))
             if not found:
                 raise UserError(f'there are no images below {path!r}.')
         paths += found
     return paths
 
 
-def run(loaded: weights.Weights, paths: list[str], batch_size: int
-        ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Representations [images, features] and class probabilities [images, classes], float32.
+def run(loaded: weights.Weights, paths: list[str], batch_size: int, required: Collection[str] = ()
+        ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+    """What the model makes of images.
 
-    Without a head there are no probabilities: None.
+    Args:
+      required: paths that must be images; others are left out with a warning where they are none.
+
+    Returns:
+      The paths of those that could be read, representations [images, features] and class
+      probabilities [images, classes], float32; without a head there are no probabilities: None.
+
+    Raises:
+      UserError: a required image, or none at all, can be read; the model takes no RGB images.
     """
     if batch_size < 1:
         raise UserError(f'--batch_size is {batch_size}: expected at least 1.')
+    if loaded.channels() != 3:
+        raise UserError(f'{loaded.source} takes images of {loaded.channels()} channels; image '
+                        'files are read as the 3 of RGB.')
     model = models.build(loaded.model, loaded.num_classes)
     size, preprocess = preparation(loaded)
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)
@@ -94,14 +111,32 @@ def run(loaded: weights.Weights, paths: list[str], batch_size: int
         return outputs['representation'], jax.nn.softmax(logits)
 
     params, results = jax.device_put(params), []
-    batch_size = min(batch_size, len(paths))
+    batch_size, read = min(batch_size, len(paths)), []
     for start in range(0, len(paths), batch_size):
-        part = paths[start:start + batch_size]
-        batch = np.stack([images.load(path, size, preprocess) for path in part])
-        batch = np.pad(batch, ((0, batch_size - len(part)), (0, 0), (0, 0), (0, 0)))  # one shape
-        results.append([np.asarray(x)[:len(part)] for x in forward(params, batch)])
+        part = load_images(paths[start:start + batch_size], size, preprocess, required)
+        if part:
+            read += [path for path, _ in part]
+            batch = np.stack([pixels for _, pixels in part])
+            missing = batch_size - len(part)
+            batch = np.pad(batch, ((0, missing), (0, 0), (0, 0), (0, 0)))  # compiled for one shape
+            results.append([np.asarray(x)[:len(part)] for x in forward(params, batch)])
+    if not read:
+        raise UserError(f'none of the {len(paths)} images can be read.')
     representations, probabilities = map(np.concatenate, zip(*results, strict=True))
-    return representations, probabilities if loaded.num_classes else None
+    return read, representations, probabilities if loaded.num_classes else None
+
+
+def load_images(paths, size, preprocess, required):
+    """(path, pixels) of those that can be read."""
+    result = []
+    for path in paths:
+        try:
+            result.append((path, images.load(path, size, preprocess)))
+        except UserError as error:
+            if path in required:
+                raise
+            logs.LOGGER.warning('left out: %s', error)
+    return result
 
 
 def preparation(loaded: weights.Weights) -> tuple[tuple[int, int], dict]:
@@ -140,7 +175,7 @@ def report(options: argparse.Namespace, paths: list[str], predictions: list) -> 
         print(json.dumps([{'image': path, 'classes': [{'class': name, 'probability': p}
                                                       for name, p in best]}
                           for path, best in zip(paths, predictions, strict=True)]))
-    elif not options.csv:
+    elif not (options.csv or options.features):
         for path, best in zip(paths, predictions, strict=True):
             print(path)
             for name, p in best:
