@@ -1,10 +1,11 @@
+import dataclasses
 import json
 
 import pytest
 
 from tests.config_test import load
 from tests.conftest import TINY, write_images
-from vit_jax import evaluate, metrics, train
+from vit_jax import evaluate, metrics, train, weights
 
 
 @pytest.fixture(scope='module')
@@ -64,3 +65,53 @@ def test_other_classes(run, tmp_path, caplog, monkeypatch):
     assert '--batch_size is 0' in caplog.records[-1].getMessage()
     assert evaluate.main([f'--pretrained={run}']) == 1
     assert '--pretrained needs --dataset=NAME_OR_DIRECTORY' in caplog.records[-1].getMessage()
+
+
+@pytest.fixture
+def renamed(run, tmp_path):
+    """The run's weights in a layout, with other names of classes: (names, layout) -> path."""
+    def write(names, layout):
+        given = dataclasses.replace(weights.load(str(run)), classes=names)
+        path = str(tmp_path / ('x.safetensors' if layout == 'vit_jax' else 'x'))
+        weights.save(given, path, layout)
+        return path
+    return write
+
+
+@pytest.mark.parametrize(('names', 'layout'), [
+    (['Formica', 'Apis', 'Felis'], 'huggingface'),
+    (['crane', 'maillot', 'crane'], 'huggingface'),  # as in ImageNet: names do not tell classes
+    (['ant', 'crane', 'crane'], 'vit_jax'),
+])
+def test_order_counts_where_names_are_others(names, layout, renamed, run, image_directory, capsys,
+                                             caplog, monkeypatch):
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    _, expected = command(capsys, f'--workdir={run}')
+    code, found = command(capsys, f'--pretrained={renamed(names, layout)}',
+                          f'--dataset={image_directory}', '--split=test')
+    assert code == 0
+    assert list(found['classes']) == ['ant', 'bee', 'cat']
+    assert found['eval/accuracy'] == expected['eval/accuracy']
+    assert found['eval/loss'] == pytest.approx(expected['eval/loss'], rel=1e-5)
+    assert ': the order is taken to be the same' in caplog.text
+
+
+def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, capsys):
+    path = renamed(['cat', 'ant', 'bee'], 'huggingface')
+    _, result = command(capsys, f'--pretrained={path}', f'--dataset={image_directory}',
+                        '--split=test')
+    assert list(result['classes']) == ['cat', 'ant', 'bee']
+
+
+@pytest.mark.parametrize(('names', 'layout', 'message'), [
+    (['Formica', 'Apis', 'Felis'], 'vit_jax', 'known are: Formica, Apis, Felis'),
+    (['ant', 'bee', 'dog'], 'huggingface', 'known are: ant, bee, dog'),
+    (['crane', 'ant', 'crane'], 'huggingface', "class 0 is 'crane' in"),  # ant is another one
+    (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
+])
+def test_names_that_contradict_the_data(names, layout, message, renamed, image_directory, caplog,
+                                        monkeypatch):
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    assert evaluate.main([f'--pretrained={renamed(names, layout)}',
+                          f'--dataset={image_directory}', '--split=test']) == 1
+    assert message in caplog.records[-1].getMessage()

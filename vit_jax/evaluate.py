@@ -67,8 +67,10 @@ def evaluate(options: argparse.Namespace) -> dict:
 
     loaded = weights.load(options.workdir or options.pretrained)
     config = data_config(options, loaded)
-    source = data.open_source(config.dataset, config.dataset.eval_split,
-                              class_names=loaded.classes and tuple(loaded.classes))
+    source = data.open_source(config.dataset, config.dataset.eval_split)
+    if _share_names(loaded, source.class_names) and source.class_names != tuple(loaded.classes):
+        source = data.open_source(config.dataset, config.dataset.eval_split,
+                                  class_names=tuple(loaded.classes))  # labels by name
     check_classes(loaded, source.class_names, config.dataset.name)
 
     mesh = sharding.make_mesh(config.mesh)
@@ -129,20 +131,31 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
 def check_classes(loaded: weights.Weights, names: tuple[str, ...], dataset: str) -> None:
     """Raises UserError unless label k means the same in the weights and in the data.
 
-    Other layouts may call the same classes by other names: then their order is trusted, and said.
+    Weights of other programs may call the same classes by other names: then their order is trusted,
+    and said.
     """
     if len(names) != loaded.num_classes:
         raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {dataset} has '
                         f'{len(names)}: evaluate on the data set that the head was trained for, or '
                         'fine-tune on this one first (configs/finetune.py).')
-    k = next((k for k, name in enumerate(names) if loaded.classes and name != loaded.classes[k]),
-             None)
-    if k is None:
+    differing = [k for k, name in enumerate(names) if loaded.classes and name != loaded.classes[k]]
+    if not differing:
         return
+    k = next((k for k in differing if names[k] in loaded.classes), differing[0])
     text = f'class {k} is {loaded.classes[k]!r} in {loaded.source} and {names[k]!r} in {dataset}'
-    if loaded.layout in ('workdir', 'vit_jax') or set(loaded.classes) & set(names):
+    if names[k] in loaded.classes or _share_names(loaded, names):
         raise UserError(f'{text}: they are not the same classes in the same order.')
     log.warning('%s: the order is taken to be the same', text)
+
+
+def _share_names(loaded, names):
+    """Whether a name, rather than its place, says which class of the weights one of the data is.
+
+    It does not where a name stands twice, as ImageNet's 'crane' and 'maillot' do in many weights.
+    """
+    classes = set(loaded.classes or ())
+    return len(classes) == loaded.num_classes > 0 and (
+        loaded.layout in ('workdir', 'vit_jax') or not classes.isdisjoint(names))
 
 
 def describe(result: dict) -> str:
