@@ -38,6 +38,20 @@ def test_a_workdir_scores_as_its_run_logged(run, capsys):
     assert right / 12 == pytest.approx(result['eval/accuracy'])
 
 
+def test_a_checkpoint_of_a_workdir(run, capsys):
+    code, result = command(capsys, f'--workdir={run}/checkpoints/8')
+    assert code == 0
+    assert result == command(capsys, f'--workdir={run}')[1]
+
+
+def test_workdir_that_is_none(run, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    path = str(tmp_path / 'x.safetensors')
+    weights.save(weights.load(str(run)), path, 'vit_jax')
+    assert evaluate.main([f'--workdir={path}']) == 1
+    assert f'--workdir={path} is no workdir of a run' in caplog.records[-1].getMessage()
+
+
 def test_weights_on_another_split(run, image_directory, capsys):
     """60 images in batches of 8: the last one is padded, and every image counts once."""
     code, result = command(capsys, f'--pretrained={run}', f'--dataset={image_directory}',

@@ -21,6 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import hosts, logs, models, sharding, steps, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
+from vit_jax.weights import files, own
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         hosts.refuse_several('vit_jax.evaluate')
         result = evaluate(options)
-    except UserError as error:
+    except (UserError, OSError) as error:  # OSError: a file that cannot be read
         logs.LOGGER.error('error: %s', error)
         return 1
     except ModuleNotFoundError as error:
@@ -47,7 +48,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser('vit_jax.evaluate', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument('--workdir', help='of a run; its data set is the default')
+    source.add_argument('--workdir', help='of a run, or one of its checkpoints; its data set '
+                        'is the default')
     source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
     parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'")
     parser.add_argument('--data_dir', default='', help="TFDS sets; default: TFDS's own")
@@ -102,9 +104,11 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
     """A config whose data fields are those of the options, the workdir and the weights."""
     config = config_lib.base()
     if options.workdir:
-        path = os.path.join(options.workdir, 'config.json')
-        with open(path, encoding='utf-8') as file:
-            run = json.load(file)
+        if not (found := own.find_workdir(options.workdir)):
+            raise UserError(f'--workdir={options.workdir} is no workdir of a run and no checkpoint '
+                            'of one (WORKDIR/checkpoints/STEP): for other weights, write '
+                            '--pretrained.')
+        run = files.read_json(os.path.join(found[0], 'config.json'))
         config.loss.update(run['loss'])
         config.dataset.update({name: tuple(value) if isinstance(value, list) else value
                                for name, value in run['dataset'].items()})
