@@ -60,6 +60,26 @@ def test_weights_on_another_split(run, image_directory, capsys):
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
 
 
+def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog,
+                                               monkeypatch):
+    """Said on the command line it is what it would be in the weights, and before what is there."""
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    loaded, results = weights.load(str(run)), {}
+    fields = dict(resize='bicubic', crop_ratio=0.6, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
+    flags = ['--preprocess=resize=bicubic', '--preprocess=crop_ratio=0.6',
+             '--preprocess=mean=0.4,0.5,0.6', '--preprocess=std=0.3,0.2,0.1']
+    size = {'image_size': (16, 16)}
+    for name, stated, arguments in [('stated', size | fields, []), ('given', None, flags),
+                                    ('both', loaded.preprocess, flags), ('silent', None, [])]:
+        path = str(tmp_path / f'{name}.safetensors')
+        weights.save(dataclasses.replace(loaded, preprocess=stated), path, 'vit_jax')
+        caplog.clear()
+        _, results[name] = command(capsys, f'--pretrained={path}', f'--dataset={image_directory}',
+                                   '--split=test', *arguments)
+        assert ('add --preprocess FIELD=VALUE' in caplog.text) == (name == 'silent')
+    assert results['stated'] == results['given'] == results['both'] != results['silent']
+
+
 def test_table(run, capsys):
     assert evaluate.main([f'--workdir={run}']) == 0
     out = capsys.readouterr().out.splitlines()

@@ -3,7 +3,8 @@
     python -m vit_jax.evaluate --workdir=DIR [--split=SPLIT] [--json]
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=NAME_OR_DIR --split=SPLIT [--json]
 
-Images are prepared as the weights say. With --json the last line of stdout is one JSON object.
+Images are prepared as the weights say; what they do not say, --preprocess does (--help).
+With --json the last line of stdout is one JSON object.
 """
 
 import argparse
@@ -54,6 +55,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'")
     parser.add_argument('--data_dir', default='', help="TFDS sets; default: TFDS's own")
     parser.add_argument('--split', help="for example test or train[:10%%]")
+    parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
+                        help='of images, instead of what the weights say: resize=bicubic, '
+                        'crop_ratio=0.9, mean=R,G,B or std=R,G,B; may be repeated')
     parser.add_argument('--batch_size', type=int, default=64)
     parser.add_argument('--json', action='store_true')
     return parser.parse_args(argv)
@@ -118,13 +122,14 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
             config.dataset[field] = value
     if not (options.workdir or (options.dataset and options.split)):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
-    stated = dict(loaded.preprocess or {})
+    stated = (loaded.preprocess or {}) | config_lib.parse_preprocess(options.preprocess)
     stated.pop('image_size', None)
     config.image_size = loaded.image_size()
     missing = sorted(set(config.preprocess) - set(stated))
     if missing:
-        log.info('the weights do not say %s of images: %s', ', '.join(missing), ', '.join(
-            f'{name}={config.preprocess[name]}' for name in missing))
+        log.info('the weights do not say %s of images: %s. To change that, add --preprocess '
+                 'FIELD=VALUE', ', '.join(missing), ', '.join(
+                     f'{name}={config.preprocess[name]}' for name in missing))
     config.preprocess.update(stated)
     config.batch_size = options.batch_size
     if config.batch_size < 1:
