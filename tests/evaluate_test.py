@@ -1,10 +1,11 @@
+import dataclasses
 import json
 
 import pytest
 
 from tests.config_test import load
 from tests.conftest import TINY, write_images
-from vit_jax import evaluate, metrics, train
+from vit_jax import evaluate, metrics, train, weights
 
 
 @pytest.fixture(scope='module')
@@ -37,12 +38,46 @@ def test_a_workdir_scores_as_its_run_logged(run, capsys):
     assert right / 12 == pytest.approx(result['eval/accuracy'])
 
 
+def test_a_checkpoint_of_a_workdir(run, capsys):
+    code, result = command(capsys, f'--workdir={run}/checkpoints/8')
+    assert code == 0
+    assert result == command(capsys, f'--workdir={run}')[1]
+
+
+def test_workdir_that_is_none(run, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    path = str(tmp_path / 'x.safetensors')
+    weights.save(weights.load(str(run)), path, 'vit_jax')
+    assert evaluate.main([f'--workdir={path}']) == 1
+    assert f'--workdir={path} is no workdir of a run' in caplog.records[-1].getMessage()
+
+
 def test_weights_on_another_split(run, image_directory, capsys):
     """60 images in batches of 8: the last one is padded, and every image counts once."""
     code, result = command(capsys, f'--pretrained={run}', f'--dataset={image_directory}',
                            '--split=train')
     assert code == 0
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
+
+
+def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog,
+                                               monkeypatch):
+    """Said on the command line it is what it would be in the weights, and before what is there."""
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    loaded, results = weights.load(str(run)), {}
+    fields = dict(resize='bicubic', crop_ratio=0.6, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
+    flags = ['--preprocess=resize=bicubic', '--preprocess=crop_ratio=0.6',
+             '--preprocess=mean=0.4,0.5,0.6', '--preprocess=std=0.3,0.2,0.1']
+    size = {'image_size': (16, 16)}
+    for name, stated, arguments in [('stated', size | fields, []), ('given', None, flags),
+                                    ('both', loaded.preprocess, flags), ('silent', None, [])]:
+        path = str(tmp_path / f'{name}.safetensors')
+        weights.save(dataclasses.replace(loaded, preprocess=stated), path, 'vit_jax')
+        caplog.clear()
+        _, results[name] = command(capsys, f'--pretrained={path}', f'--dataset={image_directory}',
+                                   '--split=test', *arguments)
+        assert ('add --preprocess FIELD=VALUE' in caplog.text) == (name == 'silent')
+    assert results['stated'] == results['given'] == results['both'] != results['silent']
 
 
 def test_table(run, capsys):
@@ -64,3 +99,53 @@ def test_other_classes(run, tmp_path, caplog, monkeypatch):
     assert '--batch_size is 0' in caplog.records[-1].getMessage()
     assert evaluate.main([f'--pretrained={run}']) == 1
     assert '--pretrained needs --dataset=NAME_OR_DIRECTORY' in caplog.records[-1].getMessage()
+
+
+@pytest.fixture
+def renamed(run, tmp_path):
+    """The run's weights in a layout, with other names of classes: (names, layout) -> path."""
+    def write(names, layout):
+        given = dataclasses.replace(weights.load(str(run)), classes=names)
+        path = str(tmp_path / ('x.safetensors' if layout == 'vit_jax' else 'x'))
+        weights.save(given, path, layout)
+        return path
+    return write
+
+
+@pytest.mark.parametrize(('names', 'layout'), [
+    (['Formica', 'Apis', 'Felis'], 'huggingface'),
+    (['crane', 'maillot', 'crane'], 'huggingface'),  # as in ImageNet: names do not tell classes
+    (['ant', 'crane', 'crane'], 'vit_jax'),
+])
+def test_order_counts_where_names_are_others(names, layout, renamed, run, image_directory, capsys,
+                                             caplog, monkeypatch):
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    _, expected = command(capsys, f'--workdir={run}')
+    code, found = command(capsys, f'--pretrained={renamed(names, layout)}',
+                          f'--dataset={image_directory}', '--split=test')
+    assert code == 0
+    assert list(found['classes']) == ['ant', 'bee', 'cat']
+    assert found['eval/accuracy'] == expected['eval/accuracy']
+    assert found['eval/loss'] == pytest.approx(expected['eval/loss'], rel=1e-5)
+    assert ': the order is taken to be the same' in caplog.text
+
+
+def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, capsys):
+    path = renamed(['cat', 'ant', 'bee'], 'huggingface')
+    _, result = command(capsys, f'--pretrained={path}', f'--dataset={image_directory}',
+                        '--split=test')
+    assert list(result['classes']) == ['cat', 'ant', 'bee']
+
+
+@pytest.mark.parametrize(('names', 'layout', 'message'), [
+    (['Formica', 'Apis', 'Felis'], 'vit_jax', 'known are: Formica, Apis, Felis'),
+    (['ant', 'bee', 'dog'], 'huggingface', 'known are: ant, bee, dog'),
+    (['crane', 'ant', 'crane'], 'huggingface', "class 0 is 'crane' in"),  # ant is another one
+    (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
+])
+def test_names_that_contradict_the_data(names, layout, message, renamed, image_directory, caplog,
+                                        monkeypatch):
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    assert evaluate.main([f'--pretrained={renamed(names, layout)}',
+                          f'--dataset={image_directory}', '--split=test']) == 1
+    assert message in caplog.records[-1].getMessage()

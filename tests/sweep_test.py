@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from tests.config_test import load
 from tests.conftest import ROOT, TINY, environment
 from vit_jax import metrics, sweep, train
-from vit_jax.errors import UserError
+from vit_jax.errors import DivergedError, UserError
 
 
 def test_learning_rates_of_a_command_line():
@@ -49,6 +50,60 @@ def test_the_winner_trains_on_all_and_is_scored_once(config, tmp_path, caplog, m
 
     monkeypatch.setattr(train.Trainer, '_train_steps', None)  # nothing is trained again
     assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
+
+
+def valid_json(text):
+    def refuse(name):
+        raise AssertionError(f'{name} is not JSON')
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_what_a_diverging_run_writes_is_json(config, tmp_path):
+    config.update_from_flattened_dict({
+        'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'log_every': 100,
+        'eval_every': 1})
+    with pytest.raises(DivergedError, match='update norm inf at step 1. No checkpoint had been'):
+        train.run(config, str(tmp_path))
+    assert [valid_json(line) for line in (tmp_path / 'metrics.jsonl').open()] == []
+
+
+def test_a_rate_that_diverges_is_not_chosen_nor_tried_again(config, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
+    caplog.set_level(logging.INFO, logger='vit_jax')
+    started = []
+
+    def run(config, folder):
+        started.append(os.path.basename(folder))
+        os.makedirs(folder, exist_ok=True)
+        if config.optimizer.learning_rate > 0.5:
+            raise DivergedError('the loss is nan')
+        with open(os.path.join(folder, 'metrics.jsonl'), 'w', encoding='utf-8') as file:
+            file.write('{"step": 1, "eval/accuracy": 0.0}\n')
+        return 0
+
+    monkeypatch.setattr(train, 'run', run)
+    for _ in range(2):
+        assert sweep.run(config.copy_and_resolve_references(), [0.1, 1.0], str(tmp_path)) == 0
+    assert started == ['lr=0.1', 'lr=1', 'final', 'lr=0.1', 'final']
+    assert 'learning rate 1 diverges and is not chosen: the loss is nan' in caplog.text
+    assert 'learning rates on train[80%:]: 0.1: 0.00 %  1: diverges' in caplog.text
+    valid_json((tmp_path / 'lr=1' / 'diverged.json').read_text())
+
+    config.optimizer.warmup_steps = 20  # with which it need not diverge
+    assert sweep.run(config.copy_and_resolve_references(), [0.1, 1.0], str(tmp_path)) == 0
+    assert started[5:] == ['lr=0.1', 'lr=1', 'final']
+
+
+def test_all_rates_diverge(config, tmp_path, monkeypatch):
+    def diverge(config, folder):
+        os.makedirs(folder)
+        raise DivergedError('the loss is nan')
+
+    monkeypatch.setattr(train, 'run', diverge)
+    with pytest.raises(DivergedError, match=r'all learning rates: 1, 10\. .*rate=0\.01,0\.1'):
+        sweep.run(config, [1.0, 10.0], str(tmp_path))
+    assert not (tmp_path / 'final').exists()
 
 
 def test_a_signal_stops_the_whole_sweep(config, tmp_path, monkeypatch):

@@ -7,6 +7,10 @@ class UserError(Exception):
     """Something the user can mend; entry points print its message without a traceback."""
 
 
+class DivergedError(UserError):
+    """Training came to values that are not finite."""
+
+
 def nearest_names(name: str, valid: list[str]) -> str:
     """'Did you mean b16, l16? ' or '' when no valid name is near."""
     near = difflib.get_close_matches(str(name).replace('/', ''), valid, n=3, cutoff=0.5)

@@ -3,7 +3,8 @@
     python -m vit_jax.evaluate --workdir=DIR [--split=SPLIT] [--json]
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=NAME_OR_DIR --split=SPLIT [--json]
 
-Images are prepared as the weights say. With --json the last line of stdout is one JSON object.
+Images are prepared as the weights say; what they do not say, --preprocess does (--help).
+With --json the last line of stdout is one JSON object.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from vit_jax import config as config_lib
 from vit_jax import hosts, logs, models, sharding, steps, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
+from vit_jax.weights import files, own
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         hosts.refuse_several('vit_jax.evaluate')
         result = evaluate(options)
-    except UserError as error:
+    except (UserError, OSError) as error:  # OSError: a file that cannot be read
         logs.LOGGER.error('error: %s', error)
         return 1
     except ModuleNotFoundError as error:
@@ -47,11 +49,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser('vit_jax.evaluate', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument('--workdir', help='of a run; its data set is the default')
+    source.add_argument('--workdir', help='of a run, or one of its checkpoints; its data set '
+                        'is the default')
     source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
     parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'")
     parser.add_argument('--data_dir', default='', help="TFDS sets; default: TFDS's own")
     parser.add_argument('--split', help="for example test or train[:10%%]")
+    parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
+                        help='of images, instead of what the weights say: resize=bicubic, '
+                        'crop_ratio=0.9, mean=R,G,B or std=R,G,B; may be repeated')
     parser.add_argument('--batch_size', type=int, default=64)
     parser.add_argument('--json', action='store_true')
     return parser.parse_args(argv)
@@ -67,8 +73,10 @@ def evaluate(options: argparse.Namespace) -> dict:
 
     loaded = weights.load(options.workdir or options.pretrained)
     config = data_config(options, loaded)
-    source = data.open_source(config.dataset, config.dataset.eval_split,
-                              class_names=loaded.classes and tuple(loaded.classes))
+    source = data.open_source(config.dataset, config.dataset.eval_split)
+    if _share_names(loaded, source.class_names) and source.class_names != tuple(loaded.classes):
+        source = data.open_source(config.dataset, config.dataset.eval_split,
+                                  class_names=tuple(loaded.classes))  # labels by name
     check_classes(loaded, source.class_names, config.dataset.name)
 
     mesh = sharding.make_mesh(config.mesh)
@@ -100,9 +108,11 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
     """A config whose data fields are those of the options, the workdir and the weights."""
     config = config_lib.base()
     if options.workdir:
-        path = os.path.join(options.workdir, 'config.json')
-        with open(path, encoding='utf-8') as file:
-            run = json.load(file)
+        if not (found := own.find_workdir(options.workdir)):
+            raise UserError(f'--workdir={options.workdir} is no workdir of a run and no checkpoint '
+                            'of one (WORKDIR/checkpoints/STEP): for other weights, write '
+                            '--pretrained.')
+        run = files.read_json(os.path.join(found[0], 'config.json'))
         config.loss.update(run['loss'])
         config.dataset.update({name: tuple(value) if isinstance(value, list) else value
                                for name, value in run['dataset'].items()})
@@ -112,13 +122,14 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
             config.dataset[field] = value
     if not (options.workdir or (options.dataset and options.split)):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
-    stated = dict(loaded.preprocess or {})
+    stated = (loaded.preprocess or {}) | config_lib.parse_preprocess(options.preprocess)
     stated.pop('image_size', None)
     config.image_size = loaded.image_size()
     missing = sorted(set(config.preprocess) - set(stated))
     if missing:
-        log.info('the weights do not say %s of images: %s', ', '.join(missing), ', '.join(
-            f'{name}={config.preprocess[name]}' for name in missing))
+        log.info('the weights do not say %s of images: %s. To change that, add --preprocess '
+                 'FIELD=VALUE', ', '.join(missing), ', '.join(
+                     f'{name}={config.preprocess[name]}' for name in missing))
     config.preprocess.update(stated)
     config.batch_size = options.batch_size
     if config.batch_size < 1:
@@ -129,20 +140,31 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
 def check_classes(loaded: weights.Weights, names: tuple[str, ...], dataset: str) -> None:
     """Raises UserError unless label k means the same in the weights and in the data.
 
-    Other layouts may call the same classes by other names: then their order is trusted, and said.
+    Weights of other programs may call the same classes by other names: then their order is trusted,
+    and said.
     """
     if len(names) != loaded.num_classes:
         raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {dataset} has '
                         f'{len(names)}: evaluate on the data set that the head was trained for, or '
                         'fine-tune on this one first (configs/finetune.py).')
-    k = next((k for k, name in enumerate(names) if loaded.classes and name != loaded.classes[k]),
-             None)
-    if k is None:
+    differing = [k for k, name in enumerate(names) if loaded.classes and name != loaded.classes[k]]
+    if not differing:
         return
+    k = next((k for k in differing if names[k] in loaded.classes), differing[0])
     text = f'class {k} is {loaded.classes[k]!r} in {loaded.source} and {names[k]!r} in {dataset}'
-    if loaded.layout in ('workdir', 'vit_jax') or set(loaded.classes) & set(names):
+    if names[k] in loaded.classes or _share_names(loaded, names):
         raise UserError(f'{text}: they are not the same classes in the same order.')
     log.warning('%s: the order is taken to be the same', text)
+
+
+def _share_names(loaded, names):
+    """Whether a name, rather than its place, says which class of the weights one of the data is.
+
+    It does not where a name stands twice, as ImageNet's 'crane' and 'maillot' do in many weights.
+    """
+    classes = set(loaded.classes or ())
+    return len(classes) == loaded.num_classes > 0 and (
+        loaded.layout in ('workdir', 'vit_jax') or not classes.isdisjoint(names))
 
 
 def describe(result: dict) -> str:

@@ -6,10 +6,13 @@
 
 Each value trains in DIR/lr=VALUE and is scored on `dataset.eval_split`. The best one then trains on
 the whole training split in DIR/final, which is scored once, at its end, on `dataset.test_split`
-(ViT section 4.1, table 4). The same command again goes on where it was stopped.
+(ViT section 4.1, table 4). A value with which training diverges is not chosen. The same command
+again goes on where it was stopped.
 """
 
+import contextlib
 import functools
+import json
 import logging
 import os
 import sys
@@ -17,9 +20,10 @@ import sys
 from absl import app, flags
 from ml_collections import ConfigDict
 
+from vit_jax import config as config_lib
 from vit_jax import hosts, logs, metrics
 from vit_jax import main as main_lib
-from vit_jax.errors import UserError
+from vit_jax.errors import DivergedError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
 
     Raises:
       UserError: there is no split to score the winner on, or a run cannot be done.
+      DivergedError: no value is left to choose, or the run of the winner diverges.
     """
     from vit_jax import train  # imports TensorFlow
     from vit_jax.data.sources import split_name
@@ -59,12 +64,27 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
     for value in values:
         folder = os.path.join(directory, f'lr={value:g}')
         config.optimizer.learning_rate = value
-        if code := train.run(config, folder):
-            return code
-        scores[value] = last_accuracy(folder)
-    best = max(values, key=lambda value: scores[value])
+        mark = os.path.join(folder, 'diverged.json')  # holds the config that did
+        if _read(mark) == _as_json(config):
+            log.warning('learning rate %g has diverged before: remove %s to try it again', value,
+                        mark)
+            continue
+        try:
+            if code := train.run(config, folder):
+                return code
+            scores[value] = last_accuracy(folder)
+        except DivergedError as error:
+            log.warning('learning rate %g diverges and is not chosen: %s', value, error)
+            with open(mark, 'w', encoding='utf-8') as file:
+                file.write(_as_json(config))
     log.info('learning rates on %s: %s', config.dataset.eval_split, '  '.join(
-        f'{value:g}: {100 * score:.2f} %' for value, score in scores.items()))
+        f'{value:g}: {100 * scores[value]:.2f} %' if value in scores else f'{value:g}: diverges'
+        for value in values))
+    if not scores:
+        raise DivergedError(
+            f'training diverges with all learning rates: {", ".join(f"{v:g}" for v in values)}. '
+            f'Try smaller ones, as in {FLAG}{values[0] / 100:g},{values[0] / 10:g}')
+    best = max(scores, key=scores.get)
     if best in (values[0], values[-1]):
         log.info('the best, %g, is at an end of those tried: others beyond it may be better', best)
 
@@ -86,6 +106,16 @@ def last_accuracy(workdir: str) -> float:
     """eval/accuracy at the end of a finished run, in [0, 1]."""
     rows = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
     return [row['eval/accuracy'] for row in rows if 'eval/accuracy' in row][-1]
+
+
+def _as_json(config):
+    return json.dumps(config_lib.flatten(config), indent=2, sort_keys=True) + '\n'
+
+
+def _read(path):
+    with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8') as file:
+        return file.read()
+    return None
 
 
 def main(argv: list[str], values: list[float]) -> None:

@@ -30,7 +30,7 @@ from vit_jax import (
     workdir,
 )
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError
+from vit_jax.errors import DivergedError, UserError
 from vit_jax.evaluators import classification
 from vit_jax.interrupts import Interrupts
 from vit_jax.program import Program
@@ -52,7 +52,8 @@ def run(config: ConfigDict, directory: str) -> int:
       With several processes, what stops one of them stops all, at the same step.
 
     Raises:
-      UserError: the config, the data or the workdir cannot be used, or the loss is not finite.
+      UserError: the config, the data or the workdir cannot be used.
+      DivergedError: the loss, the gradient or the update is not finite.
     """
     with (Interrupts() as interrupts, contextlib.ExitStack() as stack,
           hosts.together(lambda: workdir.where_to_go_on(directory))):
@@ -148,6 +149,7 @@ class Trainer:
                 self._log(values, meter)
             evaluated = None
             if self._due('eval', self.step):
+                self._require_finite(self.step, values)  # or metrics.jsonl would have NaN
                 start = time.perf_counter()
                 evaluated = self._evaluate()
                 meter.pause(time.perf_counter() - start)
@@ -233,10 +235,10 @@ class Trainer:
             kept = ('No checkpoint had been written yet.' if last is None else
                     f'The last good checkpoint, of step {last}, is in '
                     f'{self._checkpointer.directory}.')
-            raise UserError(f'the loss is {loss}, the gradient norm {grad_norm} and the update '
-                            f'norm {update_norm} at step {step}. {kept} With another --workdir, '
-                            'lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or '
-                            'set optimizer.clip_norm.')
+            raise DivergedError(f'the loss is {loss}, the gradient norm {grad_norm} and the update '
+                                f'norm {update_norm} at step {step}. {kept} With another '
+                                '--workdir, lower optimizer.learning_rate, lengthen '
+                                'optimizer.warmup_steps, or set optimizer.clip_norm.')
 
     def _log(self, values, meter):
         self._require_finite(self.step, values)  # waits for the step, so that the time is right
