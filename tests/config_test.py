@@ -176,27 +176,3 @@ def test_durations():
 def test_published_steps_of_imagenet():
     config = vit.get_config('b16')
     assert config_lib.total_steps(config_lib.settle(config, 1_281_167, 1000)) == 93_835
-
-
-def test_preprocess_of_a_command_line():
-    assert config_lib.parse_preprocess([]) == {}
-    assert config_lib.parse_preprocess(
-        ['mean=0,0.5,1', 'std=0.2,0.3,1', 'crop_ratio=1', 'resize=bicubic', 'crop_ratio=0.9']) == {
-            'mean': (0, 0.5, 1), 'std': (0.2, 0.3, 1), 'crop_ratio': 0.9, 'resize': 'bicubic'}
-
-
-@pytest.mark.parametrize(('given', 'message'), [
-    ('men=1', "is 'men'. Did you mean mean. It is one of: crop_ratio, mean, resize, std"),
-    ('image_size=9', 'It is one of: crop_ratio, mean, resize, std'),
-    ('resize=cubic', "preprocess.resize is 'cubic'. Did you mean bicubic.*lanczos3"),
-    ('crop_ratio', '=crop_ratio: expected a number above 0 and up to 1, as in crop_ratio=0.5'),
-    ('crop_ratio=1.1', 'expected a number above 0 and up to 1'),
-    ('crop_ratio=nan', 'expected a number above 0 and up to 1'),
-    ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1, as in '
-                 'mean=0.5,0.5,0.5'),
-    ('mean=123.7,116.3,103.5', 'from 0 to 1'),
-    ('std=0.1,0,0.1', 'three numbers .red, green, blue. above 0 and up to 1'),
-])
-def test_impossible_preprocess(given, message):
-    with pytest.raises(UserError, match=message):
-        config_lib.parse_preprocess([given])

@@ -17,6 +17,7 @@ from tests.conftest import ROOT, environment
 from tests.main_test import check_message
 from tests.weights import small
 from vit_jax import weights
+from vit_jax.config import base
 from vit_jax.convert import convert, main
 from vit_jax.errors import UserError
 from vit_jax.weights import export, peers
@@ -81,7 +82,7 @@ def log(caplog):
     ('gap', 'google', 'x.npz', 'the .npz reader of timm'),
     ('vit', 'huggingface', 'x', 'transformers '),
     ('hidden-head', 'torchvision', 'x.pth', 'torchvision ' if importlib.util.find_spec(
-        'torchvision') else "reading back, because No module named 'torchvision'"),
+        'torchvision') else "reading back, because the program of torchvision cannot be imported"),
     ('hidden-head', 'google', 'x.npz', 'reading back, because timm computes this model by other'),
     ('axial', 'vit_jax', 'x.safetensors', "reading back, because layout vit_jax is this project's"),
 ])
@@ -106,6 +107,22 @@ def test_models_trained_in_bfloat16_are_verified_in_float32(to, dtype, how, sour
     path = str(tmp_path / {'timm': 'x', 'google': 'x.npz'}.get(to, f'x.{to}'))
     convert(source('gap', dtype='bfloat16'), path, to, verify=True, dtype=dtype)
     assert verified(caplog).startswith(f'verified by {how}')
+
+
+def test_what_weights_do_not_say(source, tmp_path, caplog):
+    path, names = str(tmp_path / 'x.npz'), tmp_path / 'names.txt'
+    convert(source(), path, 'google')
+    assert (f'not in {path}, to be said where it is used: resize=bicubic, crop_ratio=0.8, '
+            'mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1), the names of the classes') in caplog.text
+    names.write_text('\n'.join(small.CLASSES))
+    convert(path, str(tmp_path / 'x'), 'huggingface', preprocess=['mean=0.1,0.2,0.3'],
+            classes=str(names))
+    assert f'{path} does not say crop_ratio, resize, std of images: taken are' in caplog.text
+    found = weights.load(str(tmp_path / 'x'))
+    assert found.classes == small.CLASSES
+    assert found.preprocess.pop('crop_ratio') == 16 / round(16 / base().preprocess.crop_ratio)
+    assert found.preprocess == dict(image_size=(16, 16), resize='bilinear', mean=(0.1, 0.2, 0.3),
+                                    std=base().preprocess.std)
 
 
 def test_inexact_is_asked_for(source, tmp_path):

@@ -113,6 +113,6 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog, monkeypat
                                ([str(folder / 'gone.png')], 'there is no image'),
                                ([image, '--batch_size=0'], 'batch_size is 0'),
                                ([image, '--top=0'], 'top is 0: expected at least 1'),
-                               ([image, f'--csv={tmp_path}/no/x.csv'], 'No such file')]:
+                               ([image, f'--csv={tmp_path}/no/x.csv'], 'there is no directory')]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1
         assert message in caplog.records[-1].getMessage()

@@ -193,38 +193,6 @@ def differences(old, new) -> list[str]:
     return lines
 
 
-def parse_preprocess(given: list[str]) -> dict:
-    """Values of `preprocess` from a command line; where a field is given twice, the last counts.
-
-    Args:
-      given: such as ['resize=bicubic', 'crop_ratio=0.9', 'mean=0.485,0.456,0.406'].
-
-    Raises:
-      UserError: a field is unknown or cannot have the value.
-    """
-    fields = {}
-    for text in given:
-        name, _, value = text.partition('=')
-        check_choice('the field of --preprocess', name, tuple(base().preprocess))
-        if name == 'resize':
-            check_choice('preprocess.resize', value, CHOICES['preprocess.resize'])
-            fields[name] = value
-            continue
-        try:
-            numbers = tuple(float(x) for x in value.split(','))
-        except ValueError:
-            numbers = ()
-        count = 1 if name == 'crop_ratio' else 3
-        if (len(numbers) != count or not all(0 <= x <= 1 for x in numbers)
-                or (name != 'mean' and 0 in numbers)):
-            what = 'a number' if count == 1 else 'three numbers (red, green, blue)'
-            least = 'from 0' if name == 'mean' else 'above 0 and up'
-            raise UserError(f'--preprocess={text}: expected {what} {least} to 1, as in '
-                            f'{name}={",".join(["0.5"] * count)}.')
-        fields[name] = numbers if count == 3 else numbers[0]
-    return fields
-
-
 def get(config: ml_collections.ConfigDict, field: str):
     """Value of a dotted field, for example 'optimizer.name'."""
     for name in field.split('.'):

@@ -10,11 +10,12 @@ import argparse
 import dataclasses
 import os
 import sys
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from vit_jax import logs, models, weights
+from vit_jax import description, logs, models, weights
 from vit_jax.errors import UserError
 from vit_jax.weights import export, files, peers
 
@@ -47,12 +48,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                         help='of the arrays in DST; those of SRC unless given')
     parser.add_argument('--inexact', action='store_true', help='allow another formula of GELU or '
                         'another epsilon where the layout does not have those of SRC')
+    description.add_flags(parser)
     parser.add_argument('--overwrite', action='store_true', help='replace DST if it is there')
     return parser.parse_args(argv)
 
 
 def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
-            inexact: bool = False, overwrite: bool = False) -> None:
+            inexact: bool = False, overwrite: bool = False, preprocess: Sequence[str] = (),
+            classes: str | None = None) -> None:
     """Does what the command does; the arguments are its flags.
 
     Raises:
@@ -61,7 +64,11 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     if os.path.lexists(path) and not overwrite:
         raise UserError(f'{path} is there already: name another destination, or add --overwrite.')
     files.check_replaceable(path)
-    given = loaded = weights.load(source)
+    loaded = description.described(weights.load(source), preprocess, classes)
+    if to == 'huggingface':  # whose programs do not load without
+        loaded = dataclasses.replace(loaded, preprocess={
+            'image_size': loaded.image_size(), **description.complete_preprocess(loaded)})
+    given = loaded
     if dtype:
         given = dataclasses.replace(given, params=jax.tree.map(lambda x: _cast(x, dtype),
                                                                given.params))
@@ -80,8 +87,18 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     dtypes = sorted({str(x.dtype) for x in jax.tree.leaves(given.params)})
     logs.LOGGER.info('%s (%s) -> %s (%s): %s parameters, %s, %d classes', source, loaded.layout,
                      path, to, f'{sum(sizes):,}', ' and '.join(dtypes), given.num_classes)
+    if to != 'vit_jax' and not os.path.isdir(path):
+        _log_what_is_lost(given, path)
     if verify:
         _verify(loaded, given, path, to)
+
+
+def _log_what_is_lost(given, path):
+    """Files of other programs hold arrays only."""
+    lost = [f'{name}={value}' for name, value in (given.preprocess or {}).items()
+            if name != 'image_size'] + ['the names of the classes'] * bool(given.classes)
+    if lost:
+        logs.LOGGER.info('not in %s, to be said where it is used: %s', path, ', '.join(lost))
 
 
 def _cast(x, dtype):

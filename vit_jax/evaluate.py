@@ -3,13 +3,12 @@
     python -m vit_jax.evaluate --workdir=DIR [--split=SPLIT] [--json]
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=NAME_OR_DIR --split=SPLIT [--json]
 
-Images are prepared as the weights say; what they do not say, --preprocess does (--help).
+Images are prepared as the weights say; what they do not say, --preprocess and --classes do.
 With --json the last line of stdout is one JSON object.
 """
 
 import argparse
 import json
-import logging
 import os
 import sys
 
@@ -19,12 +18,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import hosts, logs, models, sharding, steps, weights
+from vit_jax import description, hosts, logs, models, sharding, steps, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.weights import files, own
-
-log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,9 +52,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'")
     parser.add_argument('--data_dir', default='', help="TFDS sets; default: TFDS's own")
     parser.add_argument('--split', help="for example test or train[:10%%]")
-    parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
-                        help='of images, instead of what the weights say: resize=bicubic, '
-                        'crop_ratio=0.9, mean=R,G,B or std=R,G,B; may be repeated')
+    description.add_flags(parser)
     parser.add_argument('--batch_size', type=int, default=64)
     parser.add_argument('--json', action='store_true')
     return parser.parse_args(argv)
@@ -71,7 +66,8 @@ def evaluate(options: argparse.Namespace) -> dict:
     """
     from vit_jax import data  # TensorFlow
 
-    loaded = weights.load(options.workdir or options.pretrained)
+    loaded = description.described(weights.load(options.workdir or options.pretrained),
+                                   options.preprocess, options.classes)
     config = data_config(options, loaded)
     source = data.open_source(config.dataset, config.dataset.eval_split)
     if _share_names(loaded, source.class_names) and source.class_names != tuple(loaded.classes):
@@ -122,15 +118,8 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
             config.dataset[field] = value
     if not (options.workdir or (options.dataset and options.split)):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
-    stated = (loaded.preprocess or {}) | config_lib.parse_preprocess(options.preprocess)
-    stated.pop('image_size', None)
     config.image_size = loaded.image_size()
-    missing = sorted(set(config.preprocess) - set(stated))
-    if missing:
-        log.info('the weights do not say %s of images: %s. To change that, add --preprocess '
-                 'FIELD=VALUE', ', '.join(missing), ', '.join(
-                     f'{name}={config.preprocess[name]}' for name in missing))
-    config.preprocess.update(stated)
+    config.preprocess.update(description.complete_preprocess(loaded))
     config.batch_size = options.batch_size
     if config.batch_size < 1:
         raise UserError(f'--batch_size is {config.batch_size}: expected at least 1.')
@@ -154,7 +143,7 @@ def check_classes(loaded: weights.Weights, names: tuple[str, ...], dataset: str)
     text = f'class {k} is {loaded.classes[k]!r} in {loaded.source} and {names[k]!r} in {dataset}'
     if names[k] in loaded.classes or _share_names(loaded, names):
         raise UserError(f'{text}: they are not the same classes in the same order.')
-    log.warning('%s: the order is taken to be the same', text)
+    logs.LOGGER.warning('%s: the order is taken to be the same', text)
 
 
 def _share_names(loaded, names):

@@ -4,8 +4,9 @@
     python -m vit_jax.predict --pretrained=WEIGHTS --csv=predictions.csv DIRECTORY
     python -m vit_jax.predict --pretrained=WEIGHTS --features=features.npz DIRECTORY
 
-Images are prepared as the weights say. Images of a directory that cannot be read are named and left
-out. With --json the last line of stdout is one JSON array.
+Images are prepared as the weights say; what they do not say, --preprocess and --classes do. Images
+of a directory that cannot be read are named and left out. With --json the last line of stdout is
+one JSON array.
 """
 
 import argparse
@@ -18,8 +19,7 @@ from collections.abc import Collection
 import jax
 import numpy as np
 
-from vit_jax import images, logs, models, weights
-from vit_jax.config import base
+from vit_jax import description, images, logs, models, weights
 from vit_jax.errors import UserError
 
 
@@ -30,8 +30,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.top < 1:
             raise UserError(f'--top is {options.top}: expected at least 1.')
+        for path in filter(None, (options.csv, options.features)):  # now, not after the work
+            if not os.path.isdir(os.path.dirname(path) or '.'):
+                raise UserError(f'{path} cannot be written: there is no directory '
+                                f'{os.path.dirname(path)}.')
         paths = find_images(options.images)
-        loaded = weights.load(options.workdir or options.pretrained)
+        loaded = description.described(weights.load(options.workdir or options.pretrained),
+                                       options.preprocess, options.classes)
         paths, representations, probabilities = run(loaded, paths, options.batch_size,
                                                     required=options.images)
         if options.features:
@@ -60,6 +65,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--features', help='write the representations to this .npz file')
     parser.add_argument('--batch_size', type=int, default=32)
     parser.add_argument('--json', action='store_true')
+    description.add_flags(parser)
     parser.add_argument('images', nargs='+', help='files, or directories that are searched')
     return parser.parse_args(argv)
 
@@ -102,7 +108,7 @@ def run(loaded: weights.Weights, paths: list[str], batch_size: int, required: Co
         raise UserError(f'{loaded.source} takes images of {loaded.channels()} channels; image '
                         'files are read as the 3 of RGB.')
     model = models.build(loaded.model, loaded.num_classes)
-    size, preprocess = preparation(loaded)
+    size, preprocess = loaded.image_size(), description.complete_preprocess(loaded)
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)
 
     @jax.jit
@@ -139,13 +145,6 @@ def load_images(paths, size, preprocess, required):
     return result
 
 
-def preparation(loaded: weights.Weights) -> tuple[tuple[int, int], dict]:
-    """(height, width) and preprocessing of images; where the weights are silent, the defaults."""
-    stated = dict(base().preprocess) | dict(loaded.preprocess or {})
-    stated.pop('image_size', None)
-    return loaded.image_size(), stated
-
-
 def top_classes(loaded: weights.Weights, probabilities: np.ndarray, count: int
                 ) -> list[list[tuple[str, float]]]:
     """The likeliest (class, probability) of each image, best first."""
@@ -159,6 +158,7 @@ def save_features(path: str, paths: list[str], representations: np.ndarray) -> N
     """Writes `path` [images] and `representation` float32 [images, features] to an .npz file."""
     with open(path, 'wb') as file:
         np.savez(file, path=np.array(paths), representation=representations)
+    logs.LOGGER.info('wrote %s: %d images, %d features', path, *representations.shape)
 
 
 def report(options: argparse.Namespace, paths: list[str], predictions: list) -> None:
@@ -171,6 +171,7 @@ def report(options: argparse.Namespace, paths: list[str], predictions: list) -> 
                                         for what in ('class', 'probability'))])
             for path, best in zip(paths, predictions, strict=True):
                 writer.writerow([path, *(x for pair in best for x in pair)])
+        logs.LOGGER.info('wrote %s: %d images', options.csv, len(paths))
     if options.json:
         print(json.dumps([{'image': path, 'classes': [{'class': name, 'probability': p}
                                                       for name, p in best]}
