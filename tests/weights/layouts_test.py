@@ -147,13 +147,16 @@ def test_older_names_of_torchvision(tmp_path):
     assert_same_arrays(weights.load(str(tmp_path / 'x.pth')).params, found.params)
 
 
-def test_patches_alone_have_positions_in_some_models_of_timm(tmp_path):
-    """As in DeiT III: the class token gets a position of zeros."""
-    _, found = through(small.make('vit'), 'timm', tmp_path / 'x')
-    arrays, _ = weights.files.read(str(tmp_path / 'x/model.safetensors'))
+@pytest.mark.parametrize('path', ['x', 'x.safetensors'])
+def test_patches_alone_have_positions_in_some_models_of_timm(path, tmp_path):
+    """As in DeiT III, with a config.json or without: the class token gets a position of zeros."""
+    _, found = through(small.make('vit', gelu='erf'), 'timm', tmp_path / path)
+    file = tmp_path / path / 'model.safetensors' if path == 'x' else tmp_path / path
+    arrays, _ = weights.files.read(str(file))
     arrays['pos_embed'] = arrays['pos_embed'][:, 1:]
-    weights.files.write(str(tmp_path / 'x/model.safetensors'), arrays, '.safetensors')
-    again = weights.load(str(tmp_path / 'x'))
+    weights.files.write(str(file), arrays, '.safetensors')
+    again = weights.load(str(tmp_path / path))
+    assert again.grid() == (2, 2)
     assert not again.params['position']['embedding'][:, 0].any()
     np.testing.assert_array_equal(again.params['position']['embedding'][:, 1:],
                                   found.params['position']['embedding'][:, 1:])

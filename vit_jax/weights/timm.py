@@ -87,6 +87,9 @@ def table(model: dict) -> list[Entry]:
 def prepare(arrays: dict, sidecars: dict) -> tuple[dict, list[Entry]]:
     """The arrays with a position embedding of the class token, and the table that has them.
 
+    Without a config.json that has the image size, as many positions as a square has patches are
+    taken to be those of patches alone.
+
     Raises UserError for a model that averages its tokens before the last LayerNorm (fc_norm).
     """
     if 'stem.conv.weight' in arrays:
@@ -97,10 +100,14 @@ def prepare(arrays: dict, sidecars: dict) -> tuple[dict, list[Entry]]:
                         '(fc_norm) or with a class token; here the mean is taken after it, of '
                         'patches: it cannot be loaded.')
     position, size = arrays.get('pos_embed'), _image_size(config)
-    if 'cls_token' in arrays and position is not None and size:
-        patch = arrays['patch_embed.proj.weight'].shape[2:]
-        if position.shape[1] == math.prod(s // p for s, p in zip(size, patch, strict=True)):
-            # As in DeiT III (no_embed_class).
+    if 'cls_token' in arrays and position is not None and position.ndim == 3:
+        number = position.shape[1]
+        if size:
+            patch = arrays['patch_embed.proj.weight'].shape[2:]
+            alone = number == math.prod(s // p for s, p in zip(size, patch, strict=True))
+        else:  # a square of patches is likelier than one patch less
+            alone = _is_square(number) and not _is_square(number - 1)
+        if alone:  # as in DeiT III and FlexiViT (no_embed_class)
             arrays = arrays | {'pos_embed': np.pad(position, ((0, 0), (1, 0), (0, 0)))}
     return arrays, _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
 
@@ -128,6 +135,10 @@ def _config(sidecars):
     if 'architecture' not in config:  # some other program's
         config = {'architecture': ''}
     return {'model_args': {}, 'pretrained_cfg': config} | config
+
+
+def _is_square(number):
+    return math.isqrt(number) ** 2 == number
 
 
 def _image_size(config):
