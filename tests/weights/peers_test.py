@@ -3,6 +3,7 @@
 Logits then agree within 1e-5 of the largest. described_test.py has the programs that cannot be run.
 """
 
+import json
 import tarfile
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.conftest import ROOT
 from tests.weights import described_test, small
 from tests.weights.small import assert_close, assert_same_arrays
 from vit_jax import models, weights
+from vit_jax.images import resize_and_central_crop
 from vit_jax.weights import export, peers
 
 DATA = ROOT.parent / 'shared/data'
@@ -159,6 +161,24 @@ def test_image_processor_of_transformers(tmp_path):
                      for x in pixels.transpose(2, 0, 1)])[:, 7:23, 2:18]
     mean, std = (np.array(given.preprocess[name])[:, None, None] for name in ('mean', 'std'))
     np.testing.assert_allclose(theirs * std, ours / 255 - mean, atol=1.1 / 255)
+
+
+@pytest.mark.parametrize('size', [20, {'height': 20, 'width': 20}, {'shortest_edge': 20}], ids=str)
+@pytest.mark.parametrize('crop', [16, {'height': 16, 'width': 16}], ids=str)
+def test_crops_of_processors_of_transformers(size, crop, tmp_path):
+    """Pixels of a square image are theirs however sizes are written, as 256 -> 224 of DeiT's."""
+    transformers = interop.require('transformers')
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
+    processor = transformers.DeiTImageProcessor(size=size, crop_size=crop)
+    file = tmp_path / 'x/preprocessor_config.json'
+    file.write_text(json.dumps(processor.to_dict() | {'size': size, 'crop_size': crop}))
+    found = weights.load(str(tmp_path / 'x')).preprocess
+    assert found['crop_ratio'] == 16 / 20
+    pixels = np.random.default_rng(0).integers(60, 190, (30, 30, 3)).astype(np.uint8)
+    theirs = processor(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
+    ours = resize_and_central_crop(pixels, found['image_size'], found) / 255
+    ours = ((ours - found['mean']) / found['std']).transpose(2, 0, 1)
+    np.testing.assert_allclose(ours, theirs, atol=1.1 / 255 / min(found['std']))
 
 
 # Released weights, photos.

@@ -55,7 +55,7 @@ def prepare(arrays: dict, sidecars: dict) -> tuple[dict, list[Entry]]:
 def known(arrays: dict, sidecars: dict) -> tuple[dict, list | None, dict | None]:
     """What config.json and preprocessor_config.json say.
 
-    An image that is to be squeezed into a square is cropped to one here (crop_ratio 1).
+    An image that is to be squeezed into a square is cropped to one here.
     """
     config = sidecars.get('config.json', {})
     if config.get('model_type') != 'vit':
@@ -76,16 +76,21 @@ def known(arrays: dict, sidecars: dict) -> tuple[dict, list | None, dict | None]
 
 
 def _preprocess(given):
-    side = (given.get('size') or {}).get('shortest_edge') if (
-        isinstance(given.get('size'), dict)) else None
-    crop = given.get('crop_size') if given.get('do_center_crop') else None
-    crop = max(crop.values()) if isinstance(crop, dict) else crop
+    side = _side(given.get('size'))
+    crop = _side(given.get('crop_size')) if given.get('do_center_crop') else None
     normalise = given.get('do_normalize', True)
     values = dict(resize=_RESAMPLE.get(given.get('resample')),
                   crop_ratio=crop / side if crop and side else 1.0,
                   mean=tuple(given.get('image_mean', ())) if normalise else (0.0,) * 3,
                   std=tuple(given.get('image_std', ())) if normalise else (1.0,) * 3)
     return {name: value for name, value in values.items() if value}
+
+
+def _side(size):
+    """Of a size as processors write it: {'height', 'width'}, {'shortest_edge'} or a number."""
+    if isinstance(size, dict):
+        return max(size.get(name) or 0 for name in ('shortest_edge', 'height', 'width'))
+    return size if isinstance(size, int) else None
 
 
 def holds(model: dict, path: str) -> dict[str, tuple]:
