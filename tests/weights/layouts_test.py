@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import jax
 import ml_dtypes
@@ -57,7 +58,19 @@ def test_there_and_back(model, layout, name, tmp_path):
     assert found.model == given.model
     assert (found.layout, found.num_classes) == (layout, given.num_classes)
     if layout in ('vit_jax', 'huggingface') or name == 'x':
-        assert (found.classes, found.preprocess) == (given.classes, given.preprocess)
+        lost = (model, layout) == ('rectangle', 'huggingface')  # see the next test
+        expected = {'image_size': given.image_size()} if lost else given.preprocess
+        assert (found.classes, found.preprocess) == (given.classes, expected)
+
+
+def test_no_processor_of_transformers_for_images_that_are_no_square(tmp_path, caplog):
+    through(small.make('vit'), 'huggingface', tmp_path / 'square')
+    assert (tmp_path / 'square/preprocessor_config.json').exists()
+    assert not caplog.records
+    through(small.make('rectangle'), 'huggingface', tmp_path / 'x')
+    assert not (tmp_path / 'x/preprocessor_config.json').exists()
+    assert json.loads((tmp_path / 'x/config.json').read_text())['image_size'] == [16, 12]
+    assert 'images are 16x12, and no processor of transformers' in caplog.text
 
 
 @pytest.mark.parametrize(('first', 'second'), list(itertools.permutations(PATHS, 2)))
