@@ -203,3 +203,18 @@ def test_shards(tmp_path):
     (tmp_path / 'model-00002-of-00002.safetensors').write_bytes(io.BytesIO().getvalue())
     with pytest.raises(UserError, match="it begins with b''"):
         files.read_path(str(tmp_path))
+
+
+@pytest.mark.parametrize(('name', 'text', 'expected'), [
+    ('model.safetensors.index.json', '{}', 'expected weight_map, the file of each array'),
+    ('model.safetensors.index.json', '{"weight_map": ["a"]}', "by its name, found ['a']"),
+    ('model.safetensors.index.json', '{"weight_map": {"a": 3}}', "by its name, found {'a': 3}"),
+    ('model.safetensors.index.json', '["a"]', 'index.json holds ["a"], expected an object'),
+    ('config.json', 'null', 'config.json holds null, expected an object')])
+def test_json_of_another_shape(name, text, expected, tmp_path):
+    (tmp_path / name).write_text(text)
+    if name == 'config.json':
+        np.savez(tmp_path / 'x.npz', x=np.ones(2))
+    with pytest.raises(UserError) as error:
+        files.read_path(str(tmp_path))
+    assert expected in str(error.value)

@@ -113,7 +113,12 @@ def read_path(path: str) -> tuple[dict[str, np.ndarray], dict[str, str], dict[st
                         f'workdir with checkpoints/, found {what}.')
     files = [found[0]]
     if found[0].endswith(_INDEX):
-        files = sorted(set(read_json(os.path.join(path, found[0]))['weight_map'].values()))
+        index = os.path.join(path, found[0])
+        shards = read_json(index).get('weight_map')
+        if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+            raise UserError(f'{index}: expected weight_map, the file of each array by its name, '
+                            f'found {str(shards):.80}: copy or download it again.')
+        files = sorted(set(shards.values()))
     arrays, metadata = {}, {}
     for name in files:
         more, metadata = read(os.path.join(path, name))
@@ -140,10 +145,17 @@ def _read_sidecars(folder):
     return {name: read_json(path) for name, path in paths.items() if os.path.isfile(path)}
 
 
-def read_json(path: str) -> dict:
-    """The object in a JSON file; raises UserError when it cannot be read."""
+def read_json(path: str, kind: type = dict) -> dict | list:
+    """The object, or the list, in a JSON file.
+
+    Raises UserError when it cannot be read or holds anything but a `kind`, which is dict or list.
+    """
     try:
         with open(path, encoding='utf-8') as file:
-            return json.load(file)
+            value = json.load(file)
     except (OSError, ValueError) as error:
         raise UserError(f'{path} cannot be read: {error}') from error
+    if not isinstance(value, kind):
+        expected = 'an object' if kind is dict else 'a list'
+        raise UserError(f'{path} holds {json.dumps(value):.80}, expected {expected}.')
+    return value
