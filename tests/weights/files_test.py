@@ -68,6 +68,25 @@ def test_what_pytorch_writes_is_read(tmp_path):
     assert files.read(str(tmp_path / 'y.pth'))[0]['weight'].dtype == ml_dtypes.bfloat16
 
 
+def test_big_endian_pth(tmp_path):
+    """As PyTorch reads it: the record `byteorder` says what storages are."""
+    torch = interop.require('torch')
+    torch_file.write(tmp_path / 'little.pth', arrays())
+    with (zipfile.ZipFile(tmp_path / 'little.pth') as little,
+          zipfile.ZipFile(tmp_path / 'big.pth', 'w') as big):
+        for name in little.namelist():
+            data = little.read(name)
+            if name == 'archive/byteorder':
+                data = b'big'
+            elif name.startswith('archive/data/'):
+                x = list(arrays().values())[int(name.removeprefix('archive/data/'))]
+                data = np.frombuffer(data, f'u{x.dtype.itemsize}').byteswap().tobytes()
+            big.writestr(name, data)
+    assert_same(files.read(str(tmp_path / 'big.pth'))[0], arrays())
+    theirs = torch.load(tmp_path / 'big.pth', weights_only=True)
+    np.testing.assert_array_equal(theirs['transposed'], arrays()['transposed'])
+
+
 def refused(path):
     with pytest.raises(UserError) as error:
         files.read(str(path))
