@@ -87,6 +87,13 @@ def test_big_endian_pth(tmp_path):
     np.testing.assert_array_equal(theirs['transposed'], arrays()['transposed'])
 
 
+def test_big_endian_npz(tmp_path):
+    x = np.arange(6).reshape(2, 3)
+    np.savez(tmp_path / 'x.npz', f=x.astype('>f4'), i=x.astype('>i8'))
+    assert_same(files.read(str(tmp_path / 'x.npz'))[0],
+                {'f': x.astype(np.float32), 'i': x.astype(np.int64)})
+
+
 def refused(path):
     with pytest.raises(UserError) as error:
         files.read(str(path))

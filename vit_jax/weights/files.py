@@ -59,7 +59,8 @@ def _read_zip(path):
         arrays = {}
         for name in file.files:
             try:
-                arrays[name] = _restore_bfloat16(file[name])
+                x = _restore_bfloat16(file[name])
+                arrays[name] = x.astype(x.dtype.newbyteorder('='), copy=False)
             except ValueError as error:
                 if 'allow_pickle' not in str(error):
                     raise
