@@ -1,6 +1,7 @@
 """Containers: what they hold comes back bit for bit, and nothing in them is executed."""
 
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -167,6 +168,16 @@ def test_pickled_objects_in_npz(tmp_path):
     assert 'bad holds pickled Python objects, which could run anything' in refused(
         tmp_path / 'x.npz')
     assert not (tmp_path / 'touched').exists()
+
+
+@pytest.mark.parametrize('dtype', ['F8_E4M3', 'F8_E5M2', 'C64'])
+def test_dtypes_that_are_not_supported(dtype, tmp_path):
+    end = 64 if dtype == 'C64' else 8
+    header = json.dumps({'head.w': {'dtype': dtype, 'shape': [8], 'data_offsets': [0, end]}})
+    (tmp_path / 'x').write_bytes(len(header).to_bytes(8, 'little') + header.encode() + bytes(end))
+    message = refused(tmp_path / 'x')
+    assert f'refused: head.w has dtype {dtype}, which is not supported: expected one of' in message
+    assert 'damaged' not in message
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -15,6 +15,8 @@ from vit_jax.weights import torch_file
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 _INDEX = '.index.json'
 _OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # seen beside models
+_DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U64', 'U32', 'U16', 'U8',
+           'BOOL')  # of .safetensors
 _SIDECARS = ('config.json', 'preprocessor_config.json')
 
 
@@ -75,8 +77,16 @@ def _restore_bfloat16(x):
 
 
 def _read_safetensors(path):
+    arrays = {}
     with safetensors.safe_open(path, 'np') as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        for name in file.keys():  # noqa: SIM118
+            dtype = file.get_slice(name).get_dtype()
+            if dtype not in _DTYPES:
+                raise UserError(f'{name} has dtype {dtype}, which is not supported: expected one '
+                                f'of {", ".join(_DTYPES)}. Convert it with the program that wrote '
+                                'it')
+            arrays[name] = file.get_tensor(name)
+        return arrays, file.metadata() or {}
 
 
 def write(path: str, arrays: dict[str, np.ndarray], kind: str,
