@@ -124,6 +124,31 @@ def test_prefixes_and_the_newer_names_of_google(prefix, tmp_path):
     assert_same_arrays(weights.load(str(tmp_path / 'x.npz')).params, found.params)
 
 
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.',
+                                    '_orig_mod.module.'])
+def test_prefixes_of_pytorch(prefix, tmp_path):
+    _, found = through(small.make('vit'), 'timm', tmp_path / 'x.pth')
+    arrays, _ = weights.files.read(str(tmp_path / 'x.pth'))
+    arrays = {prefix + name: x for name, x in arrays.items()}
+    weights.files.write(str(tmp_path / 'x.pth'), arrays, '.pth')
+    again = weights.load(str(tmp_path / 'x.pth'))
+    assert again.model == found.model
+    assert_same_arrays(again.params, found.params)
+
+
+@pytest.mark.parametrize('model', ['vit', 'map'])
+def test_image_tower_of_big_vision(model, tmp_path):
+    """Beside it stand a tower of texts, of the same names, and the temperature."""
+    _, found = through(small.make(model), 'big_vision', tmp_path / 'x.npz')
+    with np.load(tmp_path / 'x.npz') as file:
+        arrays = {f'params/{tower}/{name}': sign * x for name, x in file.items()
+                  for tower, sign in (('txt', -1), ('img', 1))}
+    np.savez(tmp_path / 'x.npz', **arrays, **{'params/t': np.ones(1), 'params/b': np.ones(1)})
+    again = weights.load(str(tmp_path / 'x.npz'))
+    assert (again.layout, again.model) == ('big_vision', found.model)
+    assert_same_arrays(again.params, found.params)
+
+
 @pytest.mark.parametrize('model', ['vit', 'gap', 'map', 'sincos'])
 def test_stacked_blocks_of_big_vision(model, tmp_path):
     _, found = through(small.make(model), 'big_vision', tmp_path / 'x.npz')
