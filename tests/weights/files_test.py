@@ -1,6 +1,7 @@
 """Containers: what they hold comes back bit for bit, and nothing in them is executed."""
 
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -66,6 +67,32 @@ def test_what_pytorch_writes_is_read(tmp_path):
         np.testing.assert_array_equal(found[name].astype(np.float32), x.detach().float().numpy())
     torch.save(module.state_dict(), tmp_path / 'y.pth')  # an OrderedDict with attributes
     assert files.read(str(tmp_path / 'y.pth'))[0]['weight'].dtype == ml_dtypes.bfloat16
+
+
+def test_big_endian_pth(tmp_path):
+    """As PyTorch reads it: the record `byteorder` says what storages are."""
+    torch = interop.require('torch')
+    torch_file.write(tmp_path / 'little.pth', arrays())
+    with (zipfile.ZipFile(tmp_path / 'little.pth') as little,
+          zipfile.ZipFile(tmp_path / 'big.pth', 'w') as big):
+        for name in little.namelist():
+            data = little.read(name)
+            if name == 'archive/byteorder':
+                data = b'big'
+            elif name.startswith('archive/data/'):
+                x = list(arrays().values())[int(name.removeprefix('archive/data/'))]
+                data = np.frombuffer(data, f'u{x.dtype.itemsize}').byteswap().tobytes()
+            big.writestr(name, data)
+    assert_same(files.read(str(tmp_path / 'big.pth'))[0], arrays())
+    theirs = torch.load(tmp_path / 'big.pth', weights_only=True)
+    np.testing.assert_array_equal(theirs['transposed'], arrays()['transposed'])
+
+
+def test_big_endian_npz(tmp_path):
+    x = np.arange(6).reshape(2, 3)
+    np.savez(tmp_path / 'x.npz', f=x.astype('>f4'), i=x.astype('>i8'))
+    assert_same(files.read(str(tmp_path / 'x.npz'))[0],
+                {'f': x.astype(np.float32), 'i': x.astype(np.int64)})
 
 
 def refused(path):
@@ -143,6 +170,16 @@ def test_pickled_objects_in_npz(tmp_path):
     assert not (tmp_path / 'touched').exists()
 
 
+@pytest.mark.parametrize('dtype', ['F8_E4M3', 'F8_E5M2', 'C64'])
+def test_dtypes_that_are_not_supported(dtype, tmp_path):
+    end = 64 if dtype == 'C64' else 8
+    header = json.dumps({'head.w': {'dtype': dtype, 'shape': [8], 'data_offsets': [0, end]}})
+    (tmp_path / 'x').write_bytes(len(header).to_bytes(8, 'little') + header.encode() + bytes(end))
+    message = refused(tmp_path / 'x')
+    assert f'refused: head.w has dtype {dtype}, which is not supported: expected one of' in message
+    assert 'damaged' not in message
+
+
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('share', [0.02, 0.5, 0.999])
 def test_truncated(kind, share, tmp_path):
@@ -203,3 +240,18 @@ def test_shards(tmp_path):
     (tmp_path / 'model-00002-of-00002.safetensors').write_bytes(io.BytesIO().getvalue())
     with pytest.raises(UserError, match="it begins with b''"):
         files.read_path(str(tmp_path))
+
+
+@pytest.mark.parametrize(('name', 'text', 'expected'), [
+    ('model.safetensors.index.json', '{}', 'expected weight_map, the file of each array'),
+    ('model.safetensors.index.json', '{"weight_map": ["a"]}', "by its name, found ['a']"),
+    ('model.safetensors.index.json', '{"weight_map": {"a": 3}}', "by its name, found {'a': 3}"),
+    ('model.safetensors.index.json', '["a"]', 'index.json holds ["a"], expected an object'),
+    ('config.json', 'null', 'config.json holds null, expected an object')])
+def test_json_of_another_shape(name, text, expected, tmp_path):
+    (tmp_path / name).write_text(text)
+    if name == 'config.json':
+        np.savez(tmp_path / 'x.npz', x=np.ones(2))
+    with pytest.raises(UserError) as error:
+        files.read_path(str(tmp_path))
+    assert expected in str(error.value)

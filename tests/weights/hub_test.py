@@ -71,6 +71,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     folder = None
     asked_for = []
+    lost = None  # the file whose download ends before its first byte
 
     def do_HEAD(self):
         self.do_GET()
@@ -98,7 +99,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if status == 404:
             self.send_header('X-Error-Code', 'RepoNotFound')
         self.end_headers()
-        if self.command == 'GET':
+        if self.command == 'GET' and not self.path.endswith(f'/{self.lost}'):
             self.wfile.write(body)
 
     def log_message(self, *_):
@@ -147,6 +148,16 @@ def test_repositories_without_weights_and_without_being(served):
         weights.load('hf:someone/flowers')
     with pytest.raises(UserError, match="the Hugging Face hub has no public model 'someone/else'"):
         weights.load('hf:someone/else')
+
+
+def test_connection_lost_in_the_middle(served, monkeypatch):
+    (served / 'model.safetensors').write_bytes(bytes(1000))
+    monkeypatch.setattr(Hub, 'lost', 'model.safetensors')
+    monkeypatch.setattr(time, 'sleep', lambda _: None)  # before it tries again
+    with pytest.raises(UserError, match='hf:someone/flowers: the Hugging Face hub cannot be '
+                       r"reached .* lacks 'someone/flowers' \(.*without.*Try again"):
+        weights.load('hf:someone/flowers')
+    assert Hub.asked_for.count('model.safetensors') > 1
 
 
 @pytest.mark.parametrize('source', ['hf:flowers', 'hf:', 'timm:', 'hf:/x'])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import jax
 import ml_dtypes
@@ -57,7 +58,19 @@ def test_there_and_back(model, layout, name, tmp_path):
     assert found.model == given.model
     assert (found.layout, found.num_classes) == (layout, given.num_classes)
     if layout in ('vit_jax', 'huggingface') or name == 'x':
-        assert (found.classes, found.preprocess) == (given.classes, given.preprocess)
+        lost = (model, layout) == ('rectangle', 'huggingface')  # see the next test
+        expected = {'image_size': given.image_size()} if lost else given.preprocess
+        assert (found.classes, found.preprocess) == (given.classes, expected)
+
+
+def test_no_processor_of_transformers_for_images_that_are_no_square(tmp_path, caplog):
+    through(small.make('vit'), 'huggingface', tmp_path / 'square')
+    assert (tmp_path / 'square/preprocessor_config.json').exists()
+    assert not caplog.records
+    through(small.make('rectangle'), 'huggingface', tmp_path / 'x')
+    assert not (tmp_path / 'x/preprocessor_config.json').exists()
+    assert json.loads((tmp_path / 'x/config.json').read_text())['image_size'] == [16, 12]
+    assert 'images are 16x12, and no processor of transformers' in caplog.text
 
 
 @pytest.mark.parametrize(('first', 'second'), list(itertools.permutations(PATHS, 2)))
@@ -111,6 +124,31 @@ def test_prefixes_and_the_newer_names_of_google(prefix, tmp_path):
     assert_same_arrays(weights.load(str(tmp_path / 'x.npz')).params, found.params)
 
 
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.',
+                                    '_orig_mod.module.'])
+def test_prefixes_of_pytorch(prefix, tmp_path):
+    _, found = through(small.make('vit'), 'timm', tmp_path / 'x.pth')
+    arrays, _ = weights.files.read(str(tmp_path / 'x.pth'))
+    arrays = {prefix + name: x for name, x in arrays.items()}
+    weights.files.write(str(tmp_path / 'x.pth'), arrays, '.pth')
+    again = weights.load(str(tmp_path / 'x.pth'))
+    assert again.model == found.model
+    assert_same_arrays(again.params, found.params)
+
+
+@pytest.mark.parametrize('model', ['vit', 'map'])
+def test_image_tower_of_big_vision(model, tmp_path):
+    """Beside it stand a tower of texts, of the same names, and the temperature."""
+    _, found = through(small.make(model), 'big_vision', tmp_path / 'x.npz')
+    with np.load(tmp_path / 'x.npz') as file:
+        arrays = {f'params/{tower}/{name}': sign * x for name, x in file.items()
+                  for tower, sign in (('txt', -1), ('img', 1))}
+    np.savez(tmp_path / 'x.npz', **arrays, **{'params/t': np.ones(1), 'params/b': np.ones(1)})
+    again = weights.load(str(tmp_path / 'x.npz'))
+    assert (again.layout, again.model) == ('big_vision', found.model)
+    assert_same_arrays(again.params, found.params)
+
+
 @pytest.mark.parametrize('model', ['vit', 'gap', 'map', 'sincos'])
 def test_stacked_blocks_of_big_vision(model, tmp_path):
     _, found = through(small.make(model), 'big_vision', tmp_path / 'x.npz')
@@ -147,13 +185,16 @@ def test_older_names_of_torchvision(tmp_path):
     assert_same_arrays(weights.load(str(tmp_path / 'x.pth')).params, found.params)
 
 
-def test_patches_alone_have_positions_in_some_models_of_timm(tmp_path):
-    """As in DeiT III: the class token gets a position of zeros."""
-    _, found = through(small.make('vit'), 'timm', tmp_path / 'x')
-    arrays, _ = weights.files.read(str(tmp_path / 'x/model.safetensors'))
+@pytest.mark.parametrize('path', ['x', 'x.safetensors'])
+def test_patches_alone_have_positions_in_some_models_of_timm(path, tmp_path):
+    """As in DeiT III, with a config.json or without: the class token gets a position of zeros."""
+    _, found = through(small.make('vit', gelu='erf'), 'timm', tmp_path / path)
+    file = tmp_path / path / 'model.safetensors' if path == 'x' else tmp_path / path
+    arrays, _ = weights.files.read(str(file))
     arrays['pos_embed'] = arrays['pos_embed'][:, 1:]
-    weights.files.write(str(tmp_path / 'x/model.safetensors'), arrays, '.safetensors')
-    again = weights.load(str(tmp_path / 'x'))
+    weights.files.write(str(file), arrays, '.safetensors')
+    again = weights.load(str(tmp_path / path))
+    assert again.grid() == (2, 2)
     assert not again.params['position']['embedding'][:, 0].any()
     np.testing.assert_array_equal(again.params['position']['embedding'][:, 1:],
                                   found.params['position']['embedding'][:, 1:])

@@ -3,6 +3,7 @@
 Logits then agree within 1e-5 of the largest. described_test.py has the programs that cannot be run.
 """
 
+import json
 import tarfile
 
 import numpy as np
@@ -15,6 +16,8 @@ from tests.conftest import ROOT
 from tests.weights import described_test, small
 from tests.weights.small import assert_close, assert_same_arrays
 from vit_jax import models, weights
+from vit_jax.errors import UserError
+from vit_jax.images import resize_and_central_crop
 from vit_jax.weights import export, peers
 
 DATA = ROOT.parent / 'shared/data'
@@ -84,6 +87,39 @@ def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, t
     again = timm_directory(found, tmp_path / 'x').state_dict()
     assert again.keys() == state.keys()
     assert all((x == state[k]).all() for k, x in again.items())
+
+
+def timm_heads(name, monkeypatch):
+    """(heads of what is loaded, those of the model that timm calls so): of shapes, no values."""
+    timm, torch = interop.import_timm(), interop.require('torch')
+    with torch.device('meta'):
+        theirs = timm.create_model(name)
+    arrays = {k: np.broadcast_to(np.float32(0), x.shape) for k, x in theirs.state_dict().items()}
+    config = {'architecture': name, 'pretrained_cfg': dict(theirs.pretrained_cfg)}
+    monkeypatch.setattr(weights.files, 'read_path', lambda _: (arrays, {}, {'config.json': config}))
+    monkeypatch.setattr(weights.table_lib, 'stack', lambda flat: flat)
+    return weights.load(name).model['num_heads'], theirs.blocks[0].attn.num_heads
+
+
+def test_heads_that_sizes_do_not_tell(monkeypatch):
+    assert timm_heads('test_vit', monkeypatch) == (2, 2)
+    assert timm_heads('vit_base_patch16_gap_224', monkeypatch) == (16, 16)
+    with pytest.raises(UserError, match='embedding/kernel, which tells the size of the model, is'):
+        timm_heads('vit_base_mci_224', monkeypatch)
+
+
+@pytest.mark.slow
+def test_heads_of_every_model_of_timm(monkeypatch):
+    loaded = 0
+    for name in interop.import_timm().list_models(module=[
+            'vision_transformer', 'vision_transformer_hybrid', 'deit']):
+        try:
+            ours, theirs = timm_heads(name, monkeypatch)
+        except UserError:
+            continue
+        assert ours == theirs, name
+        loaded += 1
+    assert loaded > 80
 
 
 @pytest.mark.parametrize(('model', 'layout'), [
@@ -159,6 +195,24 @@ def test_image_processor_of_transformers(tmp_path):
                      for x in pixels.transpose(2, 0, 1)])[:, 7:23, 2:18]
     mean, std = (np.array(given.preprocess[name])[:, None, None] for name in ('mean', 'std'))
     np.testing.assert_allclose(theirs * std, ours / 255 - mean, atol=1.1 / 255)
+
+
+@pytest.mark.parametrize('size', [20, {'height': 20, 'width': 20}, {'shortest_edge': 20}], ids=str)
+@pytest.mark.parametrize('crop', [16, {'height': 16, 'width': 16}], ids=str)
+def test_crops_of_processors_of_transformers(size, crop, tmp_path):
+    """Pixels of a square image are theirs however sizes are written, as 256 -> 224 of DeiT's."""
+    transformers = interop.require('transformers')
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
+    processor = transformers.DeiTImageProcessor(size=size, crop_size=crop)
+    file = tmp_path / 'x/preprocessor_config.json'
+    file.write_text(json.dumps(processor.to_dict() | {'size': size, 'crop_size': crop}))
+    found = weights.load(str(tmp_path / 'x')).preprocess
+    assert found['crop_ratio'] == 16 / 20
+    pixels = np.random.default_rng(0).integers(60, 190, (30, 30, 3)).astype(np.uint8)
+    theirs = processor(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
+    ours = resize_and_central_crop(pixels, found['image_size'], found) / 255
+    ours = ((ours - found['mean']) / found['std']).transpose(2, 0, 1)
+    np.testing.assert_allclose(ours, theirs, atol=1.1 / 255 / min(found['std']))
 
 
 # Released weights, photos.

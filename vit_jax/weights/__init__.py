@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 # In the order in which they are looked for.
 LAYOUTS = {'vit_jax': own, 'google': google, 'big_vision': big_vision, 'timm': timm,
            'huggingface': huggingface, 'torchvision': torchvision}
-# What may stand before every name; everything else in such a file is not the model.
-_PREFIXES = ('opt/target/', 'params/', 'module.')
+# What may stand before every name, one after another; everything else in such a file is not the
+# model. big_vision's models of images and texts have img/; PyTorch's two nest either way.
+_PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
 # What decides how the arrays are used but not which there are.
 _INEXACT = ('gelu', 'layer_norm_epsilon', 'resnet.group_norm_epsilon', 'resnet.weight_epsilon',
             'resnet.weight_epsilon_on')

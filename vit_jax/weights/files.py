@@ -15,6 +15,8 @@ from vit_jax.weights import torch_file
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 _INDEX = '.index.json'
 _OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # seen beside models
+_DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U64', 'U32', 'U16', 'U8',
+           'BOOL')  # of .safetensors
 _SIDECARS = ('config.json', 'preprocessor_config.json')
 
 
@@ -59,7 +61,8 @@ def _read_zip(path):
         arrays = {}
         for name in file.files:
             try:
-                arrays[name] = _restore_bfloat16(file[name])
+                x = _restore_bfloat16(file[name])
+                arrays[name] = x.astype(x.dtype.newbyteorder('='), copy=False)
             except ValueError as error:
                 if 'allow_pickle' not in str(error):
                     raise
@@ -74,8 +77,16 @@ def _restore_bfloat16(x):
 
 
 def _read_safetensors(path):
+    arrays = {}
     with safetensors.safe_open(path, 'np') as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        for name in file.keys():  # noqa: SIM118
+            dtype = file.get_slice(name).get_dtype()
+            if dtype not in _DTYPES:
+                raise UserError(f'{name} has dtype {dtype}, which is not supported: expected one '
+                                f'of {", ".join(_DTYPES)}. Convert it with the program that wrote '
+                                'it')
+            arrays[name] = file.get_tensor(name)
+        return arrays, file.metadata() or {}
 
 
 def write(path: str, arrays: dict[str, np.ndarray], kind: str,
@@ -113,7 +124,12 @@ def read_path(path: str) -> tuple[dict[str, np.ndarray], dict[str, str], dict[st
                         f'workdir with checkpoints/, found {what}.')
     files = [found[0]]
     if found[0].endswith(_INDEX):
-        files = sorted(set(read_json(os.path.join(path, found[0]))['weight_map'].values()))
+        index = os.path.join(path, found[0])
+        shards = read_json(index).get('weight_map')
+        if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+            raise UserError(f'{index}: expected weight_map, the file of each array by its name, '
+                            f'found {str(shards):.80}: copy or download it again.')
+        files = sorted(set(shards.values()))
     arrays, metadata = {}, {}
     for name in files:
         more, metadata = read(os.path.join(path, name))
@@ -140,10 +156,17 @@ def _read_sidecars(folder):
     return {name: read_json(path) for name, path in paths.items() if os.path.isfile(path)}
 
 
-def read_json(path: str) -> dict:
-    """The object in a JSON file; raises UserError when it cannot be read."""
+def read_json(path: str, kind: type = dict) -> dict | list:
+    """The object, or the list, in a JSON file.
+
+    Raises UserError when it cannot be read or holds anything but a `kind`, which is dict or list.
+    """
     try:
         with open(path, encoding='utf-8') as file:
-            return json.load(file)
+            value = json.load(file)
     except (OSError, ValueError) as error:
         raise UserError(f'{path} cannot be read: {error}') from error
+    if not isinstance(value, kind):
+        expected = 'an object' if kind is dict else 'a list'
+        raise UserError(f'{path} holds {json.dumps(value):.80}, expected {expected}.')
+    return value

@@ -46,7 +46,7 @@ def _download(source, repository, patterns):
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise UserError(f'{source}: the Hugging Face hub has no public model {repository!r}; for '
                         'a private one set HF_TOKEN.') from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+    except (errors.HTTPError, errors.OfflineModeIsEnabled, OSError) as error:
         raise UserError(f'{source}: the Hugging Face hub cannot be reached and its cache on this '
                         f'machine lacks {repository!r} ({_first_line(error)}). Try again with a '
                         'network, or download the files elsewhere and name their directory.'

@@ -3,9 +3,13 @@
 Names changed with version 5, which reads and writes the older ones too; those are written.
 """
 
+import logging
+
 from vit_jax.errors import UserError
 from vit_jax.models.vit import as_pair
 from vit_jax.weights.table import Entry, torch_conv, torch_dense, torch_heads, torch_norm
+
+log = logging.getLogger(__name__)
 
 MARK = r'(vit\.)?embeddings\.patch_embeddings\.projection\.weight'
 SUFFIXES = ('',)
@@ -55,7 +59,7 @@ def prepare(arrays: dict, sidecars: dict) -> tuple[dict, list[Entry]]:
 def known(arrays: dict, sidecars: dict) -> tuple[dict, list | None, dict | None]:
     """What config.json and preprocessor_config.json say.
 
-    An image that is to be squeezed into a square is cropped to one here (crop_ratio 1).
+    An image that is to be squeezed into a square is cropped to one here.
     """
     config = sidecars.get('config.json', {})
     if config.get('model_type') != 'vit':
@@ -76,16 +80,21 @@ def known(arrays: dict, sidecars: dict) -> tuple[dict, list | None, dict | None]
 
 
 def _preprocess(given):
-    side = (given.get('size') or {}).get('shortest_edge') if (
-        isinstance(given.get('size'), dict)) else None
-    crop = given.get('crop_size') if given.get('do_center_crop') else None
-    crop = max(crop.values()) if isinstance(crop, dict) else crop
+    side = _side(given.get('size'))
+    crop = _side(given.get('crop_size')) if given.get('do_center_crop') else None
     normalise = given.get('do_normalize', True)
     values = dict(resize=_RESAMPLE.get(given.get('resample')),
                   crop_ratio=crop / side if crop and side else 1.0,
                   mean=tuple(given.get('image_mean', ())) if normalise else (0.0,) * 3,
                   std=tuple(given.get('image_std', ())) if normalise else (1.0,) * 3)
     return {name: value for name, value in values.items() if value}
+
+
+def _side(size):
+    """Of a size as processors write it: {'height', 'width'}, {'shortest_edge'} or a number."""
+    if isinstance(size, dict):
+        return max(size.get(name) or 0 for name in ('shortest_edge', 'height', 'width'))
+    return size if isinstance(size, int) else None
 
 
 def holds(model: dict, path: str) -> dict[str, tuple]:
@@ -105,8 +114,14 @@ def finish(arrays: dict, weights) -> tuple[dict, dict]:
     if headless:
         arrays = {name.removeprefix('vit.'): x for name, x in arrays.items()}
     files = {'config.json': lambda: _write_config(weights)}
+    height, width = weights.image_size()
     if {'resize', 'crop_ratio', 'mean', 'std'} <= (weights.preprocess or {}).keys():
-        files['preprocessor_config.json'] = lambda: _write_preprocess(weights)
+        if height == width:
+            files['preprocessor_config.json'] = lambda: _write_preprocess(weights)
+        else:
+            log.warning('images are %dx%d, and no processor of transformers resizes and crops to '
+                        'what is no square as it is done here: no preprocessor_config.json is '
+                        'written. Prepare images for it as vit_jax.images does.', height, width)
     return arrays, files
 
 
@@ -131,14 +146,14 @@ def _write_config(weights):
 
 
 def _write_preprocess(weights):
-    """CLIP's processor keeps the aspect ratio and cuts out the middle, as ours does."""
+    """For a square: CLIP's processor keeps the aspect ratio, cuts out the middle, as ours does."""
     given = weights.preprocess
-    height, width = weights.image_size()
+    side, _ = weights.image_size()
     return dict(
         image_processor_type='CLIPImageProcessor', do_resize=True,
-        size=dict(shortest_edge=round(max(height, width) / given['crop_ratio'])),
+        size=dict(shortest_edge=round(side / given['crop_ratio'])),
         resample={name: k for k, name in _RESAMPLE.items()}[given['resize']],
-        do_center_crop=True, crop_size=dict(height=height, width=width), do_rescale=True,
+        do_center_crop=True, crop_size=dict(height=side, width=side), do_rescale=True,
         rescale_factor=1 / 255, do_normalize=True, image_mean=given['mean'],
         image_std=given['std'], do_convert_rgb=True)
 

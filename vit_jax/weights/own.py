@@ -69,7 +69,7 @@ def load_workdir(workdir: str, step: int | None) -> Weights:
       UserError: there is no readable checkpoint, config.json or classes.json.
     """
     config = files.read_json(os.path.join(workdir, 'config.json'))
-    classes = files.read_json(os.path.join(workdir, 'classes.json'))
+    classes = files.read_json(os.path.join(workdir, 'classes.json'), list)
     folder = os.path.join(os.path.abspath(workdir), 'checkpoints')
     steps = [step] if step is not None else sorted(
         (int(name) for name in os.listdir(folder) if name.isdigit()), reverse=True)

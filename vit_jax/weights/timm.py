@@ -20,6 +20,10 @@ SUFFIXES = ('', '.safetensors', '.pth', '.pt', '.bin')
 # GroupNorm and StdConv2d of timm's hybrids and BiT models.
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
 _SIZES = {'embed_dim': 'hidden_size', 'depth': 'num_layers', 'num_heads': 'num_heads'}
+# Of the models of timm whose number of heads guess_heads does not find.
+_HEADS = {'test_vit': 2, 'vit_base_patch16_gap_224': 16,
+          **{f'vit_giantopt_patch16_siglip_{name}': 16 for name in ('256', '384', 'gap_256',
+                                                                    'gap_384')}}
 _GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
 _RESIZE = {'nearest': 'nearest', 'bilinear': 'bilinear', 'bicubic': 'bicubic',
@@ -87,6 +91,9 @@ def table(model: dict) -> list[Entry]:
 def prepare(arrays: dict, sidecars: dict) -> tuple[dict, list[Entry]]:
     """The arrays with a position embedding of the class token, and the table that has them.
 
+    Without a config.json that has the image size, as many positions as a square has patches are
+    taken to be those of patches alone.
+
     Raises UserError for a model that averages its tokens before the last LayerNorm (fc_norm).
     """
     if 'stem.conv.weight' in arrays:
@@ -96,11 +103,15 @@ def prepare(arrays: dict, sidecars: dict) -> tuple[dict, list[Entry]]:
         raise UserError('this model of timm averages its tokens before the last LayerNorm '
                         '(fc_norm) or with a class token; here the mean is taken after it, of '
                         'patches: it cannot be loaded.')
-    position, size = arrays.get('pos_embed'), _image_size(config)
-    if 'cls_token' in arrays and position is not None and size:
-        patch = arrays['patch_embed.proj.weight'].shape[2:]
-        if position.shape[1] == math.prod(s // p for s, p in zip(size, patch, strict=True)):
-            # As in DeiT III (no_embed_class).
+    position, kernel = (arrays.get(name, np.empty(0)) for name in (
+        'pos_embed', 'patch_embed.proj.weight'))
+    if 'cls_token' in arrays and position.ndim == 3 and kernel.ndim == 4 and kernel.size:
+        number, size = position.shape[1], _image_size(config)
+        if size:
+            alone = number == math.prod(s // p for s, p in zip(size, kernel.shape[2:], strict=True))
+        else:  # a square of patches is likelier than one patch less
+            alone = _is_square(number) and not _is_square(number - 1)
+        if alone:  # as in DeiT III and FlexiViT (no_embed_class)
             arrays = arrays | {'pos_embed': np.pad(position, ((0, 0), (1, 0), (0, 0)))}
     return arrays, _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
 
@@ -112,9 +123,9 @@ def known(arrays: dict, sidecars: dict) -> tuple[dict, list | None, dict | None]
     act = args.get('act_layer', 'gelu_tanh' if re.search(_TANH_MODELS, name) else 'gelu')
     fields = {} if 'stem.conv.weight' in arrays else dict(
         gelu=_GELU.get(act, act), layer_norm_epsilon=1e-6)
+    if name in _HEADS:
+        fields['num_heads'] = _HEADS[name]
     fields |= {ours: args[theirs] for theirs, ours in _SIZES.items() if theirs in args}
-    if 'giantopt' in name:
-        fields['num_heads'] = 16
     preprocess = dict(image_size=_image_size(config), crop_ratio=cfg.get('crop_pct'),
                       resize=_RESIZE.get(cfg.get('interpolation')),
                       mean=tuple(cfg.get('mean', ())), std=tuple(cfg.get('std', ())))
@@ -128,6 +139,10 @@ def _config(sidecars):
     if 'architecture' not in config:  # some other program's
         config = {'architecture': ''}
     return {'model_args': {}, 'pretrained_cfg': config} | config
+
+
+def _is_square(number):
+    return math.isqrt(number) ** 2 == number
 
 
 def _image_size(config):

@@ -108,12 +108,15 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
         isinstance(tree, dict)) else {}
     if not tensors:
         raise UserError('it holds no dictionary of tensors: save model.state_dict()')
-    return {str(name): _array(file, root, x) for name, x in tensors.items()}
+    order = f'{root}byteorder'  # of the machine that wrote it; older files are little-endian
+    swap = order in file.namelist() and file.read(order) == b'big'
+    return {str(name): _array(file, root, x, swap) for name, x in tensors.items()}
 
 
-def _array(file, root, tensor):
+def _array(file, root, tensor, swap):
     dtype = STORAGES[tensor.storage.type.name]
-    storage = np.frombuffer(file.read(f'{root}data/{tensor.storage.key}'), dtype)
+    storage = np.frombuffer(file.read(f'{root}data/{tensor.storage.key}'), f'u{dtype.itemsize}')
+    storage = (storage.byteswap() if swap else storage).view(dtype)
     shape, strides = tuple(tensor.shape), tuple(tensor.strides)
     numbers = (tensor.offset, *shape, *strides)
     if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
