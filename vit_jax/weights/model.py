@@ -177,9 +177,10 @@ def _channels(flat):
 
 def _patches(flat, model):
     """How many patches a learned_1d position embedding is of; 0 where there is none."""
-    for name in ('position/embedding', 'blocks/position/embedding'):  # stem or shared; every layer
-        if name in flat and flat[name].ndim > 1:
-            return max(0, flat[name].shape[-2] - (model['pool'] == 'cls'))
+    if model.get('position') == 'learned_1d':
+        for name in ('position/embedding', 'blocks/position/embedding'):  # once, or in every layer
+            if name in flat and flat[name].ndim > 1:
+                return max(0, flat[name].shape[-2] - (model['pool'] == 'cls'))
     return 0
 
 
