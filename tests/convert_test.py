@@ -50,7 +50,7 @@ def test_command(source, tmp_path):
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (['missing.npz', 'x', '--to=timm'], "error: no file 'missing.npz'."),
+    (['missing.npz', 'x', '--to=timm'], "error: no file 'missing.npz': expected a file, a"),
     (['setup.py', 'x', '--to=timm'], 'error: setup.py is no weights file: it begins with b'),
 ])
 def test_messages_of_the_command(arguments, message):

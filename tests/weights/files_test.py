@@ -192,7 +192,7 @@ def test_truncated(kind, share, tmp_path):
 def test_old_pth(tmp_path):
     torch = interop.require('torch')
     torch.save({'w': torch.ones(2)}, tmp_path / 'x.pth', _use_new_zipfile_serialization=False)
-    assert 'the format of PyTorch before version 1.6' in refused(tmp_path / 'x.pth')
+    assert 'a bare pickle, as PyTorch wrote before version 1.6' in refused(tmp_path / 'x.pth')
 
 
 def test_what_is_no_weights_file(tmp_path):

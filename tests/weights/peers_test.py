@@ -18,6 +18,7 @@ from tests.weights.small import assert_close, assert_same_arrays
 from vit_jax import models, weights
 from vit_jax.errors import UserError
 from vit_jax.images import resize_and_central_crop
+from vit_jax.models import variants
 from vit_jax.weights import export, peers
 
 DATA = ROOT.parent / 'shared/data'
@@ -99,6 +100,16 @@ def timm_heads(name, monkeypatch):
     monkeypatch.setattr(weights.files, 'read_path', lambda _: (arrays, {}, {'config.json': config}))
     monkeypatch.setattr(weights.table_lib, 'stack', lambda flat: flat)
     return weights.load(name).model['num_heads'], theirs.blocks[0].attn.num_heads
+
+
+def test_names_of_models_are_those_of_timm():
+    names = set(interop.import_timm().list_models())
+    for name in ('ti16', 's32', 'b16', 'b8', 'l14', 'h14'):
+        fields = models.fields('b16') | variants.get(name)
+        written = weights.timm._architecture(fields)
+        assert written in names
+        assert written.endswith(f'_patch{name.lstrip("tisblh")}_224')
+    assert weights.timm._architecture(fields | {'hidden_size': 1408}) == 'vit_base_patch16_224'
 
 
 def test_heads_that_sizes_do_not_tell(monkeypatch):

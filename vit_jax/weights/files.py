@@ -34,7 +34,8 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         if start[8:] == b'{':
             return _read_safetensors(path)
     except FileNotFoundError:
-        raise UserError(f'no file {path!r}.') from None
+        raise UserError(f'no file {path!r}: expected a file, a directory, hf:ORGANISATION/NAME or '
+                        'timm:NAME.') from None
     except UserError as error:
         raise UserError(f'{path} was refused: {error}.') from error
     except MemoryError:
@@ -45,8 +46,9 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         raise UserError(f'{path} is damaged or cut short ({error}): copy or download it again.'
                         ) from error
     if start.startswith(b'\x80'):
-        raise UserError(f'{path} is in the format of PyTorch before version 1.6: load it there and '
-                        'save it again with torch.save.')
+        raise UserError(f'{path} is a bare pickle, as PyTorch wrote before version 1.6, which is '
+                        'not read: it can run any command. If you trust it, write it again with '
+                        "torch.save(torch.load(..., weights_only=True), ...) of today's PyTorch.")
     raise UserError(f'{path} is no weights file: it begins with {start!r}, expected an .npz, '
                     '.safetensors or .pth file (whatever its name).')
 

@@ -20,6 +20,9 @@ SUFFIXES = ('', '.safetensors', '.pth', '.pt', '.bin')
 # GroupNorm and StdConv2d of timm's hybrids and BiT models.
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
 _SIZES = {'embed_dim': 'hidden_size', 'depth': 'num_layers', 'num_heads': 'num_heads'}
+# By width, and for which patches; what else a model is goes with it as arguments.
+_NAMES = {192: ('tiny', (16,)), 384: ('small', (8, 16, 32)), 768: ('base', (8, 16, 32)),
+          1024: ('large', (14, 16, 32)), 1280: ('huge', (14,))}
 # Of the models of timm whose number of heads guess_heads does not find.
 _HEADS = {'test_vit': 2, 'vit_base_patch16_gap_224': 16,
           **{f'vit_giantopt_patch16_siglip_{name}': 16 for name in ('256', '384', 'gap_256',
@@ -200,7 +203,9 @@ def _architecture(model):
     """A name that timm has; sizes of transformers are given to it as arguments."""
     resnet = model['resnet']
     if not resnet:
-        return 'vit_base_patch16_224'
+        size, patch = _NAMES.get(model['hidden_size']), tuple(model['patch_size'])
+        named = size and patch in [(p, p) for p in size[1]]
+        return f'vit_{size[0]}_patch{patch[0]}_224' if named else 'vit_base_patch16_224'
     width, units = resnet['width'] / 64, tuple(resnet['units'])
     if 'hidden_size' in model and width == 1 and units in _HYBRIDS:
         return _HYBRIDS[units]
