@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 
@@ -22,21 +23,34 @@ def test_learning_rates_of_a_command_line():
 
 
 @pytest.fixture
-def config(image_directory):
-    config = load('quickstart').get_config()
-    config.update_from_flattened_dict(TINY | {
+def fields(image_directory):
+    return TINY | {
         'num_epochs': 0.0, 'num_steps': 30, 'eval_every': 10, 'checkpoint_every': 30,
         'dataset.name': str(image_directory), 'dataset.train_split': 'train[:80%]',
-        'dataset.eval_split': 'train[80%:]', 'dataset.test_split': 'test'})
+        'dataset.eval_split': 'train[80%:]', 'dataset.test_split': 'test'}
+
+
+@pytest.fixture
+def config(fields):
+    config = load('quickstart').get_config()
+    config.update_from_flattened_dict(fields)
     return config
 
 
+def command(workdir, *arguments):
+    """A finished `python -m vit_jax.sweep` of the quickstart."""
+    return subprocess.run(
+        [sys.executable, '-m', 'vit_jax.sweep', '--config=configs/quickstart.py',
+         f'--workdir={workdir}', *arguments], cwd=ROOT, env=environment(), text=True,
+        capture_output=True, timeout=300, check=False)
+
+
 @pytest.mark.slow
-def test_the_winner_trains_on_all_and_is_scored_once(config, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
-    caplog.set_level(logging.INFO, logger='vit_jax')
+def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, monkeypatch):
     values = [1e-7, 1e-2]  # the first learns nothing
-    assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
+    result = command(tmp_path, sweep.FLAG + '1e-2,1e-7',
+                     *(f'--config.{name}={value}' for name, value in fields.items()))
+    assert result.returncode == 0, result.stderr
     scores = {value: sweep.last_accuracy(tmp_path / f'lr={value:g}') for value in values}
     assert scores[1e-2] > scores[1e-7]
     final = json.loads((tmp_path / 'final' / 'config.json').read_text())
@@ -46,7 +60,14 @@ def test_the_winner_trains_on_all_and_is_scored_once(config, tmp_path, caplog, m
     evaluated = [row for row in metrics.read(tmp_path / 'final' / 'metrics.jsonl')
                  if 'eval/accuracy' in row]
     assert [row['step'] for row in evaluated] == [30]
-    assert f'{100 * evaluated[0]["eval/accuracy"]:.2f} % accuracy on test' in caplog.text
+    accuracy = evaluated[0]['eval/accuracy']
+    assert re.search(r'learning rates on train\[80%:\]: 1e-07: [\d.]+ %  0.01: [\d.]+ %\n'
+                     'the best, 0.01, is at an end of those tried', result.stderr)
+    assert f'{100 * accuracy:.2f} % accuracy on test, in {tmp_path}/final' in result.stderr
+    assert valid_json((tmp_path / 'sweep.json').read_text()) == {
+        'eval_split': 'train[80%:]', 'eval_accuracy': {'1e-07': scores[1e-7], '0.01': scores[1e-2]},
+        'best': 0.01, 'test_split': 'test', 'test_accuracy': accuracy,
+        'workdir': str(tmp_path / 'final')}
 
     monkeypatch.setattr(train.Trainer, '_train_steps', None)  # nothing is trained again
     assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
@@ -89,6 +110,8 @@ def test_a_rate_that_diverges_is_not_chosen_nor_tried_again(config, tmp_path, ca
     assert 'learning rate 1 diverges and is not chosen: the loss is nan' in caplog.text
     assert 'learning rates on train[80%:]: 0.1: 0.00 %  1: diverges' in caplog.text
     valid_json((tmp_path / 'lr=1' / 'diverged.json').read_text())
+    outcome = valid_json((tmp_path / 'sweep.json').read_text())
+    assert outcome['eval_accuracy'] == {'0.1': 0.0, '1': None}
 
     config.optimizer.warmup_steps = 20  # with which it need not diverge
     assert sweep.run(config.copy_and_resolve_references(), [0.1, 1.0], str(tmp_path)) == 0

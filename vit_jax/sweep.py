@@ -7,13 +7,12 @@
 Each value trains in DIR/lr=VALUE and is scored on `dataset.eval_split`. The best one then trains on
 the whole training split in DIR/final, which is scored once, at its end, on `dataset.test_split`
 (ViT section 4.1, table 4). A value with which training diverges is not chosen. The same command
-again goes on where it was stopped.
+again goes on where it was stopped. The outcome is logged and stands in DIR/sweep.json.
 """
 
 import contextlib
 import functools
 import json
-import logging
 import os
 import sys
 
@@ -21,11 +20,11 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import hosts, logs, metrics
+from vit_jax import hosts, logs, metrics, workdir
 from vit_jax import main as main_lib
 from vit_jax.errors import DivergedError, UserError
 
-log = logging.getLogger(__name__)
+log = logs.LOGGER  # __name__ is __main__ here, outside of what logs.to_terminal shows
 
 FLAG = '--config.optimizer.learning_rate='
 
@@ -77,7 +76,8 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
             log.warning('learning rate %g diverges and is not chosen: %s', value, error)
             with open(mark, 'w', encoding='utf-8') as file:
                 file.write(_as_json(config))
-    log.info('learning rates on %s: %s', config.dataset.eval_split, '  '.join(
+    eval_split = config.dataset.eval_split
+    log.info('learning rates on %s: %s', eval_split, '  '.join(
         f'{value:g}: {100 * scores[value]:.2f} %' if value in scores else f'{value:g}: diverges'
         for value in values))
     if not scores:
@@ -96,15 +96,19 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
     config.keep_best = False
     if code := train.run(config, final):
         return code
+    accuracy = last_accuracy(final)
     log.info('learning rate %g, trained on all of %s: %.2f %% accuracy on %s, in %s', best,
-             config.dataset.train_split, 100 * last_accuracy(final), config.dataset.test_split,
-             final)
+             config.dataset.train_split, 100 * accuracy, config.dataset.test_split, final)
+    workdir.save(os.path.join(directory, 'sweep.json'), {
+        'eval_split': eval_split, 'eval_accuracy': {f'{v:g}': scores.get(v) for v in values},
+        'best': best, 'test_split': config.dataset.test_split, 'test_accuracy': accuracy,
+        'workdir': final})
     return 0
 
 
-def last_accuracy(workdir: str) -> float:
+def last_accuracy(folder: str) -> float:
     """eval/accuracy at the end of a finished run, in [0, 1]."""
-    rows = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
+    rows = metrics.read(os.path.join(folder, 'metrics.jsonl'))
     return [row['eval/accuracy'] for row in rows if 'eval/accuracy' in row][-1]
 
 
