@@ -53,21 +53,21 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
     assert result.returncode == 0, result.stderr
     scores = {value: sweep.last_accuracy(tmp_path / f'lr={value:g}') for value in values}
     assert scores[1e-2] > scores[1e-7]
-    final = json.loads((tmp_path / 'final' / 'config.json').read_text())
+    final = json.loads((tmp_path / 'final-lr=0.01' / 'config.json').read_text())
     assert final['optimizer']['learning_rate'] == 1e-2
     assert (final['dataset']['train_split'], final['dataset']['eval_split']) == ('train', 'test')
     assert final['dataset']['num_examples'] == 60
-    evaluated = [row for row in metrics.read(tmp_path / 'final' / 'metrics.jsonl')
+    evaluated = [row for row in metrics.read(tmp_path / 'final-lr=0.01' / 'metrics.jsonl')
                  if 'eval/accuracy' in row]
     assert [row['step'] for row in evaluated] == [30]
     accuracy = evaluated[0]['eval/accuracy']
     assert re.search(r'learning rates on train\[80%:\]: 1e-07: [\d.]+ %  0.01: [\d.]+ %\n'
                      'the best, 0.01, is at an end of those tried', result.stderr)
-    assert f'{100 * accuracy:.2f} % accuracy on test, in {tmp_path}/final' in result.stderr
+    assert f'{100 * accuracy:.2f} % accuracy on test, in {tmp_path}/final-lr=0.01' in result.stderr
     assert valid_json((tmp_path / 'sweep.json').read_text()) == {
         'eval_split': 'train[80%:]', 'eval_accuracy': {'1e-07': scores[1e-7], '0.01': scores[1e-2]},
         'best': 0.01, 'test_split': 'test', 'test_accuracy': accuracy,
-        'workdir': str(tmp_path / 'final')}
+        'workdir': str(tmp_path / 'final-lr=0.01')}
 
     monkeypatch.setattr(train.Trainer, '_train_steps', None)  # nothing is trained again
     assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
@@ -106,7 +106,7 @@ def test_a_rate_that_diverges_is_not_chosen_nor_tried_again(config, tmp_path, ca
     monkeypatch.setattr(train, 'run', run)
     for _ in range(2):
         assert sweep.run(config.copy_and_resolve_references(), [0.1, 1.0], str(tmp_path)) == 0
-    assert started == ['lr=0.1', 'lr=1', 'final', 'lr=0.1', 'final']
+    assert started == ['lr=0.1', 'lr=1', 'final-lr=0.1', 'lr=0.1', 'final-lr=0.1']
     assert 'learning rate 1 diverges and is not chosen: the loss is nan' in caplog.text
     assert 'learning rates on train[80%:]: 0.1: 0.00 %  1: diverges' in caplog.text
     valid_json((tmp_path / 'lr=1' / 'diverged.json').read_text())
@@ -115,7 +115,24 @@ def test_a_rate_that_diverges_is_not_chosen_nor_tried_again(config, tmp_path, ca
 
     config.optimizer.warmup_steps = 20  # with which it need not diverge
     assert sweep.run(config.copy_and_resolve_references(), [0.1, 1.0], str(tmp_path)) == 0
-    assert started[5:] == ['lr=0.1', 'lr=1', 'final']
+    assert started[5:] == ['lr=0.1', 'lr=1', 'final-lr=0.1']
+
+
+def test_a_rate_that_is_added_to_the_grid_may_win(config, tmp_path, monkeypatch):
+    begun = {}
+
+    def run(config, folder):
+        assert begun.setdefault(folder, config.to_json()) == config.to_json()  # as train.run checks
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, 'metrics.jsonl'), 'w', encoding='utf-8') as file:
+            json.dump({'step': 1, 'eval/accuracy': config.optimizer.learning_rate}, file)
+        return 0
+
+    monkeypatch.setattr(train, 'run', run)
+    for values in ([0.1, 0.2], [0.1, 0.2, 0.4]):
+        assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
+        assert valid_json((tmp_path / 'sweep.json').read_text())['best'] == values[-1]
+    assert {path.name for path in tmp_path.glob('final*')} == {'final-lr=0.2', 'final-lr=0.4'}
 
 
 def test_all_rates_diverge(config, tmp_path, monkeypatch):
@@ -126,7 +143,7 @@ def test_all_rates_diverge(config, tmp_path, monkeypatch):
     monkeypatch.setattr(train, 'run', diverge)
     with pytest.raises(DivergedError, match=r'all learning rates: 1, 10\. .*rate=0\.01,0\.1'):
         sweep.run(config, [1.0, 10.0], str(tmp_path))
-    assert not (tmp_path / 'final').exists()
+    assert not list(tmp_path.glob('final*'))
 
 
 def test_a_signal_stops_the_whole_sweep(config, tmp_path, monkeypatch):

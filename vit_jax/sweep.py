@@ -5,9 +5,10 @@
         --config.optimizer.learning_rate=0.001,0.003,0.01,0.03
 
 Each value trains in DIR/lr=VALUE and is scored on `dataset.eval_split`. The best one then trains on
-the whole training split in DIR/final, which is scored once, at its end, on `dataset.test_split`
-(ViT section 4.1, table 4). A value with which training diverges is not chosen. The same command
-again goes on where it was stopped. The outcome is logged and stands in DIR/sweep.json.
+the whole training split in DIR/final-lr=VALUE, which is scored once, at its end, on
+`dataset.test_split` (ViT section 4.1, table 4). A value with which training diverges is not chosen.
+The same command again goes on where it was stopped, and with more values trains what they add. The
+outcome is logged and stands in DIR/sweep.json.
 """
 
 import contextlib
@@ -88,7 +89,7 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
     if best in (values[0], values[-1]):
         log.info('the best, %g, is at an end of those tried: others beyond it may be better', best)
 
-    final = os.path.join(directory, 'final')
+    final = os.path.join(directory, f'final-lr={best:g}')  # with more values another may win
     config.optimizer.learning_rate = best
     config.dataset.train_split = split_name(config.dataset.train_split)
     config.dataset.eval_split = config.dataset.test_split
