@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.config_test import load
 from tests.conftest import TINY, write_images
-from vit_jax import accumulation, metrics, train
+from vit_jax import accumulation, curves, metrics, train
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 
@@ -109,6 +109,21 @@ def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_p
              for row in metrics.read(str(tmp_path / name / 'metrics.jsonl'))]
             for name in ('undisturbed', 'run')]
     assert both[0] == both[1]
+
+
+def test_signal_as_the_run_ends(tmp_path, monkeypatch):
+    """Nothing is left to do, but what called the run, such as a sweep, is not to go on."""
+    draw = curves.draw  # the last thing of an evaluation
+
+    def interrupted_draw(*args):
+        draw(*args)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(curves, 'draw', interrupted_draw)
+    assert train.run(config(num_steps=6), str(tmp_path)) == 143
+    assert [row['step'] for row in rows(tmp_path, 'eval/loss')] == [6]
+    assert (tmp_path / 'checkpoints' / '6').is_dir()
+    assert train.run(config(num_steps=6), str(tmp_path)) == 0
 
 
 @pytest.mark.slow  # compiles a large step eight times

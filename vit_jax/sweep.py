@@ -48,7 +48,7 @@ def learning_rates(argv: list[str]) -> tuple[list[float], list[str]]:
 
 
 def run(config: ConfigDict, values: list[float], directory: str) -> int:
-    """Runs the sweep; returns 0, or what train.run returns when a signal stopped it.
+    """Runs the sweep; returns 0, or what train.run returns when a signal came: nothing follows it.
 
     Raises:
       UserError: there is no split to score the winner on, or a run cannot be done.
@@ -130,7 +130,10 @@ def main(argv: list[str], values: list[float]) -> None:
     logs.to_terminal()
     try:
         hosts.refuse_several('vit_jax.sweep', *main_lib.processes())
-        sys.exit(run(flags.FLAGS.config, values, flags.FLAGS.workdir))
+        code = run(flags.FLAGS.config, values, flags.FLAGS.workdir)
+        if code:
+            log.warning('the sweep stops here. To continue, run the same command again.')
+        sys.exit(code)
     except UserError as error:
         sys.exit(f'error: {error}')
 

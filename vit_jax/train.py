@@ -48,8 +48,9 @@ def run(config: ConfigDict, directory: str) -> int:
       directory: the workdir; made when missing.
 
     Returns:
-      0 when the run is complete; 128 + signal number when SIGTERM or SIGINT stopped it, saved.
-      With several processes, what stops one of them stops all, at the same step.
+      0 when the run is complete; 128 + signal number when SIGTERM or SIGINT came, saved, also
+      when it came too late to stop the run. With several processes, what stops one of them stops
+      all, at the same step.
 
     Raises:
       UserError: the config, the data or the workdir cannot be used.
@@ -64,7 +65,9 @@ def run(config: ConfigDict, directory: str) -> int:
         trainer = Trainer(config, directory, interrupts, stack)
         stack.enter_context(logging_redirect_tqdm([logs.LOGGER]))
         trainer.train()
-        return 0 if trainer.complete else 128 + interrupts.received
+        received = hosts.agree(interrupts.received or 0, max)  # also after the last step
+    received = received or interrupts.received  # while the files were being closed
+    return 128 + received if received else 0
 
 
 class Trainer:
