@@ -157,10 +157,13 @@ def test_messages(config, tmp_path):
     config.dataset.test_split = ''
     with pytest.raises(UserError, match='dataset.test_split is empty: name the split that scores'):
         sweep.run(config, [0.1, 0.2], str(tmp_path))
-    result = subprocess.run(
-        [sys.executable, '-m', 'vit_jax.sweep', '--config=configs/finetune.py:b16,cifar10',
-         f'--workdir={tmp_path}', '--config.optimizer.learning_rate=0.1,0.2'], cwd=ROOT,
-        env=environment(), text=True, capture_output=True, timeout=120, check=False)
+    config.dataset.test_split = 'tset'
+    with pytest.raises(UserError, match="dataset.test_split is 'tset': no split folder 'tset' .* "
+                                        'are: test, train. Set it to folders of that directory'):
+        sweep.run(config, [0.1, 0.2], str(tmp_path))
+    assert not list(tmp_path.iterdir())  # before anything is trained
+    result = command(tmp_path, sweep.FLAG + '0.1,0.2', '--config.dataset.test_split=tset')
     assert result.returncode == 1
-    assert 'error: this recipe starts from pre-trained weights' in result.stderr
+    assert ("error: dataset.test_split is 'tset': 'digits' has no split 'tset'; it has 'train' and "
+            "'test'\n") in result.stderr
     assert 'Traceback' not in result.stderr

@@ -55,11 +55,18 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
       DivergedError: no value is left to choose, or the run of the winner diverges.
     """
     from vit_jax import train  # imports TensorFlow
-    from vit_jax.data.sources import split_name
+    from vit_jax.data.sources import open_source, split_name
 
     if not config.dataset.test_split:
         raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
                         '--config.dataset.test_split=test')
+    classes = open_source(config.dataset, split_name(config.dataset.train_split)).class_names
+    try:  # now, and not after hours of training
+        open_source(config.dataset, config.dataset.test_split, classes)
+    except UserError as error:
+        # A run, for which the message is written, has no test split.
+        text = str(error).replace('dataset.train_split and dataset.eval_split', 'it')
+        raise UserError(f'dataset.test_split is {config.dataset.test_split!r}: {text}') from error
     scores = {}
     for value in values:
         folder = os.path.join(directory, f'lr={value:g}')
