@@ -17,9 +17,21 @@ def test_learning_rates_of_a_command_line():
     values, others = sweep.learning_rates(
         ['sweep', '--workdir=w', '--config.optimizer.learning_rate=0.03,1e-3', '--config=c'])
     assert (values, others) == ([1e-3, 0.03], ['sweep', '--workdir=w', '--config=c'])
-    for wrong in ([], [sweep.FLAG + '0.1'], [sweep.FLAG + '0.1,a'], [sweep.FLAG + '1,1.0']):
-        with pytest.raises(UserError, match='a sweep needs --config.optimizer.learning_rate=A,B'):
-            sweep.learning_rates(['sweep', *wrong])
+    assert sweep.learning_rates(['sweep', '--workdir', 'w', sweep.FLAG, '1,2', '--config=c']) == (
+        [1.0, 2.0], ['sweep', '--workdir', 'w', '--config=c'])
+
+
+@pytest.mark.parametrize('given', ['', '0.1', '0.1,a', '1,1.0', '0,1', '-1,1', '0.1,nan', '1,inf'])
+def test_learning_rates_that_make_no_grid(given):
+    message = 'a sweep needs --config.optimizer.learning_rate=A,B,... with two positive numbers'
+    with pytest.raises(UserError, match=f'{message}.*{given}'):
+        sweep.learning_rates(['sweep', f'{sweep.FLAG}={given}'])
+
+
+@pytest.mark.parametrize('flags', [[], [sweep.FLAG]])
+def test_no_learning_rates(flags):
+    with pytest.raises(UserError, match=r'a sweep needs .* or more\.$'):
+        sweep.learning_rates(['sweep', *flags, '--config=c'])
 
 
 @pytest.fixture
@@ -48,7 +60,7 @@ def command(workdir, *arguments):
 @pytest.mark.slow
 def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, monkeypatch):
     values = [1e-7, 1e-2]  # the first learns nothing
-    result = command(tmp_path, sweep.FLAG + '1e-2,1e-7',
+    result = command(tmp_path, sweep.FLAG, '1e-2,1e-7',
                      *(f'--config.{name}={value}' for name, value in fields.items()))
     assert result.returncode == 0, result.stderr
     scores = {value: sweep.last_accuracy(tmp_path / f'lr={value:g}') for value in values}
@@ -162,8 +174,14 @@ def test_messages(config, tmp_path):
                                         'are: test, train. Set it to folders of that directory'):
         sweep.run(config, [0.1, 0.2], str(tmp_path))
     assert not list(tmp_path.iterdir())  # before anything is trained
-    result = command(tmp_path, sweep.FLAG + '0.1,0.2', '--config.dataset.test_split=tset')
+    result = command(tmp_path, sweep.FLAG + '=0.1,0.2', '--config.dataset.test_split=tset')
     assert result.returncode == 1
     assert ("error: dataset.test_split is 'tset': 'digits' has no split 'tset'; it has 'train' and "
             "'test'\n") in result.stderr
     assert 'Traceback' not in result.stderr
+
+
+def test_help_is_the_usage(tmp_path):
+    result = command(tmp_path, '--help')
+    assert 'python -m vit_jax.sweep --config=configs/finetune.py' in result.stdout
+    assert 'error' not in result.stderr

@@ -1,4 +1,4 @@
-"""Tries learning rates, chooses on held-out examples, and scores the best one on the test split.
+r"""Tries learning rates, chooses on held-out examples, and scores the best one on the test split.
 
     python -m vit_jax.sweep --config=configs/finetune.py:b16,cifar10 \
         --config.pretrained=WEIGHTS --workdir=DIR \
@@ -11,9 +11,11 @@ The same command again goes on where it was stopped, and with more values trains
 outcome is logged and stands in DIR/sweep.json.
 """
 
+import argparse
 import contextlib
 import functools
 import json
+import math
 import os
 import sys
 
@@ -27,23 +29,24 @@ from vit_jax.errors import DivergedError, UserError
 
 log = logs.LOGGER  # __name__ is __main__ here, outside of what logs.to_terminal shows
 
-FLAG = '--config.optimizer.learning_rate='
+FLAG = '--config.optimizer.learning_rate'
 
 
 def learning_rates(argv: list[str]) -> tuple[list[float], list[str]]:
-    """The values of FLAG, and the other arguments.
+    """The values of FLAG, as FLAG=A,B or FLAG A,B, and the other arguments.
 
-    Raises UserError when it is not there with two different numbers or more.
+    Raises UserError when it is not there with two different positive numbers or more.
     """
-    given = [argument[len(FLAG):] for argument in argv if argument.startswith(FLAG)]
-    others = [argument for argument in argv if not argument.startswith(FLAG)]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(FLAG, nargs='?', dest='given')
+    options, others = parser.parse_known_args(argv)
     try:
-        values = sorted({float(value) for value in given[-1].split(',')})
-    except (IndexError, ValueError):
+        values = sorted({float(value) for value in (options.given or '').split(',')})
+    except ValueError:
         values = []
-    if len(values) < 2:
-        raise UserError(f'a sweep needs {FLAG}A,B,... with two numbers or more'
-                        f'{f", and got {given[-1]!r}" if given else ""}.')
+    if len(values) < 2 or not all(0 < value < math.inf for value in values):
+        raise UserError(f'a sweep needs {FLAG}=A,B,... with two positive numbers or more'
+                        f'{f", and got {options.given!r}" if options.given else ""}.')
     return values, others
 
 
@@ -91,7 +94,7 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
     if not scores:
         raise DivergedError(
             f'training diverges with all learning rates: {", ".join(f"{v:g}" for v in values)}. '
-            f'Try smaller ones, as in {FLAG}{values[0] / 100:g},{values[0] / 10:g}')
+            f'Try smaller ones, as in {FLAG}={values[0] / 100:g},{values[0] / 10:g}')
     best = max(scores, key=scores.get)
     if best in (values[0], values[-1]):
         log.info('the best, %g, is at an end of those tried: others beyond it may be better', best)
@@ -150,7 +153,9 @@ def start() -> None:
     try:
         values, sys.argv = learning_rates(sys.argv)  # ml_collections looks there, too
     except UserError as error:
-        sys.exit(f'error: {error}')
+        if not any(argument.startswith(('--help', '-help')) for argument in sys.argv):
+            sys.exit(f'error: {error}')
+        values = []  # absl shows the help, and that is all
     app.run(functools.partial(main, values=values), flags_parser=main_lib.parse)
 
 
