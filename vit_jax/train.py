@@ -24,6 +24,7 @@ from vit_jax import (
     hosts,
     logs,
     metrics,
+    optimizer,
     pretrained,
     progress,
     sharding,
@@ -188,6 +189,12 @@ class Trainer:
                  f'{config.recipe}: ' if config.recipe else '', self._train_source.num_examples,
                  self._eval_source.num_examples, config.dataset.num_classes, jax.device_count(),
                  jax.devices()[0].device_kind, self._directory)
+        if config.optimizer.lr_factors:
+            factors = optimizer.lr_factors(self._state.params, config.optimizer.lr_factors)
+            sizes = [x.size for x in jax.tree.leaves(self._state.params)]
+            trained = sum(size for size, factor in zip(sizes, jax.tree.leaves(factors), strict=True)
+                          if factor)
+            log.info('training %s of %s parameters', f'{trained:,}', f'{sum(sizes):,}')
         for name in sharding.unsplit(self._state.params, self._mesh):
             log.warning('mesh.fsdp %d divides no axis of %s: every device holds it whole',
                         self._mesh.shape['fsdp'], name)
