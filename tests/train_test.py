@@ -160,8 +160,10 @@ def test_fewer_steps_than_done(tmp_path):
         train.run(config(num_steps=8), str(tmp_path))
 
 
-def test_average_is_what_is_evaluated(tmp_path):
+def test_average_is_what_is_evaluated(tmp_path, caplog):
     train.run(config(ema_decay=1.0), str(tmp_path))  # the average never leaves the start
+    assert ('ema_decay 1 is much for 12 steps: at the end 100 % of the average, which is what is '
+            'evaluated, will be the initial weights. Try 0.1667, or 0') in caplog.text
     (row,) = rows(tmp_path, 'eval/loss')
     assert row['eval/loss'] == pytest.approx(2.302585, abs=1e-5)  # a head of zeros: ln 10
 

@@ -195,6 +195,12 @@ class Trainer:
             trained = sum(size for size, factor in zip(sizes, jax.tree.leaves(factors), strict=True)
                           if factor)
             log.info('training %s of %s parameters', f'{trained:,}', f'{sum(sizes):,}')
+        initial = (config.ema_decay or 0) ** self.num_steps  # its share of the average at the end
+        if initial > 0.1:
+            log.warning('ema_decay %g is much for %d steps: at the end %.0f %% of the average, '
+                        'which is what is evaluated, will be the initial weights. Try %.4g, or 0 '
+                        'for no average.', config.ema_decay, self.num_steps, 100 * initial,
+                        max(0, 1 - 10 / self.num_steps))
         for name in sharding.unsplit(self._state.params, self._mesh):
             log.warning('mesh.fsdp %d divides no axis of %s: every device holds it whole',
                         self._mesh.shape['fsdp'], name)
