@@ -147,6 +147,11 @@ def tiny(**fields):
     ({'image_size': (225,)}, 'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
                              'image sizes are 224x224 and 240x240'),
     ({'optimizer__learning_rate': 0.0}, 'learning_rate is 0.0: expected more than 0'),
+    ({'optimizer__momentum': 2.0}, 'momentum is 2.0: expected at least 0 and less than 1'),
+    ({'optimizer__b2': 1.0}, 'optimizer.b2 is 1.0: expected'),
+    ({'ema_decay': 1.5}, 'ema_decay is 1.5: expected at least 0, .* and at most 1'),
+    ({'ema_decay': -1.0}, 'ema_decay is -1.0: expected'),
+    ({'ema_decay': float('nan')}, 'ema_decay is nan: expected'),
     ({'dataset__shuffle_buffer': 0}, 'shuffle_buffer is 0: expected at least 1'),
     ({'augment__pad': 300}, 'augment.pad is 300: expected at most the side of the image, 224'),
     ({'model__pool': 'none'}, 'set model.pool to cls, gap or map'),

@@ -83,7 +83,9 @@ def test_learning_rates_by_parameter(name):
 
 @pytest.mark.parametrize(('rule', 'message'), [
     ('head', "'head' cannot be read .*expected REGEX=FACTOR,... as in"),
-    ('(=1', 'cannot be read'), ('head=-1', 'with a factor of at least 0'),
+    ('.=0', "lr_factors '.=0' freezes all parameters: put first what is to be trained"),
+    ('head=nan', 'with a factor of at least 0'), ('(=1', 'cannot be read'),
+    ('head=-1', 'with a factor of at least 0'),
     ('haed=1', r"'haed=1' fits no parameter. Their paths are: head/kernel")])
 def test_learning_rate_rules_that_make_no_sense(rule, message):
     config = settings(lr_factors=rule)

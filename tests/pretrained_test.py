@@ -38,6 +38,7 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
     assert result.returncode == 0, result.stderr
     assert 'resized      position/embedding               (1, 37, 16), was (1, 17, 16)' in (
         result.stderr)
+    assert 'training 51 of 5,923 parameters' in result.stderr
     config = json.loads((tmp_path / 'run' / 'config.json').read_text())
     assert config['model']['gelu'] == 'erf'  # the config file says tanh
     before, after = (weights.load(str(w)) for w in (source, tmp_path / 'run'))

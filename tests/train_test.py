@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.config_test import load
 from tests.conftest import TINY, write_images
-from vit_jax import accumulation, metrics, train
+from vit_jax import accumulation, curves, metrics, train
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 
@@ -111,6 +111,21 @@ def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_p
     assert both[0] == both[1]
 
 
+def test_signal_as_the_run_ends(tmp_path, monkeypatch):
+    """Nothing is left to do, but what called the run, such as a sweep, is not to go on."""
+    draw = curves.draw  # the last thing of an evaluation
+
+    def interrupted_draw(*args):
+        draw(*args)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(curves, 'draw', interrupted_draw)
+    assert train.run(config(num_steps=6), str(tmp_path)) == 143
+    assert [row['step'] for row in rows(tmp_path, 'eval/loss')] == [6]
+    assert (tmp_path / 'checkpoints' / '6').is_dir()
+    assert train.run(config(num_steps=6), str(tmp_path)) == 0
+
+
 @pytest.mark.slow  # compiles a large step eight times
 def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
     whole = config(accum_steps=0, num_steps=5)
@@ -145,8 +160,10 @@ def test_fewer_steps_than_done(tmp_path):
         train.run(config(num_steps=8), str(tmp_path))
 
 
-def test_average_is_what_is_evaluated(tmp_path):
+def test_average_is_what_is_evaluated(tmp_path, caplog):
     train.run(config(ema_decay=1.0), str(tmp_path))  # the average never leaves the start
+    assert ('ema_decay 1 is much for 12 steps: at the end 100 % of the average, which is what is '
+            'evaluated, will be the initial weights. Try 0.1667, or 0') in caplog.text
     (row,) = rows(tmp_path, 'eval/loss')
     assert row['eval/loss'] == pytest.approx(2.302585, abs=1e-5)  # a head of zeros: ln 10
 

@@ -143,6 +143,13 @@ def check(config: ml_collections.ConfigDict) -> None:
     if config.optimizer.learning_rate <= 0:
         raise UserError(f'optimizer.learning_rate is {config.optimizer.learning_rate}: expected '
                         'more than 0.')
+    for field in ('optimizer.b1', 'optimizer.b2', 'optimizer.momentum'):
+        if not 0 <= get(config, field) < 1:
+            raise UserError(f'{field} is {get(config, field)}: expected at least 0 and less than '
+                            '1, as in 0.9.')
+    if not 0 <= (config.ema_decay or 0) <= 1:
+        raise UserError(f'ema_decay is {config.ema_decay}: expected at least 0, which is without '
+                        'average, and at most 1, as in 0.999.')
     if config.augment.pad > min(as_pair(config.image_size)):
         raise UserError(f'augment.pad is {config.augment.pad}: expected at most the side of the '
                         f'image, {min(as_pair(config.image_size))}.')

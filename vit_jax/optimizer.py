@@ -1,5 +1,6 @@
 """The optax chain and the learning-rate schedule of a config (ViT section 4.1, tables 3 and 4)."""
 
+import math
 import re
 
 import jax
@@ -77,7 +78,7 @@ def lr_factors(params: PyTree, rules: str) -> PyTree:
         'blocks/mlp/dense1/kernel', decides, and without one the factor is 1.
 
     Raises:
-      UserError: a rule cannot be read or fits no parameter.
+      UserError: a rule cannot be read or fits no parameter, or all factors are 0.
     """
     parsed = {rule: parse_rule(rule) for rule in rules.split(',')}
     names = jax.tree.map_with_path(
@@ -86,9 +87,13 @@ def lr_factors(params: PyTree, rules: str) -> PyTree:
         if not any(map(pattern.search, jax.tree.leaves(names))):
             raise UserError(f'optimizer.lr_factors {rule!r} fits no parameter. Their paths are: '
                             f'{", ".join(jax.tree.leaves(names))}.')
-    return jax.tree.map(
+    factors = jax.tree.map(
         lambda name: next((factor for pattern, factor in parsed.values() if pattern.search(name)),
                           1.0), names)
+    if not any(jax.tree.leaves(factors)):
+        raise UserError(f'optimizer.lr_factors {rules!r} freezes all parameters: put first what is '
+                        'to be trained, as in ^head/=1,.=0, which trains the head only.')
+    return factors
 
 
 def stop_frozen(params: PyTree, rules: str) -> PyTree:
@@ -108,7 +113,7 @@ def parse_rule(rule: str) -> tuple[re.Pattern, float]:
         raise UserError(f'optimizer.lr_factors {rule!r} cannot be read ({error}): expected '
                         'REGEX=FACTOR,... as in ^head/=1,.=0, which trains the head only.'
                         ) from error
-    if not pattern or parsed[1] < 0:
+    if not pattern or not 0 <= parsed[1] < math.inf:
         raise UserError(f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor of '
                         'at least 0.')
     return parsed

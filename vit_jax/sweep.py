@@ -1,19 +1,21 @@
-"""Tries learning rates, chooses on held-out examples, and scores the best one on the test split.
+r"""Tries learning rates, chooses on held-out examples, and scores the best one on the test split.
 
     python -m vit_jax.sweep --config=configs/finetune.py:b16,cifar10 \
         --config.pretrained=WEIGHTS --workdir=DIR \
         --config.optimizer.learning_rate=0.001,0.003,0.01,0.03
 
 Each value trains in DIR/lr=VALUE and is scored on `dataset.eval_split`. The best one then trains on
-the whole training split in DIR/final, which is scored once, at its end, on `dataset.test_split`
-(ViT section 4.1, table 4). A value with which training diverges is not chosen. The same command
-again goes on where it was stopped.
+the whole training split in DIR/final-lr=VALUE, which is scored once, at its end, on
+`dataset.test_split` (ViT section 4.1, table 4). A value with which training diverges is not chosen.
+The same command again goes on where it was stopped, and with more values trains what they add. The
+outcome is logged and stands in DIR/sweep.json.
 """
 
+import argparse
 import contextlib
 import functools
 import json
-import logging
+import math
 import os
 import sys
 
@@ -21,45 +23,53 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import hosts, logs, metrics
+from vit_jax import hosts, logs, metrics, workdir
 from vit_jax import main as main_lib
 from vit_jax.errors import DivergedError, UserError
 
-log = logging.getLogger(__name__)
+log = logs.LOGGER  # __name__ is __main__ here, outside of what logs.to_terminal shows
 
-FLAG = '--config.optimizer.learning_rate='
+FLAG = '--config.optimizer.learning_rate'
 
 
 def learning_rates(argv: list[str]) -> tuple[list[float], list[str]]:
-    """The values of FLAG, and the other arguments.
+    """The values of FLAG, as FLAG=A,B or FLAG A,B, and the other arguments.
 
-    Raises UserError when it is not there with two different numbers or more.
+    Raises UserError when it is not there with two different positive numbers or more.
     """
-    given = [argument[len(FLAG):] for argument in argv if argument.startswith(FLAG)]
-    others = [argument for argument in argv if not argument.startswith(FLAG)]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(FLAG, nargs='?', dest='given')
+    options, others = parser.parse_known_args(argv)
     try:
-        values = sorted({float(value) for value in given[-1].split(',')})
-    except (IndexError, ValueError):
+        values = sorted({float(value) for value in (options.given or '').split(',')})
+    except ValueError:
         values = []
-    if len(values) < 2:
-        raise UserError(f'a sweep needs {FLAG}A,B,... with two numbers or more'
-                        f'{f", and got {given[-1]!r}" if given else ""}.')
+    if len(values) < 2 or not all(0 < value < math.inf for value in values):
+        raise UserError(f'a sweep needs {FLAG}=A,B,... with two positive numbers or more'
+                        f'{f", and got {options.given!r}" if options.given else ""}.')
     return values, others
 
 
 def run(config: ConfigDict, values: list[float], directory: str) -> int:
-    """Runs the sweep; returns 0, or what train.run returns when a signal stopped it.
+    """Runs the sweep; returns 0, or what train.run returns when a signal came: nothing follows it.
 
     Raises:
       UserError: there is no split to score the winner on, or a run cannot be done.
       DivergedError: no value is left to choose, or the run of the winner diverges.
     """
     from vit_jax import train  # imports TensorFlow
-    from vit_jax.data.sources import split_name
+    from vit_jax.data.sources import open_source, split_name
 
     if not config.dataset.test_split:
         raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
                         '--config.dataset.test_split=test')
+    classes = open_source(config.dataset, split_name(config.dataset.train_split)).class_names
+    try:  # now, and not after hours of training
+        open_source(config.dataset, config.dataset.test_split, classes)
+    except UserError as error:
+        # A run, for which the message is written, has no test split.
+        text = str(error).replace('dataset.train_split and dataset.eval_split', 'it')
+        raise UserError(f'dataset.test_split is {config.dataset.test_split!r}: {text}') from error
     scores = {}
     for value in values:
         folder = os.path.join(directory, f'lr={value:g}')
@@ -77,18 +87,19 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
             log.warning('learning rate %g diverges and is not chosen: %s', value, error)
             with open(mark, 'w', encoding='utf-8') as file:
                 file.write(_as_json(config))
-    log.info('learning rates on %s: %s', config.dataset.eval_split, '  '.join(
+    eval_split = config.dataset.eval_split
+    log.info('learning rates on %s: %s', eval_split, '  '.join(
         f'{value:g}: {100 * scores[value]:.2f} %' if value in scores else f'{value:g}: diverges'
         for value in values))
     if not scores:
         raise DivergedError(
             f'training diverges with all learning rates: {", ".join(f"{v:g}" for v in values)}. '
-            f'Try smaller ones, as in {FLAG}{values[0] / 100:g},{values[0] / 10:g}')
+            f'Try smaller ones, as in {FLAG}={values[0] / 100:g},{values[0] / 10:g}')
     best = max(scores, key=scores.get)
     if best in (values[0], values[-1]):
         log.info('the best, %g, is at an end of those tried: others beyond it may be better', best)
 
-    final = os.path.join(directory, 'final')
+    final = os.path.join(directory, f'final-lr={best:g}')  # with more values another may win
     config.optimizer.learning_rate = best
     config.dataset.train_split = split_name(config.dataset.train_split)
     config.dataset.eval_split = config.dataset.test_split
@@ -96,15 +107,19 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
     config.keep_best = False
     if code := train.run(config, final):
         return code
+    accuracy = last_accuracy(final)
     log.info('learning rate %g, trained on all of %s: %.2f %% accuracy on %s, in %s', best,
-             config.dataset.train_split, 100 * last_accuracy(final), config.dataset.test_split,
-             final)
+             config.dataset.train_split, 100 * accuracy, config.dataset.test_split, final)
+    workdir.save(os.path.join(directory, 'sweep.json'), {
+        'eval_split': eval_split, 'eval_accuracy': {f'{v:g}': scores.get(v) for v in values},
+        'best': best, 'test_split': config.dataset.test_split, 'test_accuracy': accuracy,
+        'workdir': final})
     return 0
 
 
-def last_accuracy(workdir: str) -> float:
+def last_accuracy(folder: str) -> float:
     """eval/accuracy at the end of a finished run, in [0, 1]."""
-    rows = metrics.read(os.path.join(workdir, 'metrics.jsonl'))
+    rows = metrics.read(os.path.join(folder, 'metrics.jsonl'))
     return [row['eval/accuracy'] for row in rows if 'eval/accuracy' in row][-1]
 
 
@@ -125,7 +140,10 @@ def main(argv: list[str], values: list[float]) -> None:
     logs.to_terminal()
     try:
         hosts.refuse_several('vit_jax.sweep', *main_lib.processes())
-        sys.exit(run(flags.FLAGS.config, values, flags.FLAGS.workdir))
+        code = run(flags.FLAGS.config, values, flags.FLAGS.workdir)
+        if code:
+            log.warning('the sweep stops here. To continue, run the same command again.')
+        sys.exit(code)
     except UserError as error:
         sys.exit(f'error: {error}')
 
@@ -135,7 +153,9 @@ def start() -> None:
     try:
         values, sys.argv = learning_rates(sys.argv)  # ml_collections looks there, too
     except UserError as error:
-        sys.exit(f'error: {error}')
+        if not any(argument.startswith(('--help', '-help')) for argument in sys.argv):
+            sys.exit(f'error: {error}')
+        values = []  # absl shows the help, and that is all
     app.run(functools.partial(main, values=values), flags_parser=main_lib.parse)
 
 

@@ -24,6 +24,7 @@ from vit_jax import (
     hosts,
     logs,
     metrics,
+    optimizer,
     pretrained,
     progress,
     sharding,
@@ -48,8 +49,9 @@ def run(config: ConfigDict, directory: str) -> int:
       directory: the workdir; made when missing.
 
     Returns:
-      0 when the run is complete; 128 + signal number when SIGTERM or SIGINT stopped it, saved.
-      With several processes, what stops one of them stops all, at the same step.
+      0 when the run is complete; 128 + signal number when SIGTERM or SIGINT came, saved, also
+      when it came too late to stop the run. With several processes, what stops one of them stops
+      all, at the same step.
 
     Raises:
       UserError: the config, the data or the workdir cannot be used.
@@ -64,7 +66,9 @@ def run(config: ConfigDict, directory: str) -> int:
         trainer = Trainer(config, directory, interrupts, stack)
         stack.enter_context(logging_redirect_tqdm([logs.LOGGER]))
         trainer.train()
-        return 0 if trainer.complete else 128 + interrupts.received
+        received = hosts.agree(interrupts.received or 0, max)  # also after the last step
+    received = received or interrupts.received  # while the files were being closed
+    return 128 + received if received else 0
 
 
 class Trainer:
@@ -185,6 +189,18 @@ class Trainer:
                  f'{config.recipe}: ' if config.recipe else '', self._train_source.num_examples,
                  self._eval_source.num_examples, config.dataset.num_classes, jax.device_count(),
                  jax.devices()[0].device_kind, self._directory)
+        if config.optimizer.lr_factors:
+            factors = optimizer.lr_factors(self._state.params, config.optimizer.lr_factors)
+            sizes = [x.size for x in jax.tree.leaves(self._state.params)]
+            trained = sum(size for size, factor in zip(sizes, jax.tree.leaves(factors), strict=True)
+                          if factor)
+            log.info('training %s of %s parameters', f'{trained:,}', f'{sum(sizes):,}')
+        initial = (config.ema_decay or 0) ** self.num_steps  # its share of the average at the end
+        if initial > 0.1:
+            log.warning('ema_decay %g is much for %d steps: at the end %.0f %% of the average, '
+                        'which is what is evaluated, will be the initial weights. Try %.4g, or 0 '
+                        'for no average.', config.ema_decay, self.num_steps, 100 * initial,
+                        max(0, 1 - 10 / self.num_steps))
         for name in sharding.unsplit(self._state.params, self._mesh):
             log.warning('mesh.fsdp %d divides no axis of %s: every device holds it whole',
                         self._mesh.shape['fsdp'], name)

@@ -112,8 +112,16 @@ def record(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> No
     """Writes classes.json and config.json, on process 0."""
     if not hosts.is_main():
         return
-    _save(os.path.join(workdir, 'classes.json'), list(class_names))
-    _save(os.path.join(workdir, 'config.json'), config.to_dict())
+    save(os.path.join(workdir, 'classes.json'), list(class_names))
+    save(os.path.join(workdir, 'config.json'), config.to_dict())
+
+
+def save(path: str, value) -> None:
+    """Writes a JSON file, whole or not at all."""
+    with open(path + '.tmp', 'w', encoding='utf-8') as file:
+        json.dump(value, file, indent=2)
+        file.write('\n')
+    os.replace(path + '.tmp', path)
 
 
 def checkpoint_directory(workdir: str) -> str:
@@ -143,10 +151,3 @@ def _load(path):
     except (OSError, json.JSONDecodeError) as error:
         raise UserError(f'{path} cannot be read ({error}). The run cannot be checked against it: '
                         'restore the file, or take another --workdir.') from error
-
-
-def _save(path, value):
-    with open(path + '.tmp', 'w', encoding='utf-8') as file:
-        json.dump(value, file, indent=2)
-        file.write('\n')
-    os.replace(path + '.tmp', path)
