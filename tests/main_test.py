@@ -1,6 +1,10 @@
 """The command as a user types it: exit codes and messages without a traceback."""
 
+import subprocess
+
 import pytest
+
+from tests.conftest import ROOT, command, environment
 
 
 def check_message(result, message):
@@ -36,3 +40,15 @@ def test_missing_config_file(run_main, tmp_path):
 def test_the_error_is_in_the_log_of_the_workdir_too(run_main, tmp_path):
     run_main(tmp_path, fields={'dataset.name': '/nowhere/flowers'})
     assert "error: no directory '/nowhere/flowers'" in (tmp_path / 'train.log').read_text()
+
+
+def run_with(workdir, *arguments):
+    """The command with arguments as they are, which a dict of fields could not give twice."""
+    return subprocess.run([*command(workdir), *arguments], cwd=ROOT, env=environment(), text=True,
+                          capture_output=True, timeout=300, check=False)
+
+
+def test_a_repeated_tuple_is_refused(tmp_path):
+    """And is not the rectangle 224x288."""
+    result = run_with(tmp_path, '--config.image_size=224', '--config.image_size=288')
+    check_message(result, 'error: --config.image_size is given 2 times: give it once')

@@ -33,6 +33,7 @@ def parse(argv: list[str]) -> list[str]:
     try:
         arguments = app.parse_flags_with_usage(argv)
         _ = _CONFIG.value.seed  # a missing file shows when a field is first used
+        refuse_repeated(argv, flags.FLAGS)
         return arguments
     except OSError as error:
         sys.exit(f'error: no config file. {error}')
@@ -40,6 +41,15 @@ def parse(argv: list[str]) -> list[str]:
         sys.exit(f'error: {error}')
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         sys.exit(f'error: {describe(error)}')
+
+
+def refuse_repeated(argv: list[str], values: flags.FlagValues) -> None:
+    """Raises UserError for a tuple field that is given twice: absl would join the values."""
+    names = [argument.lstrip('-').partition('=')[0] for argument in argv]
+    for name in names:
+        if name in values and isinstance(values[name], flags.MultiFlag) and names.count(name) > 1:
+            raise UserError(f'--{name} is given {names.count(name)} times: give it once, with all '
+                            f'its values, as in --{name}=A,B')
 
 
 def describe(error: Exception) -> str:
