@@ -88,6 +88,31 @@ def test_table(run, capsys):
     assert out[-1].endswith(' on 12 images')
 
 
+def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
+    """Also more of them than a training run allows."""
+    write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 4, seed=2)
+    broken = [tmp_path / 'test' / name for name in ('ant/001.png', 'cat/000.png')]
+    broken[0].write_bytes(broken[0].read_bytes()[:60])
+    broken[1].write_text('no image')
+    arguments = [f'--workdir={run}', f'--dataset={tmp_path}']
+    code, result = command(capsys, *arguments)
+    assert code == 0
+    assert result['broken'] == [str(path) for path in broken]
+    assert [c['num_examples'] for c in result['classes'].values()] == [3, 4, 3]
+    assert evaluate.main(arguments) == 0
+    assert capsys.readouterr().out.endswith(' on 10 images, 2 broken left out\n')
+
+
+def test_no_readable_image(run, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 1)
+    for path in tmp_path.rglob('*.png'):
+        path.write_text('no image')
+    assert evaluate.main([f'--workdir={run}', f'--dataset={tmp_path}']) == 1
+    message = caplog.records[-1].getMessage()
+    assert 'no image can be read: 3 of 3 seen so far, 100.00%. Mend or remove them:' in message
+
+
 def test_other_classes(run, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
     write_images(tmp_path / 'two' / 'test', ['ant', 'bee'], 2)

@@ -64,10 +64,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def evaluate(options: argparse.Namespace) -> dict:
-    """The numbers of main(): eval/* as a run logs them, and `classes` with each one's own.
+    """The numbers of main().
+
+    Returns:
+      eval/* as a run logs them; `classes` with each one's own; `broken`, the names of the images
+      that cannot be decoded and are left out, however many.
 
     Raises:
-      UserError: weights or data cannot be read, or do not have the same classes.
+      UserError: weights, data or all images cannot be read, or the classes are not the same.
     """
     from vit_jax import data  # TensorFlow
 
@@ -94,14 +98,14 @@ def evaluate(options: argparse.Namespace) -> dict:
 
     params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params),
                             sharding.replicated(mesh))
-    batches = (sharding.shard_batch(batch, by_example) for batch in data.eval_batches(
-        source, config, *sharding.data_share(mesh)))
-    totals = classification.total(jax.jit(step), params, batches)
+    batches = data.eval_batches(source, config, *sharding.data_share(mesh))
+    totals = classification.total(
+        jax.jit(step), params, (sharding.shard_batch(batch, by_example) for batch in batches))
     classes = {name: {'accuracy': float(right / count) if count else None,
                       'num_examples': int(count)}
                for name, right, count in zip(source.class_names, totals['correct_by_class'],
                                              totals['count_by_class'], strict=True)}
-    return {**classification.metrics(totals), 'classes': classes}
+    return {**classification.metrics(totals), 'broken': batches.broken, 'classes': classes}
 
 
 def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigDict:
@@ -131,6 +135,7 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
                  'FIELD=VALUE', ', '.join(missing), ', '.join(
                      f'{name}={config.preprocess[name]}' for name in missing))
     config.preprocess.update(stated)
+    config.dataset.max_broken_fraction = 1.0
     config.batch_size = options.batch_size
     if config.batch_size < 1:
         raise UserError(f'--batch_size is {config.batch_size}: expected at least 1.')
@@ -173,10 +178,11 @@ def describe(result: dict) -> str:
     width = max(map(len, result['classes']))
     lines = [f'  {name:<{width}}  {100 * c["accuracy"]:6.2f} %  of {c["num_examples"]}'
              for name, c in classes if c['num_examples']]
+    broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
     return '\n'.join([*lines, (
         f'accuracy {100 * result["eval/accuracy"]:.2f} %  top-5 '
         f'{100 * result["eval/accuracy_top5"]:.2f} %  loss {result["eval/loss"]:.4f}  on '
-        f'{result["eval/num_examples"]:.0f} images')])
+        f'{result["eval/num_examples"]:.0f} images{broken}')])
 
 
 if __name__ == '__main__':
