@@ -37,6 +37,12 @@ def test_missing_config_file(run_main, tmp_path):
     check_message(run_main(tmp_path / 'run', config='configs/vti.py'), 'error: no config file')
 
 
+def test_workdir_that_is_a_file(run_main, tmp_path):
+    (tmp_path / 'run').write_text('')
+    check_message(run_main(tmp_path / 'run'),
+                  f'error: --workdir {tmp_path}/run is a file: name a directory.')
+
+
 def test_the_error_is_in_the_log_of_the_workdir_too(run_main, tmp_path):
     run_main(tmp_path, fields={'dataset.name': '/nowhere/flowers'})
     assert "error: no directory '/nowhere/flowers'" in (tmp_path / 'train.log').read_text()

@@ -43,8 +43,7 @@ def report(error: BaseException) -> None:
 
 
 def to_file(workdir: str) -> None:
-    """Adds the log lines to WORKDIR/train.log as well."""
-    os.makedirs(workdir, exist_ok=True)
+    """Adds the log lines to WORKDIR/train.log as well; the directory must be there."""
     handler = logging.FileHandler(os.path.join(workdir, 'train.log'), encoding='utf-8')
     handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     LOGGER.addHandler(handler)

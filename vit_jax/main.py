@@ -74,12 +74,14 @@ def main(argv: list[str]) -> None:
         sys.exit(f'error: unexpected argument {argv[1]!r}; flags are written --name=value.')
     logs.to_terminal()
     try:
-        from vit_jax import train  # imports TensorFlow: seconds that --help need not wait for
+        # TensorFlow is imported: seconds that --help need not wait for.
+        from vit_jax import train, workdir
     except ModuleNotFoundError as error:
         sys.exit(f"error: {error}. Training needs more: pip install -e '.[train]'")
     try:
         hosts.initialise(*processes(), _START_TIMEOUT.value)
         if hosts.is_main():
+            workdir.make(_WORKDIR.value)
             logs.to_file(_WORKDIR.value)
         sys.exit(train.run(_CONFIG.value, _WORKDIR.value))
     except Exception as error:
