@@ -52,11 +52,21 @@ def test_workdir_that_is_none(run, tmp_path, caplog, monkeypatch):
     assert f'--workdir={path} is no workdir of a run' in caplog.records[-1].getMessage()
 
 
+def test_split_that_is_not_there(run, image_directory, caplog, monkeypatch):
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    assert evaluate.main([f'--workdir={run}', '--split=tets']) == 1
+    message = caplog.records[-1].getMessage()
+    assert f"no split folder 'tets' in '{image_directory}'; the folders there are: test, train" in (
+        message)
+    assert 'or in --split of vit_jax.evaluate' in message
+
+
 def test_weights_on_another_split(run, image_directory, capsys):
     """60 images in batches of 8: the last one is padded, and every image counts once."""
     code, result = command(capsys, f'--pretrained={run}', f'--dataset={image_directory}',
                            '--split=train')
     assert code == 0
+    assert (result['dataset'], result['split']) == (str(image_directory), 'train')
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
 
 
@@ -80,12 +90,12 @@ def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, c
     assert results['stated'] == results['given'] == results['both'] != results['silent']
 
 
-def test_table(run, capsys):
+def test_table(run, image_directory, capsys):
     assert evaluate.main([f'--workdir={run}']) == 0
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 4
     assert out[-1].startswith('accuracy ')
-    assert out[-1].endswith(' on 12 images')
+    assert out[-1].endswith(f' on 12 images of {image_directory}, test')
 
 
 def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
@@ -100,7 +110,8 @@ def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
     assert result['broken'] == [str(path) for path in broken]
     assert [c['num_examples'] for c in result['classes'].values()] == [3, 4, 3]
     assert evaluate.main(arguments) == 0
-    assert capsys.readouterr().out.endswith(' on 10 images, 2 broken left out\n')
+    assert capsys.readouterr().out.endswith(f' on 10 images of {tmp_path}, test, 2 broken '
+                                             'left out\n')
 
 
 def test_no_readable_image(run, tmp_path, caplog, monkeypatch):

@@ -54,7 +54,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
     parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'")
     parser.add_argument('--data_dir', default='', help="TFDS sets; default: TFDS's own")
-    parser.add_argument('--split', help="for example test or train[:10%%]")
+    parser.add_argument('--split', help="for example test or train[:10%%]; of a workdir, the "
+                        "default is the run's dataset.eval_split")
     parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
                         help='of images, instead of what the weights say: resize=bicubic, '
                         'crop_ratio=0.9, mean=R,G,B or std=R,G,B; may be repeated')
@@ -67,8 +68,8 @@ def evaluate(options: argparse.Namespace) -> dict:
     """The numbers of main().
 
     Returns:
-      eval/* as a run logs them; `classes` with each one's own; `broken`, the names of the images
-      that cannot be decoded and are left out, however many.
+      `dataset` and `split`; eval/* as a run logs them; `classes` with each one's own; `broken`,
+      the names of the images that cannot be decoded and are left out, however many.
 
     Raises:
       UserError: weights, data or all images cannot be read, or the classes are not the same.
@@ -105,7 +106,8 @@ def evaluate(options: argparse.Namespace) -> dict:
                       'num_examples': int(count)}
                for name, right, count in zip(source.class_names, totals['correct_by_class'],
                                              totals['count_by_class'], strict=True)}
-    return {**classification.metrics(totals), 'broken': batches.broken, 'classes': classes}
+    return {'dataset': config.dataset.name, 'split': config.dataset.eval_split,
+            **classification.metrics(totals), 'broken': batches.broken, 'classes': classes}
 
 
 def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigDict:
@@ -182,7 +184,8 @@ def describe(result: dict) -> str:
     return '\n'.join([*lines, (
         f'accuracy {100 * result["eval/accuracy"]:.2f} %  top-5 '
         f'{100 * result["eval/accuracy_top5"]:.2f} %  loss {result["eval/loss"]:.4f}  on '
-        f'{result["eval/num_examples"]:.0f} images{broken}')])
+        f'{result["eval/num_examples"]:.0f} images of {result["dataset"]}, '
+        f'{result["split"]}{broken}')])
 
 
 if __name__ == '__main__':

@@ -188,8 +188,9 @@ def _split_folder(root, name):
         there = [entry for entry in _visible(root) if gfile.isdir(os.path.join(root, entry))]
         raise UserError(
             f"no split folder '{name}' in '{root}'; the folders there are: "
-            f'{", ".join(there) or "none"}. Set dataset.train_split and dataset.eval_split to '
-            'folders of that directory (a slice such as train[:90%] is allowed)'
+            f'{", ".join(there) or "none"}. Name one of them, or a slice such as '
+            'train[:90%]: in dataset.train_split, dataset.eval_split and dataset.test_split of a '
+            'config, or in --split of vit_jax.evaluate'
         )
     return folder
 
