@@ -132,6 +132,12 @@ def test_errors_of_a_directory_say_what_is_there(tmp_path):
     )
 
 
+def test_data_set_without_a_name():
+    assert 'add --config.dataset.name=DIRECTORY_OR_TFDS_NAME' in message(
+        data.open_source, dataset(''), 'train'
+    )
+
+
 def test_evaluation_folders_must_be_those_of_training(tmp_path):
     write_images(tmp_path / 'train', {'a': 1, 'b': 1, 'c': 1})
     write_images(tmp_path / 'val', {'b': 1, 'new': 1})

@@ -27,6 +27,11 @@ def open_source(dataset, split, class_names=None):
     the train split when opening another one.
     Raises UserError if the data or the split is not there or not usable.
     """
+    if not dataset.name:
+        raise UserError(
+            'dataset.name is empty: add --config.dataset.name=DIRECTORY_OR_TFDS_NAME, where the '
+            'directory holds SPLIT/CLASS/image files'
+        )
     if dataset.name == 'digits':
         source = DigitsSource(split)
     elif _is_directory(dataset.name):
