@@ -54,6 +54,17 @@ def run_with(workdir, *arguments):
                           capture_output=True, timeout=300, check=False)
 
 
+def test_a_field_without_config_in_front(tmp_path):
+    check_message(run_with(tmp_path, '--pretrained=W'), (
+        "error: Unknown command line flag 'pretrained'. Did you mean --config.pretrained?"))
+
+
+def test_help_is_no_error(tmp_path):
+    result = run_with(tmp_path, '--help')
+    assert result.returncode == 0
+    assert '--workdir' in result.stdout
+
+
 def test_a_repeated_tuple_is_refused(tmp_path):
     """And is not the rectangle 224x288."""
     result = run_with(tmp_path, '--config.image_size=224', '--config.image_size=288')

@@ -10,6 +10,7 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
+from vit_jax import config as config_lib
 from vit_jax import hosts, logs
 from vit_jax.errors import UserError
 
@@ -31,15 +32,21 @@ flags.mark_flags_as_required(['config', 'workdir'])
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags; an unknown model, data set or field ends with one plain message."""
     try:
-        arguments = app.parse_flags_with_usage(argv)
+        arguments = flags.FLAGS(argv)
         _ = _CONFIG.value.seed  # a missing file shows when a field is first used
         refuse_repeated(argv, flags.FLAGS)
         return arguments
+    except SystemExit as end:
+        sys.exit(0 if end.code == 1 else end.code)  # absl ends --help with 1
+    except flags.UnrecognizedFlagError as error:
+        field = error.flagname in config_lib.flatten(config_lib.base())
+        hint = f'. Did you mean --config.{error.flagname}?' if field else ''
+        sys.exit(f'error: {error}{hint}')
     except OSError as error:
         sys.exit(f'error: no config file. {error}')
     except UserError as error:
         sys.exit(f'error: {error}')
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, flags.Error) as error:
         sys.exit(f'error: {describe(error)}')
 
 
