@@ -8,6 +8,14 @@ from tests.conftest import TINY, write_images
 from vit_jax import evaluate, metrics, train, weights
 
 
+@pytest.fixture(autouse=True)
+def messages(caplog, monkeypatch):
+    """caplog sees what the command says, whichever test is the first."""
+    monkeypatch.setattr(evaluate.logs, 'to_terminal', lambda: None)
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    caplog.set_level('INFO', logger='vit_jax')
+
+
 @pytest.fixture(scope='module')
 def run(tmp_path_factory, image_directory):
     """A short run on three classes, averaged parameters and all."""
@@ -44,16 +52,14 @@ def test_a_checkpoint_of_a_workdir(run, capsys):
     assert result == command(capsys, f'--workdir={run}')[1]
 
 
-def test_workdir_that_is_none(run, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+def test_workdir_that_is_none(run, tmp_path, caplog):
     path = str(tmp_path / 'x.safetensors')
     weights.save(weights.load(str(run)), path, 'vit_jax')
     assert evaluate.main([f'--workdir={path}']) == 1
     assert f'--workdir={path} is no workdir of a run' in caplog.records[-1].getMessage()
 
 
-def test_split_that_is_not_there(run, image_directory, caplog, monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+def test_split_that_is_not_there(run, image_directory, caplog):
     assert evaluate.main([f'--workdir={run}', '--split=tets']) == 1
     message = caplog.records[-1].getMessage()
     assert f"no split folder 'tets' in '{image_directory}'; the folders there are: test, train" in (
@@ -70,10 +76,8 @@ def test_weights_on_another_split(run, image_directory, capsys):
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
 
 
-def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog,
-                                               monkeypatch):
+def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog):
     """Said on the command line it is what it would be in the weights, and before what is there."""
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
     loaded, results = weights.load(str(run)), {}
     fields = dict(resize='bicubic', crop_ratio=0.6, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
     flags = ['--preprocess=resize=bicubic', '--preprocess=crop_ratio=0.6',
@@ -114,8 +118,7 @@ def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
                                              'left out\n')
 
 
-def test_no_readable_image(run, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+def test_no_readable_image(run, tmp_path, caplog):
     write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 1)
     for path in tmp_path.rglob('*.png'):
         path.write_text('no image')
@@ -124,8 +127,7 @@ def test_no_readable_image(run, tmp_path, caplog, monkeypatch):
     assert 'no image can be read: 3 of 3 seen so far, 100.00%. Mend or remove them:' in message
 
 
-def test_other_classes(run, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+def test_other_classes(run, tmp_path, caplog):
     write_images(tmp_path / 'two' / 'test', ['ant', 'bee'], 2)
     write_images(tmp_path / 'three' / 'test', ['ant', 'bee', 'dog'], 2)
     for folder, message in [('two', 'ant'), ('three', 'dog'), ('missing', 'no directory')]:
@@ -154,8 +156,7 @@ def renamed(run, tmp_path):
     (['ant', 'crane', 'crane'], 'vit_jax'),
 ])
 def test_order_counts_where_names_are_others(names, layout, renamed, run, image_directory, capsys,
-                                             caplog, monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+                                             caplog):
     _, expected = command(capsys, f'--workdir={run}')
     code, found = command(capsys, f'--pretrained={renamed(names, layout)}',
                           f'--dataset={image_directory}', '--split=test')
@@ -179,9 +180,7 @@ def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, c
     (['crane', 'ant', 'crane'], 'huggingface', "class 0 is 'crane' in"),  # ant is another one
     (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
 ])
-def test_names_that_contradict_the_data(names, layout, message, renamed, image_directory, caplog,
-                                        monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+def test_names_that_contradict_the_data(names, layout, message, renamed, image_directory, caplog):
     assert evaluate.main([f'--pretrained={renamed(names, layout)}',
                           f'--dataset={image_directory}', '--split=test']) == 1
     assert message in caplog.records[-1].getMessage()
