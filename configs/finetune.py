@@ -41,7 +41,8 @@ def get_config(arg: str = 'b16,cifar10'):
     config.batch_size = 512
     config.num_steps = steps
     config.image_size = (392, 392) if name.endswith('14') else (384, 384)
-    config.dataset.update(name=dataset, train_split=f'train[:{100 - held_out}%]',
+    named = dataset not in ('vtab', 'directory')  # others are to be named by the user
+    config.dataset.update(name=dataset if named else '', train_split=f'train[:{100 - held_out}%]',
                           eval_split=f'train[{100 - held_out}%:]', test_split=test_split)
     # What an image must look like, and how the arrays are used, is known to the weights.
     config.transfer.take = ('preprocess.mean', 'preprocess.std', 'preprocess.resize')

@@ -119,6 +119,12 @@ def test_table_4(arg, steps, warmup, held_out, size):
     assert all(field in fields for field in config.transfer.take)
 
 
+@pytest.mark.parametrize(('dataset', 'name'), [
+    ('cifar10', 'cifar10'), ('directory', ''), ('vtab', '')])  # '': the user says which
+def test_name_of_the_data_to_finetune_on(dataset, name):
+    assert finetune.get_config(f'ti16,{dataset}').dataset.name == name
+
+
 def test_unknown_data_set_to_finetune_on():
     with pytest.raises(UserError, match="unknown data set 'cifar1000'. Did you mean cifar100"):
         finetune.get_config('b16,cifar1000')

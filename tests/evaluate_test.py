@@ -8,6 +8,14 @@ from tests.conftest import TINY, write_images
 from vit_jax import evaluate, metrics, train, weights
 
 
+@pytest.fixture(autouse=True)
+def messages(caplog, monkeypatch):
+    """caplog sees what the command says, whichever test is the first."""
+    monkeypatch.setattr(evaluate.logs, 'to_terminal', lambda: None)
+    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+    caplog.set_level('INFO', logger='vit_jax')
+
+
 @pytest.fixture(scope='module')
 def run(tmp_path_factory, image_directory):
     """A short run on three classes, averaged parameters and all."""
@@ -44,12 +52,19 @@ def test_a_checkpoint_of_a_workdir(run, capsys):
     assert result == command(capsys, f'--workdir={run}')[1]
 
 
-def test_workdir_that_is_none(run, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+def test_workdir_that_is_none(run, tmp_path, caplog):
     path = str(tmp_path / 'x.safetensors')
     weights.save(weights.load(str(run)), path, 'vit_jax')
     assert evaluate.main([f'--workdir={path}']) == 1
     assert f'--workdir={path} is no workdir of a run' in caplog.records[-1].getMessage()
+
+
+def test_split_that_is_not_there(run, image_directory, caplog):
+    assert evaluate.main([f'--workdir={run}', '--split=tets']) == 1
+    message = caplog.records[-1].getMessage()
+    assert f"no split folder 'tets' in '{image_directory}'; the folders there are: test, train" in (
+        message)
+    assert 'or in --split of vit_jax.evaluate' in message
 
 
 def test_weights_on_another_split(run, image_directory, capsys):
@@ -57,13 +72,12 @@ def test_weights_on_another_split(run, image_directory, capsys):
     code, result = command(capsys, f'--pretrained={run}', f'--dataset={image_directory}',
                            '--split=train')
     assert code == 0
+    assert (result['dataset'], result['split']) == (str(image_directory), 'train')
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
 
 
-def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog,
-                                               monkeypatch):
+def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog):
     """Said on the command line it is what it would be in the weights, and before what is there."""
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
     loaded, results = weights.load(str(run)), {}
     fields = dict(resize='bicubic', crop_ratio=0.6, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
     flags = ['--preprocess=resize=bicubic', '--preprocess=crop_ratio=0.6',
@@ -80,16 +94,40 @@ def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, c
     assert results['stated'] == results['given'] == results['both'] != results['silent']
 
 
-def test_table(run, capsys):
+def test_table(run, image_directory, capsys):
     assert evaluate.main([f'--workdir={run}']) == 0
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 4
     assert out[-1].startswith('accuracy ')
-    assert out[-1].endswith(' on 12 images')
+    assert out[-1].endswith(f' on 12 images of {image_directory}, test')
 
 
-def test_other_classes(run, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
+    """Also more of them than a training run allows."""
+    write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 4, seed=2)
+    broken = [tmp_path / 'test' / name for name in ('ant/001.png', 'cat/000.png')]
+    broken[0].write_bytes(broken[0].read_bytes()[:60])
+    broken[1].write_text('no image')
+    arguments = [f'--workdir={run}', f'--dataset={tmp_path}']
+    code, result = command(capsys, *arguments)
+    assert code == 0
+    assert result['broken'] == [str(path) for path in broken]
+    assert [c['num_examples'] for c in result['classes'].values()] == [3, 4, 3]
+    assert evaluate.main(arguments) == 0
+    assert capsys.readouterr().out.endswith(f' on 10 images of {tmp_path}, test, 2 broken '
+                                             'left out\n')
+
+
+def test_no_readable_image(run, tmp_path, caplog):
+    write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 1)
+    for path in tmp_path.rglob('*.png'):
+        path.write_text('no image')
+    assert evaluate.main([f'--workdir={run}', f'--dataset={tmp_path}']) == 1
+    message = caplog.records[-1].getMessage()
+    assert 'no image can be read: 3 of 3 seen so far, 100.00%. Mend or remove them:' in message
+
+
+def test_other_classes(run, tmp_path, caplog):
     write_images(tmp_path / 'two' / 'test', ['ant', 'bee'], 2)
     write_images(tmp_path / 'three' / 'test', ['ant', 'bee', 'dog'], 2)
     for folder, message in [('two', 'ant'), ('three', 'dog'), ('missing', 'no directory')]:
@@ -118,8 +156,7 @@ def renamed(run, tmp_path):
     (['ant', 'crane', 'crane'], 'vit_jax'),
 ])
 def test_order_counts_where_names_are_others(names, layout, renamed, run, image_directory, capsys,
-                                             caplog, monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+                                             caplog):
     _, expected = command(capsys, f'--workdir={run}')
     code, found = command(capsys, f'--pretrained={renamed(names, layout)}',
                           f'--dataset={image_directory}', '--split=test')
@@ -143,9 +180,7 @@ def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, c
     (['crane', 'ant', 'crane'], 'huggingface', "class 0 is 'crane' in"),  # ant is another one
     (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
 ])
-def test_names_that_contradict_the_data(names, layout, message, renamed, image_directory, caplog,
-                                        monkeypatch):
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
+def test_names_that_contradict_the_data(names, layout, message, renamed, image_directory, caplog):
     assert evaluate.main([f'--pretrained={renamed(names, layout)}',
                           f'--dataset={image_directory}', '--split=test']) == 1
     assert message in caplog.records[-1].getMessage()

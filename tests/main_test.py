@@ -1,6 +1,10 @@
 """The command as a user types it: exit codes and messages without a traceback."""
 
+import subprocess
+
 import pytest
+
+from tests.conftest import ROOT, command, environment
 
 
 def check_message(result, message):
@@ -33,6 +37,35 @@ def test_missing_config_file(run_main, tmp_path):
     check_message(run_main(tmp_path / 'run', config='configs/vti.py'), 'error: no config file')
 
 
+def test_workdir_that_is_a_file(run_main, tmp_path):
+    (tmp_path / 'run').write_text('')
+    check_message(run_main(tmp_path / 'run'),
+                  f'error: --workdir {tmp_path}/run is a file: name a directory.')
+
+
 def test_the_error_is_in_the_log_of_the_workdir_too(run_main, tmp_path):
     run_main(tmp_path, fields={'dataset.name': '/nowhere/flowers'})
     assert "error: no directory '/nowhere/flowers'" in (tmp_path / 'train.log').read_text()
+
+
+def run_with(workdir, *arguments):
+    """The command with arguments as they are, which a dict of fields could not give twice."""
+    return subprocess.run([*command(workdir), *arguments], cwd=ROOT, env=environment(), text=True,
+                          capture_output=True, timeout=300, check=False)
+
+
+def test_a_field_without_config_in_front(tmp_path):
+    check_message(run_with(tmp_path, '--pretrained=W'), (
+        "error: Unknown command line flag 'pretrained'. Did you mean --config.pretrained?"))
+
+
+def test_help_is_no_error(tmp_path):
+    result = run_with(tmp_path, '--help')
+    assert result.returncode == 0
+    assert '--workdir' in result.stdout
+
+
+def test_a_repeated_tuple_is_refused(tmp_path):
+    """And is not the rectangle 224x288."""
+    result = run_with(tmp_path, '--config.image_size=224', '--config.image_size=288')
+    check_message(result, 'error: --config.image_size is given 2 times: give it once')

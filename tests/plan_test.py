@@ -163,3 +163,12 @@ def test_fields_of_a_config_that_is_read_do_not_touch_the_process():
     assert sys.argv == argv
     with pytest.raises(UserError, match='unexpected argument'):
         plan.read_config([f'--config={ROOT}/configs/vit.py:h14', 'x'])
+
+
+def test_repeated_fields():
+    """Of a number the last counts; the values of a tuple would be joined."""
+    config = [f'--config={ROOT}/configs/vit.py:h14']
+    numbers = ['--config.seed=1', '--config.image_size=224', '--config.seed', '2']
+    assert plan.read_config(config + numbers).seed == 2
+    with pytest.raises(UserError, match='--config.image_size is given 2 times'):
+        plan.read_config([*config, *numbers, '--config.image_size', '288'])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import TINY
-from vit_jax import evaluate, predict, weights
+from tests.conftest import ROOT, TINY
+from vit_jax import evaluate, plan, predict, pretrained, weights
 
 FIELDS = TINY | {'num_steps': 6, 'eval_every': 0, 'checkpoint_every': 3, 'image_size': 16}
 
@@ -41,6 +41,9 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
     assert 'training 51 of 5,923 parameters' in result.stderr
     config = json.loads((tmp_path / 'run' / 'config.json').read_text())
     assert config['model']['gelu'] == 'erf'  # the config file says tanh
+    assert ("model.gelu is 'erf' from the weights, instead of 'tanh': to keep yours, leave it out "
+            'of transfer.take') in result.stderr
+    assert 'preprocess.crop_ratio is' not in result.stderr  # the same in both
     before, after = (weights.load(str(w)) for w in (source, tmp_path / 'run'))
     assert (before.num_classes, after.num_classes) == (10, 3)
     for part in ('blocks', 'norm', 'embedding', 'cls'):
@@ -52,6 +55,15 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
                       **{'optimizer.warmup_steps': 1})
     assert result.returncode == 0, result.stderr
     assert 'continuing from the checkpoint of step 3' in result.stderr
+
+
+def test_nothing_is_taken(digits_run, tmp_path):
+    """--config.transfer.take= is the empty list."""
+    arguments = [f'--config={ROOT}/configs/quickstart.py', '--config.transfer.take=']
+    config = plan.read_config(arguments)
+    assert pretrained.take_fields(config, str(tmp_path)) == (config, None)
+    config = plan.read_config([*arguments, f'--config.pretrained={digits_run}'])
+    assert pretrained.take_fields(config, str(tmp_path))[0].model.gelu == 'tanh'
 
 
 @pytest.mark.slow

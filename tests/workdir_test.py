@@ -80,6 +80,13 @@ def test_damaged_record(tmp_path):
         claim(tmp_path)
 
 
+def test_no_directory_can_be_made(tmp_path):
+    (tmp_path / 'file').write_text('')
+    for path, message in [('file', 'is a file'), ('file/lr=0.1', 'is below a file')]:
+        with pytest.raises(UserError, match=f'--workdir .*{path} {message}: name a directory'):
+            workdir.lock(str(tmp_path / path))
+
+
 def test_one_process_at_a_time(tmp_path):
     held = workdir.lock(str(tmp_path / 'new'))
     with pytest.raises(UserError, match='another process is training in'):

@@ -51,7 +51,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
     parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'")
     parser.add_argument('--data_dir', default='', help="TFDS sets; default: TFDS's own")
-    parser.add_argument('--split', help="for example test or train[:10%%]")
+    parser.add_argument('--split', help="for example test or train[:10%%]; of a workdir, the "
+                        "default is the run's dataset.eval_split")
     description.add_flags(parser)
     parser.add_argument('--batch_size', type=int, default=64)
     parser.add_argument('--json', action='store_true')
@@ -59,10 +60,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def evaluate(options: argparse.Namespace) -> dict:
-    """The numbers of main(): eval/* as a run logs them, and `classes` with each one's own.
+    """The numbers of main().
+
+    Returns:
+      `dataset` and `split`; eval/* as a run logs them; `classes` with each one's own; `broken`,
+      the names of the images that cannot be decoded and are left out, however many.
 
     Raises:
-      UserError: weights or data cannot be read, or do not have the same classes.
+      UserError: weights, data or all images cannot be read, or the classes are not the same.
     """
     from vit_jax import data  # TensorFlow
 
@@ -90,14 +95,15 @@ def evaluate(options: argparse.Namespace) -> dict:
 
     params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params),
                             sharding.replicated(mesh))
-    batches = (sharding.shard_batch(batch, by_example) for batch in data.eval_batches(
-        source, config, *sharding.data_share(mesh)))
-    totals = classification.total(jax.jit(step), params, batches)
+    batches = data.eval_batches(source, config, *sharding.data_share(mesh))
+    totals = classification.total(
+        jax.jit(step), params, (sharding.shard_batch(batch, by_example) for batch in batches))
     classes = {name: {'accuracy': float(right / count) if count else None,
                       'num_examples': int(count)}
                for name, right, count in zip(source.class_names, totals['correct_by_class'],
                                              totals['count_by_class'], strict=True)}
-    return {**classification.metrics(totals), 'classes': classes}
+    return {'dataset': config.dataset.name, 'split': config.dataset.eval_split,
+            **classification.metrics(totals), 'broken': batches.broken, 'classes': classes}
 
 
 def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigDict:
@@ -120,6 +126,7 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
     config.image_size = loaded.image_size()
     config.preprocess.update(description.complete_preprocess(loaded))
+    config.dataset.max_broken_fraction = 1.0
     config.batch_size = options.batch_size
     if config.batch_size < 1:
         raise UserError(f'--batch_size is {config.batch_size}: expected at least 1.')
@@ -162,10 +169,12 @@ def describe(result: dict) -> str:
     width = max(map(len, result['classes']))
     lines = [f'  {name:<{width}}  {100 * c["accuracy"]:6.2f} %  of {c["num_examples"]}'
              for name, c in classes if c['num_examples']]
+    broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
     return '\n'.join([*lines, (
         f'accuracy {100 * result["eval/accuracy"]:.2f} %  top-5 '
         f'{100 * result["eval/accuracy_top5"]:.2f} %  loss {result["eval/loss"]:.4f}  on '
-        f'{result["eval/num_examples"]:.0f} images')])
+        f'{result["eval/num_examples"]:.0f} images of {result["dataset"]}, '
+        f'{result["split"]}{broken}')])
 
 
 if __name__ == '__main__':

@@ -17,9 +17,11 @@ def to_terminal() -> None:
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False
-    # Read when TensorFlow is imported. Its oneDNN kernels serve no operation that we use, and
-    # announce themselves whatever the log level.
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+    # Read when TensorFlow is imported: no warnings, which would be Python stacks for every broken
+    # image, several times. 1 is what JAX sets where nobody did. TensorFlow's oneDNN kernels serve
+    # no operation that we use, and announce themselves whatever the log level.
+    if os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1') == '1':
+        os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
     os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
     absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax says at INFO what it does
 
@@ -41,8 +43,7 @@ def report(error: BaseException) -> None:
 
 
 def to_file(workdir: str) -> None:
-    """Adds the log lines to WORKDIR/train.log as well."""
-    os.makedirs(workdir, exist_ok=True)
+    """Adds the log lines to WORKDIR/train.log as well; the directory must be there."""
     handler = logging.FileHandler(os.path.join(workdir, 'train.log'), encoding='utf-8')
     handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
     LOGGER.addHandler(handler)

@@ -10,6 +10,7 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
+from vit_jax import config as config_lib
 from vit_jax import hosts, logs
 from vit_jax.errors import UserError
 
@@ -31,15 +32,31 @@ flags.mark_flags_as_required(['config', 'workdir'])
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags; an unknown model, data set or field ends with one plain message."""
     try:
-        arguments = app.parse_flags_with_usage(argv)
+        arguments = flags.FLAGS(argv)
         _ = _CONFIG.value.seed  # a missing file shows when a field is first used
+        refuse_repeated(argv, flags.FLAGS)
         return arguments
+    except SystemExit as end:
+        sys.exit(0 if end.code == 1 else end.code)  # absl ends --help with 1
+    except flags.UnrecognizedFlagError as error:
+        field = error.flagname in config_lib.flatten(config_lib.base())
+        hint = f'. Did you mean --config.{error.flagname}?' if field else ''
+        sys.exit(f'error: {error}{hint}')
     except OSError as error:
         sys.exit(f'error: no config file. {error}')
     except UserError as error:
         sys.exit(f'error: {error}')
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, flags.Error) as error:
         sys.exit(f'error: {describe(error)}')
+
+
+def refuse_repeated(argv: list[str], values: flags.FlagValues) -> None:
+    """Raises UserError for a tuple field that is given twice: absl would join the values."""
+    names = [argument.lstrip('-').partition('=')[0] for argument in argv]
+    for name in names:
+        if name in values and isinstance(values[name], flags.MultiFlag) and names.count(name) > 1:
+            raise UserError(f'--{name} is given {names.count(name)} times: give it once, with all '
+                            f'its values, as in --{name}=A,B')
 
 
 def describe(error: Exception) -> str:
@@ -64,12 +81,14 @@ def main(argv: list[str]) -> None:
         sys.exit(f'error: unexpected argument {argv[1]!r}; flags are written --name=value.')
     logs.to_terminal()
     try:
-        from vit_jax import train  # imports TensorFlow: seconds that --help need not wait for
+        # TensorFlow is imported: seconds that --help need not wait for.
+        from vit_jax import train, workdir
     except ModuleNotFoundError as error:
         sys.exit(f"error: {error}. Training needs more: pip install -e '.[train]'")
     try:
         hosts.initialise(*processes(), _START_TIMEOUT.value)
         if hosts.is_main():
+            workdir.make(_WORKDIR.value)
             logs.to_file(_WORKDIR.value)
         sys.exit(train.run(_CONFIG.value, _WORKDIR.value))
     except Exception as error:

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, config_flags
 from vit_jax import accumulation, logs, pretrained, sharding
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.main import describe
+from vit_jax.main import describe, refuse_repeated
 from vit_jax.planning import chips, report, targets
 from vit_jax.planning.estimate import Target
 
@@ -68,7 +68,7 @@ def read_config(arguments: list[str]) -> ConfigDict:
     """The config of --config=FILE:ARGUMENT --config.FIELD=VALUE...
 
     Raises:
-      UserError: there is none, or no such field.
+      UserError: there is none, or no such field, or a tuple is given twice.
     """
     values = flags.FlagValues()
     flag = config_flags.DEFINE_config_file('config', None, flag_values=values)
@@ -80,6 +80,7 @@ def read_config(arguments: list[str]) -> ConfigDict:
             raise UserError(f'unexpected argument {unknown[0]!r}; flags are written --name=value.'
                             if unknown else 'add --config=FILE, as in configs/vit.py:h14')
         _ = flag.value.seed  # a missing file shows when a field is first used
+        refuse_repeated(argv, values)
         return flag.value
     except OSError as error:
         raise UserError(f'no config file. {error}') from error

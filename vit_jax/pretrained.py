@@ -32,8 +32,9 @@ def take_fields(config: ConfigDict, directory: str) -> tuple[ConfigDict, weights
     Raises:
       UserError: the weights cannot be read, or fields of `transfer.take` do not exist.
     """
+    take = [field for field in config.transfer.take if field]  # --config.transfer.take= is ('',)
     if not config.pretrained:
-        if config.transfer.take:
+        if take:
             raise UserError('this recipe starts from pre-trained weights: add '
                             '--config.pretrained=WEIGHTS, a file, a directory, a workdir, '
                             'hf:ORGANISATION/NAME or timm:NAME.')
@@ -42,7 +43,7 @@ def take_fields(config: ConfigDict, directory: str) -> tuple[ConfigDict, weights
     loaded = None if begun else weights.load(config.pretrained)
     known = begun or {'model': loaded.model, 'preprocess': loaded.preprocess or {}}
     config = config.copy_and_resolve_references()
-    for field in config.transfer.take:
+    for field in take:
         if field not in config_lib.flatten(config):
             near = nearest_names(field, list(config_lib.flatten(config)))
             raise UserError(f'transfer.take names {field!r}, which is no field. {near}')
@@ -53,7 +54,11 @@ def take_fields(config: ConfigDict, directory: str) -> tuple[ConfigDict, weights
                      config_lib.get(config, field))
             continue
         holder = config_lib.get(config, section)
-        holder[name] = tuple(value) if isinstance(value, list) else value
+        value = tuple(value) if isinstance(value, list) else value
+        if loaded is not None and value != holder[name]:
+            log.info('%s is %r from the weights, instead of %r: to keep yours, leave it out of '
+                     'transfer.take', field, value, holder[name])
+        holder[name] = value
     return config, loaded
 
 

@@ -67,9 +67,7 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
     try:  # now, and not after hours of training
         open_source(config.dataset, config.dataset.test_split, classes)
     except UserError as error:
-        # A run, for which the message is written, has no test split.
-        text = str(error).replace('dataset.train_split and dataset.eval_split', 'it')
-        raise UserError(f'dataset.test_split is {config.dataset.test_split!r}: {text}') from error
+        raise UserError(f'dataset.test_split is {config.dataset.test_split!r}: {error}') from error
     scores = {}
     for value in values:
         folder = os.path.join(directory, f'lr={value:g}')

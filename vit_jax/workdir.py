@@ -17,6 +17,18 @@ from vit_jax.errors import UserError
 log = logging.getLogger(__name__)
 
 
+def make(workdir: str) -> None:
+    """Makes the directory where it is missing; UserError if it cannot be made."""
+    try:
+        os.makedirs(workdir, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        what = 'is a file' if os.path.isfile(workdir) else 'is below a file'
+        raise UserError(f'--workdir {workdir} {what}: name a directory.') from None
+    except OSError as error:
+        raise UserError(f'--workdir {workdir} cannot be made ({error.strerror}): name a directory '
+                        'that can be written.') from error
+
+
 def lock(workdir: str) -> contextlib.ExitStack:
     """Makes the workdir and reserves it for this run until what is returned is closed.
 
@@ -31,7 +43,7 @@ def lock(workdir: str) -> contextlib.ExitStack:
 
 def _reserve(workdir, stack):
     """Locks a file until the stack is left; returns what stands in it."""
-    os.makedirs(workdir, exist_ok=True)
+    make(workdir)
     file = stack.enter_context(open(os.path.join(workdir, '.lock'), 'a', encoding='utf-8'))  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

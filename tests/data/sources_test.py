@@ -87,6 +87,18 @@ def test_directory_labels_are_sorted_class_folders_also_the_empty_ones(tmp_path)
     assert found == [(0, 1), (1, 1), (2, 0), (3, 0), (4, 0), (200, 0)]
 
 
+def test_files_of_other_endings_are_named_once(tmp_path, caplog):
+    write_images(tmp_path / 'train', {'a': 1, 'b': 0, 'c': 0})
+    for name in ('a/x.txt', 'b/0.webp', 'b/1.webp', 'b/.hidden'):
+        (tmp_path / 'train' / name).write_text('')
+    for split in ('train[:50%]', 'train[50%:]', 'train'):
+        sources.DirectorySource(str(tmp_path), split)
+    assert caplog.messages == [
+        f"'{tmp_path}/train': only files .jpg, .jpeg, .png, .gif, .bmp are read; left out: "
+        '2 .webp, 1 .txt; and so class folder(s) without any image: b'
+    ]
+
+
 def test_directory_slices_hold_every_class_and_each_file_once(tmp_path):
     write_images(tmp_path / 'train', {'a': 60, 'b': 60, 'c': 60})
     parts = [data.open_source(dataset(tmp_path), s) for s in ('train[:80%]', 'train[80%:]')]
@@ -129,6 +141,12 @@ def test_errors_of_a_directory_say_what_is_there(tmp_path):
     (tmp_path / 'val' / 'stray.JPG').write_bytes(encoded(0))
     assert "1 image(s) outside of class folders, for example 'stray.JPG'" in message(
         data.open_source, dataset(tmp_path), 'val'
+    )
+
+
+def test_data_set_without_a_name():
+    assert 'add --config.dataset.name=DIRECTORY_OR_TFDS_NAME' in message(
+        data.open_source, dataset(''), 'train'
     )
 
 

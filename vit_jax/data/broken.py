@@ -60,6 +60,10 @@ class BrokenImages:
         place = tf.searchsorted(valid, rows, out_type=tf.int64)
         return tf.gather(valid, place % tf.size(valid, tf.int64))
 
+    def names(self):
+        """Of those known so far, sorted."""
+        return sorted(self._source.name_of(index) for index in self._reasons)
+
     def discover(self, items, error):
         """Finds out which items of a failed batch are broken.
 
@@ -85,8 +89,10 @@ class BrokenImages:
         if not new:
             raise UserError(self._report('no readable image is left to stand in for a broken one'))
         fraction = len(self._reasons) / self._source.num_examples
-        if fraction > self._max_fraction or fraction == 1:
+        if fraction > self._max_fraction:
             raise UserError(self._report('too many images are broken'))
+        if fraction == 1:
+            raise UserError(self._report('no image can be read'))
 
     def _add(self, index, reason):
         self._reasons[index] = reason
@@ -98,10 +104,13 @@ class BrokenImages:
     def _report(self, problem):
         count, total = len(self._reasons), self._source.num_examples
         names = sorted(f'  {self._source.name_of(i)}: {why}' for i, why in self._reasons.items())
+        limit, advice = '', 'Mend or remove them'
+        if count / total > self._max_fraction:
+            limit = f'; dataset.max_broken_fraction allows {self._max_fraction:.2%}'
+            advice += ', or raise that limit'
         return (
-            f'{problem}: {count} of {total} seen so far, {count / total:.2%}; '
-            f'dataset.max_broken_fraction allows {self._max_fraction:.2%}. Mend or remove them, or '
-            'raise that limit:\n' + '\n'.join(names)
+            f'{problem}: {count} of {total} seen so far, {count / total:.2%}{limit}. {advice}:\n'
+            + '\n'.join(names)
         )
 
 

@@ -132,6 +132,11 @@ class EvalBatches:
         for _ in range(done, len(self)):
             yield _masked(empty, self._local)
 
+    @property
+    def broken(self):
+        """Names of the images left out by now, those of this process."""
+        return self._broken.names()
+
     def _items(self, first_step):
         if hasattr(self._source, 'pieces'):
             pieces = self._source.pieces.share(*self._share[1:])

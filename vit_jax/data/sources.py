@@ -7,7 +7,10 @@ A sequential source instead has `pieces`, runs of records in its files, and its 
 {'record': serialised example}.
 """
 
+import collections
+import functools
 import hashlib
+import logging
 import os
 import re
 
@@ -15,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from vit_jax.errors import UserError
+
+logger = logging.getLogger('vit_jax.data')
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.gif', '.bmp')
 
@@ -27,6 +32,11 @@ def open_source(dataset, split, class_names=None):
     the train split when opening another one.
     Raises UserError if the data or the split is not there or not usable.
     """
+    if not dataset.name:
+        raise UserError(
+            'dataset.name is empty: add --config.dataset.name=DIRECTORY_OR_TFDS_NAME, where the '
+            'directory holds SPLIT/CLASS/image files'
+        )
     if dataset.name == 'digits':
         source = DigitsSource(split)
     elif _is_directory(dataset.name):
@@ -142,11 +152,13 @@ class DirectorySource:
             )
         self.class_names = tuple(found) if class_names is None else tuple(class_names)
         _check_classes(folder, tuple(found), self.class_names)
-        files = []
+        files, other = [], {}
         for name in found:
             label = self.class_names.index(name)
             names = sorted(tf.io.gfile.listdir(os.path.join(folder, name)))
             files += [(f'{name}/{file}', label) for file in names if _is_image(file)]
+            other[name] = [file for file in names if not _is_image(file) and file[0] != '.']
+        _warn_of_others(folder, other, {path.split('/')[0] for path, _ in files})
         if not files:
             raise UserError(
                 f"no image in the {len(found)} class folder(s) of '{folder}'; expected files "
@@ -188,10 +200,31 @@ def _split_folder(root, name):
         there = [entry for entry in _visible(root) if gfile.isdir(os.path.join(root, entry))]
         raise UserError(
             f"no split folder '{name}' in '{root}'; the folders there are: "
-            f'{", ".join(there) or "none"}. Set dataset.train_split and dataset.eval_split to '
-            'folders of that directory (a slice such as train[:90%] is allowed)'
+            f'{", ".join(there) or "none"}. Name one of them, or a slice such as '
+            'train[:90%]: in dataset.train_split, dataset.eval_split and dataset.test_split of a '
+            'config, or in --split of vit_jax.evaluate'
         )
     return folder
+
+
+def _warn_of_others(folder, other, with_images):
+    """Says what is left out of class folders: other = {class: names of files}."""
+    endings = collections.Counter(
+        os.path.splitext(file)[1] or 'without ending' for files in other.values() for file in files
+    )
+    if not endings:
+        return
+    text = ', '.join(f'{count} {ending}' for ending, count in endings.most_common())
+    empty = [name for name, files in other.items() if files and name not in with_images]
+    if empty:
+        text += f'; and so class folder(s) without any image: {", ".join(empty)}'
+    _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; left out: {text}")
+
+
+@functools.cache
+def _warn_once(text):
+    # A split is opened several times: for slices of it, and by each run of a sweep.
+    logger.warning(text)
 
 
 def _visible(folder):

@@ -1,0 +1,26 @@
+"""What libraries may print between the lines of a run."""
+
+import subprocess
+import sys
+
+from tests.conftest import ROOT, environment
+
+
+def test_tensorflow_prints_no_python_stack_of_a_broken_image():
+    """Though JAX, imported first, sets a log level that shows them."""
+    program = '''
+import jax
+from vit_jax import logs
+logs.to_terminal()
+from vit_jax import config, data
+try:
+    data.preprocess_eval(b'no image', (8, 8), config.base().preprocess)
+except Exception as error:
+    print(type(error).__name__)
+'''
+    unset = {k: v for k, v in environment().items() if k != 'TF_CPP_MIN_LOG_LEVEL'}
+    result = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=unset, text=True,
+                            capture_output=True, timeout=300, check=True)
+    assert result.stdout == 'InvalidArgumentError\n'
+    assert 'PyFunc' not in result.stderr
+    assert 'Traceback' not in result.stderr
