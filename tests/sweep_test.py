@@ -171,7 +171,7 @@ def test_messages(config, tmp_path):
         sweep.run(config, [0.1, 0.2], str(tmp_path))
     config.dataset.test_split = 'tset'
     with pytest.raises(UserError, match="dataset.test_split is 'tset': no split folder 'tset' .* "
-                                        'are: test, train. Set it to folders of that directory'):
+                                        'are: test, train. Name one of them, or a slice'):
         sweep.run(config, [0.1, 0.2], str(tmp_path))
     assert not list(tmp_path.iterdir())  # before anything is trained
     result = command(tmp_path, sweep.FLAG + '=0.1,0.2', '--config.dataset.test_split=tset')
