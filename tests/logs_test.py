@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT, environment
 
 
+@pytest.mark.slow
 def test_tensorflow_prints_no_python_stack_of_a_broken_image():
     """Though JAX, imported first, sets a log level that shows them."""
     program = '''
