@@ -119,7 +119,7 @@ def run(loaded: weights.Weights, paths: list[str], batch_size: int, required: Co
     params, results = jax.device_put(params), []
     batch_size, read = min(batch_size, len(paths)), []
     for start in range(0, len(paths), batch_size):
-        part = load_images(paths[start:start + batch_size], size, preprocess, required)
+        part = _load_images(paths[start:start + batch_size], size, preprocess, required)
         if part:
             read += [path for path, _ in part]
             batch = np.stack([pixels for _, pixels in part])
@@ -132,7 +132,7 @@ def run(loaded: weights.Weights, paths: list[str], batch_size: int, required: Co
     return read, representations, probabilities if loaded.num_classes else None
 
 
-def load_images(paths, size, preprocess, required):
+def _load_images(paths, size, preprocess, required):
     """(path, pixels) of those that can be read."""
     result = []
     for path in paths:
