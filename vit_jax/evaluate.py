@@ -74,12 +74,7 @@ def evaluate(options: argparse.Namespace) -> dict:
     loaded = description.described(weights.load(options.workdir or options.pretrained),
                                    options.preprocess, options.classes)
     config = data_config(options, loaded)
-    source = data.open_source(config.dataset, config.dataset.eval_split)
-    if _share_names(loaded, source.class_names) and source.class_names != tuple(loaded.classes):
-        source = data.open_source(config.dataset, config.dataset.eval_split,
-                                  class_names=tuple(loaded.classes))  # labels by name
-    check_classes(loaded, source.class_names, config.dataset.name)
-
+    source = _open_source(config.dataset, loaded)
     mesh = sharding.make_mesh(config.mesh)
     sharding.check_batch(config.batch_size, 1, mesh)
     by_example = sharding.batch_sharding(mesh)
@@ -131,6 +126,17 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
     if config.batch_size < 1:
         raise UserError(f'--batch_size is {config.batch_size}: expected at least 1.')
     return config
+
+
+def _open_source(dataset, loaded):
+    """The split, labelled as in the weights: by name where names tell, else by order."""
+    from vit_jax import data
+
+    source = data.open_source(dataset, dataset.eval_split)
+    if _share_names(loaded, source.class_names) and source.class_names != tuple(loaded.classes):
+        source = data.open_source(dataset, dataset.eval_split, class_names=tuple(loaded.classes))
+    check_classes(loaded, source.class_names, dataset.name)
+    return source
 
 
 def check_classes(loaded: weights.Weights, names: tuple[str, ...], dataset: str) -> None:
