@@ -1,7 +1,7 @@
 # Makes .venv on first use; needs Python 3.11 or newer and nothing else.
 PYTHON ?= python3
 
-.PHONY: quickstart test slow-test lint
+.PHONY: quickstart test slow-test nightly-test lint
 
 quickstart: .venv/installed
 	.venv/bin/python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
@@ -10,7 +10,10 @@ test: .venv/interop
 	.venv/bin/python -m pytest -n 2 --dist worksteal
 
 slow-test: .venv/interop
-	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not nightly'
+
+nightly-test: .venv/interop
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m nightly
 
 lint: .venv/installed
 	.venv/bin/ruff check .

@@ -8,6 +8,7 @@ from vit_jax.models.position import PLACES
 RUN = {'num_steps': 300, 'optimizer.warmup_steps': 40, 'eval_every': 300, 'checkpoint_every': 300}
 POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in places
              if (kind, place) != ('learned_1d', 'stem')]  # that is family vit
+EACH_PLACE_ONCE = {('none', 'stem'), ('learned_2d', 'every_layer'), ('relative', 'shared')}
 
 
 def accuracy(run_main, workdir, family, fields):
@@ -23,7 +24,9 @@ def test_family(family, run_main, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('kind', 'place'), POSITIONS)
+@pytest.mark.parametrize(('kind', 'place'), [
+    pytest.param(*case, marks=[] if case in EACH_PLACE_ONCE else pytest.mark.nightly)
+    for case in POSITIONS])
 def test_position_embedding(kind, place, run_main, tmp_path):
     fields = {'model.position': kind, 'model.position_at': place, 'model.unroll': 4}
     assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8
@@ -32,6 +35,7 @@ def test_position_embedding(kind, place, run_main, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('fields', [
     {'model.pool': 'gap', 'model.layer_scale_init': 0.1, 'model.stochastic_depth_rate': 0.1},
-    {'model.pool': 'map', 'model.remat_policy': 'nothing_saveable'}], ids=str)
+    pytest.param({'model.pool': 'map', 'model.remat_policy': 'nothing_saveable'},
+                 marks=pytest.mark.nightly)], ids=str)
 def test_pool_and_regularisation(fields, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8

@@ -29,6 +29,7 @@ def finetune(run_main, workdir, source, data, **fields):
         'transfer.take': ('model.gelu', 'preprocess.crop_ratio')} | fields)
 
 
+@pytest.mark.slow
 def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_main, tmp_path):
     """From a workdir, with larger images; the run goes on without the weights."""
     source = shutil.copytree(digits_run, tmp_path / 'digits')

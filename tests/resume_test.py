@@ -129,7 +129,7 @@ def finish(workdir, fields):
 
 
 @pytest.mark.parametrize('source', [
-    pytest.param(source, marks=[] if source in ('digits', 'tfrecord') else pytest.mark.slow)
+    pytest.param(source, marks=[] if source == 'digits' else pytest.mark.slow)
     for source in SOURCES])
 def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
     fields, rng = fields_of(source), random.Random(source)
@@ -150,7 +150,9 @@ def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('source', SOURCES)
+@pytest.mark.parametrize('source', [
+    pytest.param(source, marks=[] if source in ('digits', 'tfrecord') else pytest.mark.nightly)
+    for source in SOURCES])
 def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path):
     rng, kills = random.Random(7), 0
     while kills < 6:
@@ -171,8 +173,8 @@ def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path
     assert_equal_runs(tmp_path, undisturbed(source))
 
 
-@pytest.mark.parametrize(('signum', 'code'), [
-    (signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(('signum', 'code'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_saves_and_says_how_to_continue(signum, code, fields_of, undisturbed, tmp_path):
     fields = fields_of('digits')
     got, output = kill_when(start(tmp_path, fields), lambda: reached(tmp_path, 9), signum)
@@ -193,6 +195,7 @@ def test_extends_a_finished_run(fields_of, undisturbed, tmp_path):
     assert_equal_runs(tmp_path, undisturbed('digits'))
 
 
+@pytest.mark.slow
 def test_falls_back_when_the_newest_checkpoint_is_truncated(fields_of, undisturbed, tmp_path):
     fields = fields_of('digits')
     finish(tmp_path, fields | {'num_steps': 30})

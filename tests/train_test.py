@@ -89,7 +89,7 @@ def test_not_finite_before_any_checkpoint(tmp_path):
         train.run(broken, str(tmp_path))
 
 
-@pytest.mark.parametrize('num_steps', [12, 6])
+@pytest.mark.parametrize('num_steps', [12, pytest.param(6, marks=pytest.mark.slow)])
 def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_path, monkeypatch):
     config = functools.partial(make_config, num_steps=num_steps)
     train.run(config(eval_every=6), str(tmp_path / 'undisturbed'))

@@ -119,7 +119,7 @@ def test_heads_that_sizes_do_not_tell(monkeypatch):
         timm_heads('vit_base_mci_224', monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_heads_of_every_model_of_timm(monkeypatch):
     loaded = 0
     for name in interop.import_timm().list_models(module=[
