@@ -58,44 +58,17 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
       DivergedError: no value is left to choose, or the run of the winner diverges.
     """
     from vit_jax import train  # imports TensorFlow
-    from vit_jax.data.sources import open_source, split_name
+    from vit_jax.data.sources import split_name
 
-    if not config.dataset.test_split:
-        raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
-                        '--config.dataset.test_split=test')
-    classes = open_source(config.dataset, split_name(config.dataset.train_split)).class_names
-    try:  # now, and not after hours of training
-        open_source(config.dataset, config.dataset.test_split, classes)
-    except UserError as error:
-        raise UserError(f'dataset.test_split is {config.dataset.test_split!r}: {error}') from error
+    _open_test_split(config.dataset)
     scores = {}
     for value in values:
-        folder = os.path.join(directory, f'lr={value:g}')
         config.optimizer.learning_rate = value
-        mark = os.path.join(folder, 'diverged.json')  # holds the config that did
-        if _read(mark) == _as_json(config):
-            log.warning('learning rate %g has diverged before: remove %s to try it again', value,
-                        mark)
-            continue
-        try:
-            if code := train.run(config, folder):
-                return code
-            scores[value] = last_accuracy(folder)
-        except DivergedError as error:
-            log.warning('learning rate %g diverges and is not chosen: %s', value, error)
-            with open(mark, 'w', encoding='utf-8') as file:
-                file.write(_as_json(config))
+        code, scores[value] = _score(config, os.path.join(directory, f'lr={value:g}'))
+        if code:
+            return code
     eval_split = config.dataset.eval_split
-    log.info('learning rates on %s: %s', eval_split, '  '.join(
-        f'{value:g}: {100 * scores[value]:.2f} %' if value in scores else f'{value:g}: diverges'
-        for value in values))
-    if not scores:
-        raise DivergedError(
-            f'training diverges with all learning rates: {", ".join(f"{v:g}" for v in values)}. '
-            f'Try smaller ones, as in {FLAG}={values[0] / 100:g},{values[0] / 10:g}')
-    best = max(scores, key=scores.get)
-    if best in (values[0], values[-1]):
-        log.info('the best, %g, is at an end of those tried: others beyond it may be better', best)
+    best = _choose(scores, eval_split)
 
     final = os.path.join(directory, f'final-lr={best:g}')  # with more values another may win
     config.optimizer.learning_rate = best
@@ -109,10 +82,61 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
     log.info('learning rate %g, trained on all of %s: %.2f %% accuracy on %s, in %s', best,
              config.dataset.train_split, 100 * accuracy, config.dataset.test_split, final)
     workdir.save(os.path.join(directory, 'sweep.json'), {
-        'eval_split': eval_split, 'eval_accuracy': {f'{v:g}': scores.get(v) for v in values},
+        'eval_split': eval_split, 'eval_accuracy': {f'{v:g}': score for v, score in scores.items()},
         'best': best, 'test_split': config.dataset.test_split, 'test_accuracy': accuracy,
         'workdir': final})
     return 0
+
+
+def _open_test_split(dataset):
+    """Raises UserError, now and not after hours of training, when the winner cannot be scored."""
+    from vit_jax.data.sources import open_source, split_name
+
+    if not dataset.test_split:
+        raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
+                        '--config.dataset.test_split=test')
+    classes = open_source(dataset, split_name(dataset.train_split)).class_names
+    try:
+        open_source(dataset, dataset.test_split, classes)
+    except UserError as error:
+        raise UserError(f'dataset.test_split is {dataset.test_split!r}: {error}') from error
+
+
+def _score(config, folder):
+    """(exit code of the run in the folder, its accuracy or None where training diverges)."""
+    from vit_jax import train
+
+    mark = os.path.join(folder, 'diverged.json')  # holds the config that did
+    if _read(mark) == _as_json(config):
+        log.warning('learning rate %g has diverged before: remove %s to try it again',
+                    config.optimizer.learning_rate, mark)
+        return 0, None
+    try:
+        code = train.run(config, folder)
+    except DivergedError as error:
+        log.warning('learning rate %g diverges and is not chosen: %s',
+                    config.optimizer.learning_rate, error)
+        with open(mark, 'w', encoding='utf-8') as file:
+            file.write(_as_json(config))
+        return 0, None
+    return code, None if code else last_accuracy(folder)
+
+
+def _choose(scores, split):
+    """The learning rate of the highest score; says how all did. DivergedError when none has one."""
+    log.info('learning rates on %s: %s', split, '  '.join(
+        f'{value:g}: diverges' if score is None else f'{value:g}: {100 * score:.2f} %'
+        for value, score in scores.items()))
+    found = {value: score for value, score in scores.items() if score is not None}
+    if not found:
+        least = min(scores)
+        raise DivergedError(
+            f'training diverges with all learning rates: {", ".join(f"{v:g}" for v in scores)}. '
+            f'Try smaller ones, as in {FLAG}={least / 100:g},{least / 10:g}')
+    best = max(found, key=found.get)
+    if best in (min(scores), max(scores)):
+        log.info('the best, %g, is at an end of those tried: others beyond it may be better', best)
+    return best
 
 
 def last_accuracy(folder: str) -> float:
