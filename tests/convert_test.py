@@ -114,6 +114,9 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
     convert(source(), path, 'google')
     assert (f'not in {path}, to be said where it is used: resize=bicubic, crop_ratio=0.8, '
             'mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1), the names of the classes') in caplog.text
+    convert(source('rectangle'), path, 'google', overwrite=True)
+    assert 'std=(0.3, 0.2, 0.1), image_size=(16, 12), the names' in caplog.text
+    convert(source(), path, 'google', overwrite=True)
     names.write_text('\n'.join(small.CLASSES))
     convert(path, str(tmp_path / 'x'), 'huggingface', preprocess=['mean=0.1,0.2,0.3'],
             classes=str(names))

@@ -36,8 +36,8 @@ def test_impossible_preprocess(given, message):
 def test_weights_are_described(tmp_path):
     bare = dataclasses.replace(small.make('vit'), classes=None, preprocess=None)
     assert description.described(bare, [], None) is bare
-    (tmp_path / 'lines').write_text('\n'.join(small.CLASSES) + '\n')
-    (tmp_path / 'array').write_text(str(small.CLASSES).replace("'", '"'))
+    (tmp_path / 'lines').write_text('\n'.join(small.CLASSES) + '\n\n')
+    (tmp_path / 'array').write_text('\n' + str(small.CLASSES).replace("'", '"'))
     for name in ('lines', 'array'):
         found = description.described(bare, ['crop_ratio=0.9'], str(tmp_path / name))
         assert (found.classes, found.preprocess) == (small.CLASSES, {'crop_ratio': 0.9})
@@ -48,12 +48,19 @@ def test_weights_are_described(tmp_path):
 @pytest.mark.parametrize(('text', 'message'), [
     ('ant\nbee\n', 'has 2 names; vit has 7 classes'),
     ('["ant", ', 'is no JSON array: Expecting'),
+    ('{"0": "ant"}', 'is a JSON object: expected an array, or a name per line'),
     (None, 'cannot be read: .*No such file')])
 def test_impossible_classes(text, message, tmp_path):
     if text:
         (tmp_path / 'names').write_text(text)
     with pytest.raises(UserError, match=message):
         description.described(small.make('vit'), [], str(tmp_path / 'names'))
+
+
+def test_images_of_other_channels():
+    description.check_rgb(small.make('vit'))
+    with pytest.raises(UserError, match='rectangle takes images of 5 channels; image files are'):
+        description.check_rgb(small.make('rectangle'))
 
 
 def test_defaults_are_said(caplog):

@@ -175,8 +175,8 @@ def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, c
 
 
 @pytest.mark.parametrize(('names', 'layout', 'message'), [
-    (['Formica', 'Apis', 'Felis'], 'vit_jax', 'known are: Formica, Apis, Felis'),
-    (['ant', 'bee', 'dog'], 'huggingface', 'known are: ant, bee, dog'),
+    (['Formica', 'Apis', 'Felis'], 'vit_jax', 'or the weights, are: Formica, Apis, Felis'),
+    (['ant', 'bee', 'dog'], 'huggingface', 'or the weights, are: ant, bee, dog'),
     (['crane', 'ant', 'crane'], 'huggingface', "class 0 is 'crane' in"),  # ant is another one
     (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
 ])

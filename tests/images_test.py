@@ -1,5 +1,7 @@
 """Inference without TensorFlow sees the pixels that training and evaluation see."""
 
+import importlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -71,6 +73,16 @@ def test_cmyk_and_sixteen_bits(tmp_path):
         np.testing.assert_array_equal(*(
             images.load(str(tmp_path / name), (32, 32), base().preprocess)
             for name in (one, other)))
+
+
+def test_a_pillow_without_avif(tmp_path, monkeypatch):
+    path = write(tmp_path / 'a.jpg', 'RGB')
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, 'OPEN', {k: x for k, x in Image.OPEN.items() if k != 'AVIF'})
+        importlib.reload(images)
+        assert images.load(str(path), (8, 8), base().preprocess).shape == (8, 8, 3)
+        assert 'AVIF' not in images.FORMATS
+    importlib.reload(images)
 
 
 def test_what_is_no_image(tmp_path):

@@ -74,7 +74,8 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
     monkeypatch.setattr(predict.logs, 'to_terminal', lambda: None)  # whose lines caplog misses
     path, probabilities = exported
     mixed = shutil.copytree(folder / 'one', tmp_path / 'mixed')
-    for name in ('001a.png', '._000.png', 'thesis.pdf'):
+    (mixed / '.thumbnails').mkdir()
+    for name in ('001a.png', '._000.png', 'thesis.pdf', '.thumbnails/000.png'):
         (mixed / name).write_text('no image')
     table = tmp_path / 'p.csv'
     assert predict.main([f'--pretrained={path}', f'--csv={table}', '--batch_size=2',

@@ -1,15 +1,20 @@
 """Runs that start from pre-trained weights, through the command."""
 
+import dataclasses
 import json
 import shutil
 
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
 from tests.conftest import ROOT, TINY
-from vit_jax import evaluate, plan, predict, pretrained, weights
+from tests.weights import small
+from vit_jax import config as config_lib
+from vit_jax import evaluate, models, plan, predict, pretrained, weights
+from vit_jax.errors import UserError
 
 FIELDS = TINY | {'num_steps': 6, 'eval_every': 0, 'checkpoint_every': 3, 'image_size': 16}
 
@@ -65,6 +70,37 @@ def test_nothing_is_taken(digits_run, tmp_path):
     assert pretrained.take_fields(config, str(tmp_path)) == (config, None)
     config = plan.read_config([*arguments, f'--config.pretrained={digits_run}'])
     assert pretrained.take_fields(config, str(tmp_path))[0].model.gelu == 'tanh'
+
+
+def initial_params(loaded, model, image_size):
+    config = config_lib.base()
+    config.image_size = image_size
+    config.model = ConfigDict(model)
+    shapes = jax.eval_shape(models.build(model, 7).init, jax.random.key(0),
+                            np.zeros((1, *image_size, 3)))['params']
+    return pretrained.initial_params(loaded, config, shapes)
+
+
+@pytest.mark.parametrize(('stated', 'action', 'guessed'), [
+    ((8, 32), 'loaded', False), ((16, 16), 'resized', False), (None, 'resized', True)], ids=str)
+def test_another_grid_with_as_many_patches(stated, action, guessed, caplog):
+    """2x2 patches where the weights say so or nothing at all, 1x4 where they say that."""
+    caplog.set_level('INFO', logger='vit_jax')
+    given = small.make('vit')
+    given = dataclasses.replace(given, preprocess=stated and {'image_size': stated})
+    found = initial_params(given, given.model, (8, 32))['position']['embedding']
+    same = np.array_equal(found, given.params['position']['embedding'])
+    assert same == (action == 'loaded')
+    assert guessed == ('taken to be of 2x2 patches and resized to 1x4. If they' in caplog.text)
+
+
+@pytest.mark.parametrize('names', [('vit', 'bit'), ('bit', 'vit')])
+def test_weights_of_another_family(names):
+    there, here = map(small.make, names)
+    with pytest.raises(UserError) as error:
+        initial_params(there, here.model, (32, 32))
+    assert '--config.model.' not in str(error.value)
+    assert 'another architecture' in str(error.value)
 
 
 @pytest.mark.slow

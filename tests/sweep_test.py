@@ -39,7 +39,8 @@ def fields(image_directory):
     return TINY | {
         'num_epochs': 0.0, 'num_steps': 30, 'eval_every': 10, 'checkpoint_every': 30,
         'dataset.name': str(image_directory), 'dataset.train_split': 'train[:80%]',
-        'dataset.eval_split': 'train[80%:]', 'dataset.test_split': 'test'}
+        'dataset.num_examples': 48, 'dataset.eval_split': 'train[80%:]',
+        'dataset.test_split': 'test'}
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
     final = json.loads((tmp_path / 'final-lr=0.01' / 'config.json').read_text())
     assert final['optimizer']['learning_rate'] == 1e-2
     assert (final['dataset']['train_split'], final['dataset']['eval_split']) == ('train', 'test')
-    assert final['dataset']['num_examples'] == 60
+    assert final['dataset']['num_examples'] == 60  # the config says that of the part
     evaluated = [row for row in metrics.read(tmp_path / 'final-lr=0.01' / 'metrics.jsonl')
                  if 'eval/accuracy' in row]
     assert [row['step'] for row in evaluated] == [30]

@@ -95,8 +95,10 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
 
 def _log_what_is_lost(given, path):
     """Files of other programs hold arrays only."""
+    height, width = given.image_size()
     lost = [f'{name}={value}' for name, value in (given.preprocess or {}).items()
-            if name != 'image_size'] + ['the names of the classes'] * bool(given.classes)
+            if name != 'image_size' or height != width]
+    lost += ['the names of the classes'] * bool(given.classes)
     if lost:
         logs.LOGGER.info('not in %s, to be said where it is used: %s', path, ', '.join(lost))
 

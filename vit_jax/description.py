@@ -47,6 +47,13 @@ def described(loaded: Weights, preprocess: Sequence[str], classes: str | None) -
     return loaded
 
 
+def check_rgb(loaded: Weights) -> None:
+    """Raises UserError where the model takes other images than are read from files."""
+    if loaded.channels() != 3:
+        raise UserError(f'{loaded.source} takes images of {loaded.channels()} channels; image '
+                        'files are read as the 3 of RGB.')
+
+
 def complete_preprocess(loaded: Weights) -> dict:
     """All fields of `preprocess`; those that the weights do not say, by default, are logged."""
     fields, stated = dict(config.base().preprocess), loaded.preprocess or {}
@@ -93,11 +100,14 @@ def parse_preprocess(given: list[str]) -> dict:
 def _read_names(path):
     try:
         with open(path, encoding='utf-8') as file:
-            text = file.read()
+            text = file.read().strip()
     except (OSError, ValueError) as error:
         raise UserError(f'--classes={path} cannot be read: {error}') from error
     try:
-        return [str(name) for name in json.loads(text)] if text.startswith('[') else (
-            text.splitlines())
+        names = json.loads(text) if text.startswith(('[', '{')) else text.splitlines()
     except ValueError as error:
         raise UserError(f'--classes={path} is no JSON array: {error}') from error
+    if not isinstance(names, list):
+        raise UserError(f'--classes={path} is a JSON object: expected an array, or a name per '
+                        'line, class 0 first.')
+    return [str(name) for name in names]

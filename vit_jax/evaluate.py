@@ -73,6 +73,7 @@ def evaluate(options: argparse.Namespace) -> dict:
 
     loaded = description.described(weights.load(options.workdir or options.pretrained),
                                    options.preprocess, options.classes)
+    description.check_rgb(loaded)
     config = data_config(options, loaded)
     source = _open_source(config.dataset, loaded)
     mesh = sharding.make_mesh(config.mesh)

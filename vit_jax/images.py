@@ -11,9 +11,10 @@ from vit_jax.errors import UserError, check_choice
 RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
               'lanczos3': Image.Resampling.LANCZOS}
 # Not all that Pillow knows: it has Ghostscript draw PostScript, and takes films and PDF for images.
-FORMATS = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
+_PICTURES = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
 SUFFIXES = tuple(suffix for suffix, name in Image.registered_extensions().items()
-                 if name in FORMATS)
+                 if name in _PICTURES)
+FORMATS = tuple(name for name in _PICTURES if name in Image.OPEN)  # older ones have no AVIF
 
 
 def load(path: str, image_size: tuple[int, int], preprocess: Mapping

@@ -71,21 +71,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def find_images(given: list[str]) -> list[str]:
-    """The files, and all image files below the directories that are not hidden, in sorted order.
+    """The files, and the image files below the directories, nothing hidden, in sorted order.
 
     Raises UserError when a directory has none.
     """
     paths = []
     for path in given:
-        found = [path]
-        if os.path.isdir(path):
-            found = sorted(os.path.join(folder, name) for folder, _, names in os.walk(path)
-                           for name in names if name.lower().endswith(images.SUFFIXES)
-                           and not name.startswith('.'))
-            if not found:
-                raise UserError(f'there are no images below {path!r}.')
+        found = sorted(_images_below(path)) if os.path.isdir(path) else [path]
+        if not found:
+            raise UserError(f'there are no images below {path!r}.')
         paths += found
     return paths
+
+
+def _images_below(directory):
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith('.')]
+        yield from (os.path.join(folder, name) for name in names
+                    if name.lower().endswith(images.SUFFIXES) and not name.startswith('.'))
 
 
 def run(loaded: weights.Weights, paths: list[str], batch_size: int, required: Collection[str] = ()
@@ -104,9 +107,7 @@ def run(loaded: weights.Weights, paths: list[str], batch_size: int, required: Co
     """
     if batch_size < 1:
         raise UserError(f'--batch_size is {batch_size}: expected at least 1.')
-    if loaded.channels() != 3:
-        raise UserError(f'{loaded.source} takes images of {loaded.channels()} channels; image '
-                        'files are read as the 3 of RGB.')
+    description.check_rgb(loaded)
     model = models.build(loaded.model, loaded.num_classes)
     size, preprocess = loaded.image_size(), description.complete_preprocess(loaded)
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)

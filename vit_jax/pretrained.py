@@ -1,6 +1,7 @@
 """Starts a run from pre-trained weights: which config fields they decide, and the parameters."""
 
 import logging
+import math
 import zlib
 
 import jax
@@ -73,8 +74,15 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, abstract_params:
     """
     grid = models.build(config.model, 1).grid(config.image_size)
     _check_fields(loaded, config.model)
+    source_grid = loaded.grid()
+    if source_grid not in (None, grid) and math.prod(source_grid) == math.prod(grid) and (
+            source_grid != loaded.stated_grid()):
+        log.warning('%s does not say for which images its position embeddings are: they are taken '
+                    'to be of %dx%d patches and resized to %dx%d. If they are of %dx%d already, '
+                    'start from weights that say it: a workdir or layout vit_jax.', loaded.source,
+                    *source_grid, *grid, *grid)
     params, changes = adapt.adapt(
-        loaded.params, abstract_params, grid=grid, source_grid=loaded.grid(),
+        loaded.params, abstract_params, grid=grid, source_grid=source_grid,
         resize=config.transfer.position_resize, resize_patches=config.transfer.resize_patches)
     if hosts.count() > 1:  # every process has read them: parts of other weights would be no model
         hosts.check_equal('the pre-trained weights', {
@@ -93,16 +101,18 @@ def replace_params(params: PyTree, loaded: PyTree) -> PyTree:
 
 
 def _check_fields(loaded, model):
+    if ('hidden_size' in loaded.model) != ('hidden_size' in model):
+        return  # a ResNet and a transformer: their parameters have other names
     different = [name for name in _SAME if loaded.model.get(name) != model.get(name)]
     if bool(loaded.model.get('layer_scale_init')) != bool(model.get('layer_scale_init')):
         different.append('layer_scale_init')
     if different:
         raise UserError(
             f'the pre-trained weights from {loaded.source} are of another model: '
-            + ', '.join(f'model.{name} is {loaded.model.get(name)!r} there and '
-                        f'{model.get(name)!r} in the config' for name in different)
+            + ', '.join(f'model.{name} is {loaded.model[name]!r} there and '
+                        f'{model[name]!r} in the config' for name in different)
             + '. Add ' + ' '.join(f'--config.model.{name}={loaded.model[name]}'
-                                  for name in different if name in loaded.model) + '.')
+                                  for name in different) + '.')
 
 
 def _lookup(tree, field):

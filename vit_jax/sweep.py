@@ -73,6 +73,7 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
     final = os.path.join(directory, f'final-lr={best:g}')  # with more values another may win
     config.optimizer.learning_rate = best
     config.dataset.train_split = split_name(config.dataset.train_split)
+    config.dataset.num_examples = 0  # was of a part, where the config states it
     config.dataset.eval_split = config.dataset.test_split
     config.eval_every = 0  # the test split is scored once, at the end
     config.keep_best = False

@@ -155,7 +155,8 @@ def test_evaluation_folders_must_be_those_of_training(tmp_path):
     write_images(tmp_path / 'val', {'b': 1, 'new': 1})
     names = data.open_source(dataset(tmp_path), 'train').class_names
     error = message(data.open_source, dataset(tmp_path), 'val', names)
-    assert 'that the training split has not: new; known are: a, b, c' in error
+    assert ('has class folder(s) of no known class: new; known, from the training split or the '
+            'weights, are: a, b, c') in error
     os.rename(tmp_path / 'val' / 'new', tmp_path / 'val' / 'a')
     error = message(data.open_source, dataset(tmp_path), 'val', names)
     assert 'no folder for class(es) c;' in error

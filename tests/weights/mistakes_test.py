@@ -1,5 +1,6 @@
 """Arrays that fit no model, models that fit no layout, layouts that nobody knows: what is said."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -137,6 +138,18 @@ def test_heads_that_a_file_cannot_tell(tmp_path):
     assert 'model.num_heads is 4, there it is 2' in message(
         weights.save, given, str(tmp_path / 'x.pth'), 'timm')
     assert through(given, 'timm', tmp_path / 'x')[1].model == given.model
+
+
+def test_positions_that_a_file_would_read_as_a_square(tmp_path):
+    """1x3 patches and a class token are as many as 2x2 patches."""
+    given = small.make('vit', gelu='erf', layer_norm_epsilon=1e-6)
+    position = given.params['position']['embedding'][:, :4]
+    given = dataclasses.replace(
+        given, params=given.params | {'position': {'embedding': position}},
+        preprocess=given.preprocess | {'image_size': (8, 24)})
+    assert 'as many positions as 1x3 with one: name a directory' in message(
+        weights.save, given, str(tmp_path / 'x.pth'), 'timm')
+    assert through(given, 'timm', tmp_path / 'x')[1].grid() == (1, 3)
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):

@@ -248,8 +248,8 @@ def _check_classes(folder, found, expected):
     unknown = [name for name in found if name not in expected]
     if unknown:
         raise UserError(
-            f"'{folder}' has class folder(s) that the training split has not: "
-            f'{", ".join(unknown)}; known are: {", ".join(expected)}. Rename or remove them'
+            f"'{folder}' has class folder(s) of no known class: {', '.join(unknown)}; known, from "
+            f'the training split or the weights, are: {", ".join(expected)}. Rename or remove them'
         )
     missing = [name for name in expected if name not in found]
     if missing:

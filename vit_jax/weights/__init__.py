@@ -157,7 +157,12 @@ def save(weights: Weights, path: str, layout: str) -> None:
 
 def misfits(weights: Weights, path: str, layout: str) -> list[str]:
     """What keeps a layout from holding this model, one line per field."""
-    return _describe(_misfits(weights.model, path, layout))
+    lines = _describe(_misfits(weights.model, path, layout))
+    if layout == 'timm' and timm.is_ambiguous(weights, path):
+        rows, columns = weights.grid()
+        lines.append(f'a file would be read as a square of patches without a class token, which '
+                     f'has as many positions as {rows}x{columns} with one: name a directory')
+    return lines
 
 
 def approximate(weights: Weights, path: str, layout: str) -> tuple[Weights, list[str]]:

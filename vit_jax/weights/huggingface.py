@@ -121,7 +121,9 @@ def finish(arrays: dict, weights) -> tuple[dict, dict]:
         else:
             log.warning('images are %dx%d, and no processor of transformers resizes and crops to '
                         'what is no square as it is done here: no preprocessor_config.json is '
-                        'written. Prepare images for it as vit_jax.images does.', height, width)
+                        'written. Prepare images for it as vit_jax.images does, with %s.', height,
+                        width, ', '.join(f'{name}={value}' for name, value in
+                                         weights.preprocess.items() if name != 'image_size'))
     return arrays, files
 
 

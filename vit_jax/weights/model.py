@@ -45,7 +45,7 @@ class Weights:
         is no such embedding, or it is not square and the source does not say what it is.
         """
         patches = _patches(flatten(self.params), self.model)
-        stated = self._stated_grid()
+        stated = self.stated_grid()
         if stated and math.prod(stated) == patches:
             return stated
         side = math.isqrt(patches)
@@ -58,7 +58,7 @@ class Weights:
         """
         stated, grid = (self.preprocess or {}).get('image_size'), self.grid()
         if self.model.get('position') != 'learned_1d' or (
-                grid and grid == self._stated_grid()):
+                grid and grid == self.stated_grid()):
             return as_pair(stated or 224)
         if grid is None:
             patches = _patches(flatten(self.params), self.model)
@@ -66,7 +66,8 @@ class Weights:
                             'are no square, and does not say for which image size.')
         return tuple(n * p for n, p in zip(grid, _patch_in_pixels(self.model), strict=True))
 
-    def _stated_grid(self):
+    def stated_grid(self) -> tuple[int, int] | None:
+        """(rows, columns) of patches of `preprocess`'s image_size, None where it does not say."""
         size = (self.preprocess or {}).get('image_size')
         try:
             return size and models.build(self.model, self.num_classes).grid(as_pair(size))

@@ -113,7 +113,7 @@ def prepare(arrays: dict, sidecars: dict) -> tuple[dict, list[Entry]]:
         if size:
             alone = number == math.prod(s // p for s, p in zip(size, kernel.shape[2:], strict=True))
         else:  # a square of patches is likelier than one patch less
-            alone = _is_square(number) and not _is_square(number - 1)
+            alone = _looks_alone(number)
         if alone:  # as in DeiT III and FlexiViT (no_embed_class)
             arrays = arrays | {'pos_embed': np.pad(position, ((0, 0), (1, 0), (0, 0)))}
     return arrays, _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
@@ -142,6 +142,18 @@ def _config(sidecars):
     if 'architecture' not in config:  # some other program's
         config = {'architecture': ''}
     return {'model_args': {}, 'pretrained_cfg': config} | config
+
+
+def is_ambiguous(weights, path: str) -> bool:
+    """Whether a file, without a config.json, would be read as of another grid of patches."""
+    grid = weights.grid()
+    return bool(grid and weights.model['pool'] == 'cls' and not is_directory(path)
+                and _looks_alone(math.prod(grid) + 1))
+
+
+def _looks_alone(number):
+    """Whether so many positions are those of a square of patches, without a class token."""
+    return _is_square(number) and not _is_square(number - 1)
 
 
 def _is_square(number):
