@@ -3,9 +3,20 @@
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from tests.conftest import ROOT, environment
+from vit_jax import logs
+
+
+def test_out_of_memory_says_what_to_do(caplog):
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+        jax.jit(lambda: jax.numpy.ones((10**6, 10**9)).at[0].set(0))()
+    logs.report(error.value)
+    assert 'error: out of memory: ' in caplog.text
+    assert 'add --config.accum_steps=0, which cuts the batch into parts that fit' in caplog.text
+    assert 'Traceback' not in caplog.text
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import logging
 import os
 
 import absl.logging
+import jax
 
 from vit_jax.errors import UserError
 
@@ -38,6 +39,10 @@ def report(error: BaseException) -> None:
     """Logs what ends the program: as one message if a user can mend it."""
     if isinstance(error, UserError):
         LOGGER.error('error: %s', error)
+    elif isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error):
+        LOGGER.error('error: out of memory: %s\nLower batch_size or image_size, or add '
+                     '--config.accum_steps=0, which cuts the batch into parts that fit.',
+                     str(error).partition('\n')[0].removeprefix('RESOURCE_EXHAUSTED: '))
     else:
         LOGGER.error('stopped by an unexpected error', exc_info=error)
 

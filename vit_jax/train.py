@@ -220,9 +220,11 @@ class Trainer:
         else:
             parts = sharding.batch_parts(self._mesh)
             pixels = math.prod(self._program.abstract_batch['image'].shape)
-            under_way = (LOOKAHEAD + 1) * 4 * pixels / parts  # float32
+            under_way = LOOKAHEAD + 1
+            if jax.default_backend() == 'cpu':  # where the input pipeline has no memory of its own
+                under_way += data.BATCHES_IN_MEMORY
             config.accum_steps, compiled = accumulation.choose(
-                compile_step, config.batch_size, parts, under_way)
+                compile_step, config.batch_size, parts, under_way * 4 * pixels / parts)  # float32
             # A continued run must sum in the same order.
             workdir.record(self._directory, config, self._train_source.class_names)
         log.info('compiled the training step in %.1f s', time.perf_counter() - start)
