@@ -52,6 +52,8 @@ def test_command(source, tmp_path):
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['missing.npz', 'x', '--to=timm'], "error: no file 'missing.npz': expected a file, a"),
     (['setup.py', 'x', '--to=timm'], 'error: setup.py is no weights file: it begins with b'),
+    (['setup.py', 'x', '--to=onnx'], "error: 'x' is no name for onnx: a name ending in .onnx is"),
+    (['setup.py', 'x.onnx', '--to=huggingface'], "error: 'x.onnx' is no name for huggingface"),
 ])
 def test_messages_of_the_command(arguments, message):
     check_message(run(*arguments), message)
@@ -82,7 +84,7 @@ def log(caplog):
     ('gap', 'google', 'x.npz', 'the .npz reader of timm'),
     ('vit', 'huggingface', 'x', 'transformers '),
     ('hidden-head', 'torchvision', 'x.pth', 'torchvision ' if importlib.util.find_spec(
-        'torchvision') else "reading back, because the program of torchvision cannot be imported"),
+        'torchvision') else 'reading back, because a program that reads torchvision cannot be'),
     ('hidden-head', 'google', 'x.npz', 'reading back, because timm computes this model by other'),
     ('axial', 'vit_jax', 'x.safetensors', "reading back, because layout vit_jax is this project's"),
 ])
@@ -93,7 +95,7 @@ def test_verified_by_the_other_program_where_that_is_possible(model, to, name, h
     inexact = name == 'x.pth'
     convert(source(model), str(tmp_path / name), to, verify=True, inexact=inexact)
     assert verified(caplog).startswith(f'verified by {how}')
-    assert ('--dtype and --inexact changed logits by up to' in caplog.text) == inexact
+    assert ('--inexact, with --dtype if given, changed logits by up to' in caplog.text) == inexact
 
 
 @pytest.mark.parametrize(('to', 'dtype', 'how'), [

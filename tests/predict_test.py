@@ -97,6 +97,12 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
         assert message in caplog.records[-1].getMessage()
 
 
+def test_two_tables_in_one_file(capsys):
+    with pytest.raises(SystemExit):
+        predict.parse(['--pretrained=x', '--csv=a', '--features=a', 'image.png'])
+    assert '--csv and --features both name a: one would replace' in capsys.readouterr().err
+
+
 def test_images_of_five_channels_are_refused(folder):
     with pytest.raises(UserError, match='rectangle takes images of 5 channels; image files'):
         predict.run(small.make('rectangle'), [str(folder / 'one/000.png')], 1)

@@ -170,6 +170,9 @@ def test_messages(config, tmp_path):
     config.dataset.test_split = ''
     with pytest.raises(UserError, match='dataset.test_split is empty: name the split that scores'):
         sweep.run(config, [0.1, 0.2], str(tmp_path))
+    config.dataset.test_split = 'train'
+    with pytest.raises(UserError, match=r"'train' has the images of .*eval_split 'train\[80%:\]'"):
+        sweep.run(config, [0.1, 0.2], str(tmp_path))
     config.dataset.test_split = 'tset'
     with pytest.raises(UserError, match="dataset.test_split is 'tset': no split folder 'tset' .* "
                                         'are: test, train. Name one of them, or a slice'):

@@ -61,11 +61,14 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     Raises:
       UserError: something cannot be read, written or held, or the two sides differ.
     """
+    if (to == 'onnx') != path.endswith('.onnx'):
+        raise UserError(f'{path!r} is no name for {to}: a name ending in .onnx is for --to=onnx, '
+                        'and for that only.')
     if os.path.lexists(path) and not overwrite:
         raise UserError(f'{path} is there already: name another destination, or add --overwrite.')
     files.check_replaceable(path)
     loaded = description.described(weights.load(source), preprocess, classes)
-    if to == 'huggingface':  # whose programs do not load without
+    if to in ('huggingface', 'timm') and files.is_directory(path):  # they would take their own
         loaded = dataclasses.replace(loaded, preprocess={
             'image_size': loaded.image_size(), **description.complete_preprocess(loaded)})
     given = loaded
@@ -127,7 +130,8 @@ def _verify(loaded, given, path, to):
                      difference, np.abs(expected).max())
     if given is not loaded:
         change = np.abs(expected - _logits(loaded, images)).max()
-        logs.LOGGER.info('--dtype and --inexact changed logits by up to %.2g', change)
+        how = '--dtype' if given.model == loaded.model else '--inexact, with --dtype if given,'
+        logs.LOGGER.info('%s changed logits by up to %.2g', how, change)
     if not difference <= LARGEST_DIFFERENCE:
         raise UserError(f'{path} gives other logits than {loaded.source}: they differ by up to '
                         f'{difference:.2g}, at most {LARGEST_DIFFERENCE:g} was expected.')

@@ -67,7 +67,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--json', action='store_true')
     description.add_flags(parser)
     parser.add_argument('images', nargs='+', help='files, or directories that are searched')
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.csv and options.csv == options.features:
+        parser.error(f'--csv and --features both name {options.csv}: one would replace the other')
+    return options
 
 
 def find_images(given: list[str]) -> list[str]:

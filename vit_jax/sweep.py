@@ -90,12 +90,21 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
 
 
 def _open_test_split(dataset):
-    """Raises UserError, now and not after hours of training, when the winner cannot be scored."""
+    """Raises UserError, now and not after hours of training, when the winner cannot be scored.
+
+    Nor may it be scored on the images that it was chosen on.
+    """
     from vit_jax.data.sources import open_source, split_name
 
     if not dataset.test_split:
         raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
                         '--config.dataset.test_split=test')
+    if dataset.test_split in (dataset.eval_split, split_name(dataset.eval_split)):
+        raise UserError(
+            f'dataset.test_split {dataset.test_split!r} has the images of dataset.eval_split '
+            f'{dataset.eval_split!r}, which choose the learning rate: hold out a part of the '
+            'training split, as in --config.dataset.train_split=train[:90%] '
+            '--config.dataset.eval_split=train[90%:]')
     classes = open_source(dataset, split_name(dataset.train_split)).class_names
     try:
         open_source(dataset, dataset.test_split, classes)

@@ -50,7 +50,8 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
                         'not read: it can run any command. If you trust it, write it again with '
                         "torch.save(torch.load(..., weights_only=True), ...) of today's PyTorch.")
     raise UserError(f'{path} is no weights file: it begins with {start!r}, expected an .npz, '
-                    '.safetensors or .pth file (whatever its name).')
+                    '.safetensors or .pth file (whatever its name). Programs (ONNX, StableHLO) '
+                    'are written only: read the weights that they were made of.')
 
 
 def _read_zip(path):

@@ -27,7 +27,8 @@ def logits(weights: Weights, path: str, layout: str, images: np.ndarray) -> tupl
         import torch
         model, version = _RUN[layout](weights, path)
     except ImportError as error:
-        raise CannotRunError(f'the program of {layout} cannot be imported: {error}') from error
+        raise CannotRunError(
+            f'a program that reads {layout} cannot be imported: {error}') from error
     with torch.inference_mode():
         out = model.float().eval()(torch.from_numpy(images).permute(0, 3, 1, 2))
     out = getattr(out, 'logits', out)
