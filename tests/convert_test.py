@@ -130,6 +130,13 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
                                     std=base().preprocess.std)
 
 
+def test_directories_for_timm_say_how_images_are_prepared(source, tmp_path):
+    convert(source(), str(tmp_path / 'x.npz'), 'google')  # which says nothing
+    convert(str(tmp_path / 'x.npz'), str(tmp_path / 'x'), 'timm')
+    assert weights.load(str(tmp_path / 'x')).preprocess == dict(
+        base().preprocess, image_size=(16, 16))
+
+
 def test_inexact_is_asked_for(source, tmp_path):
     path = str(tmp_path / 'x.pth')
     with pytest.raises(UserError, match="exactly:\n  model.gelu is 'tanh', there it is 'erf'\nWith "
