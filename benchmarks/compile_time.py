@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import config as config_lib
-from vit_jax import models, optimizer, steps, train_state
+from vit_jax import models
+from vit_jax.training import optimizer, steps
+from vit_jax.training import state as train_state
 
 REPEATS = 3
 BATCH = 8

@@ -44,9 +44,9 @@ def status(field):
 def measure(given):
     """(peak, before) bytes of this process."""
     from vit_jax import config as config_lib
-    from vit_jax import sharding
     from vit_jax.planning import estimate
-    from vit_jax.program import Program
+    from vit_jax.training import sharding
+    from vit_jax.training.program import Program
 
     config = config_lib.base(given.model)
     config.update(batch_size=given.batch_size, num_steps=10)

@@ -1,23 +1,12 @@
-import importlib.util
 import itertools
-import pathlib
 
 import pytest
 
+from tests.support.runs import ROOT, load
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import cost, variants
-
-CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, CONFIGS / f'{name}.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 vit = load('vit')
 
@@ -29,7 +18,8 @@ def checked(config):
     return config
 
 
-@pytest.mark.parametrize('name', sorted(p.stem for p in CONFIGS.glob('*.py') if p.stem != 'vit'))
+@pytest.mark.parametrize('name', sorted(
+    p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != 'vit'))
 def test_every_config_loads(name):
     checked(load(name).get_config())
 

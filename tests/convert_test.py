@@ -12,10 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests import interop
-from tests.conftest import ROOT, environment
-from tests.main_test import check_message
-from tests.weights import small
+from tests.support import interop, small
+from tests.support.runs import ROOT, check_message, environment
 from vit_jax import weights
 from vit_jax.config import base
 from vit_jax.convert import convert, main

@@ -3,9 +3,11 @@ import json
 
 import pytest
 
-from tests.config_test import load
-from tests.conftest import TINY, write_images
-from vit_jax import evaluate, metrics, train, weights
+from tests.support.datasets import write_images
+from tests.support.runs import TINY, load
+from vit_jax import evaluate, weights
+from vit_jax.training import loop as train
+from vit_jax.workdir import metrics
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vit_jax import metrics
 from vit_jax.models.position import PLACES
+from vit_jax.workdir import metrics
 
 RUN = {'num_steps': 300, 'optimizer.warmup_steps': 40, 'eval_every': 300, 'checkpoint_every': 300}
 POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in places

@@ -6,14 +6,16 @@ import time
 
 import pytest
 
-from tests.conftest import ROOT, environment
+from tests.support.runs import ROOT, environment
 
 STEPS = """
 import functools, sys
 for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'clu', 'sklearn', 'matplotlib'):
     sys.modules[name] = None  # importing it raises ImportError
 import jax, jax.numpy as jnp
-from vit_jax import checkpoint, config, models, optimizer, predict, steps, train_state
+from vit_jax import config, models, predict
+from vit_jax.training import optimizer, state as train_state, steps
+from vit_jax.workdir import checkpoint
 c = config.base()
 model = models.build('ti16', 3, num_layers=2)
 schedule = optimizer.make_schedule(c.optimizer, 10)
@@ -61,8 +63,8 @@ def test_weights_of_pytorch_without_pytorch(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize('module', ['models', 'main', 'checkpoint', 'steps', 'weights', 'convert',
-                                    'plan'])
+@pytest.mark.parametrize('module', ['models', 'main', 'workdir.checkpoint', 'training.steps',
+                                    'weights', 'convert', 'plan'])
 def test_import_leaves_tensorflow_alone(module):
     result = python(f'import sys, vit_jax.{module}\n'
                     "assert not {'tensorflow', 'torch', 'timm'} & set(sys.modules)")

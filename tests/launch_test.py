@@ -10,7 +10,7 @@ import time
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.support.runs import ROOT
 
 LAUNCH = ROOT / 'launch'
 SCRIPTS = sorted(path for path in LAUNCH.iterdir() if path.suffix in ('.sh', '.sbatch'))

@@ -4,13 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import ROOT, command, environment
-
-
-def check_message(result, message):
-    assert result.returncode == 1, result.stderr
-    assert message in result.stderr
-    assert 'Traceback' not in result.stderr
+from tests.support.runs import ROOT, check_message, command, environment
 
 
 @pytest.mark.parametrize(('kwargs', 'message'), [

@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 
-from tests.conftest import ROOT, environment
+from tests.support.runs import ROOT, environment
 from vit_jax import plan
 from vit_jax.errors import UserError
 
@@ -39,7 +39,7 @@ def run(*arguments, config='configs/vit.py:b16'):
 @pytest.fixture
 def main(monkeypatch, caplog):
     """Runs the command in this process: (arguments) -> (exit code, log)."""
-    monkeypatch.setattr('vit_jax.logs.to_terminal', lambda: None)
+    monkeypatch.setattr('vit_jax.workdir.logs.to_terminal', lambda: None)
     monkeypatch.chdir(ROOT)
     before = jax.config.jax_enable_compilation_cache
     yield lambda *arguments: (plan.main(list(arguments)), caplog.text)

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import write_images
-from tests.models.parameters import randomised
-from tests.weights import small
-from vit_jax import images, models, predict, weights
+from tests.support import small
+from tests.support.datasets import write_images
+from tests.support.parameters import randomised
+from vit_jax import models, predict, weights
+from vit_jax.data import images
 from vit_jax.errors import UserError
 
 FIELDS = models.fields('b16') | dict(patch_size=(4, 4), hidden_size=16, num_layers=1, mlp_dim=24,

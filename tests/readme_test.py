@@ -6,7 +6,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from tests.conftest import ROOT
+from tests.support.runs import ROOT
 from vit_jax import config as config_lib
 
 README = (ROOT / 'README.md').read_text()

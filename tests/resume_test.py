@@ -13,8 +13,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.conftest import ROOT, TINY, command, environment
-from vit_jax import metrics
+from tests.support.runs import ROOT, TINY, command, environment
+from vit_jax.workdir import metrics
 
 SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
 

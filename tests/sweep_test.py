@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from tests.config_test import load
-from tests.conftest import ROOT, TINY, environment
-from vit_jax import metrics, sweep, train
+from tests.support.runs import ROOT, TINY, environment, load
+from vit_jax import sweep
 from vit_jax.errors import DivergedError, UserError
+from vit_jax.training import loop as train
+from vit_jax.workdir import metrics
 
 
 def test_learning_rates_of_a_command_line():

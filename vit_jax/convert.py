@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from vit_jax import description, logs, models, weights
+from vit_jax import models, weights
 from vit_jax.errors import UserError
-from vit_jax.weights import export, files, peers
+from vit_jax.weights import description, export, files, peers
+from vit_jax.workdir import logs
 
 LARGEST_DIFFERENCE = 1e-4  # of logits
 

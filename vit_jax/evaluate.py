@@ -18,10 +18,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import description, hosts, logs, models, sharding, steps, weights
+from vit_jax import models, weights
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
-from vit_jax.weights import files, own
+from vit_jax.processes import hosts
+from vit_jax.training import sharding, steps
+from vit_jax.weights import description, files
+from vit_jax.weights.layouts import own
+from vit_jax.workdir import logs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,7 +73,7 @@ def evaluate(options: argparse.Namespace) -> dict:
     Raises:
       UserError: weights, data or all images cannot be read, or the classes are not the same.
     """
-    from vit_jax import data  # TensorFlow
+    from vit_jax.data import pipeline  # TensorFlow
 
     loaded = description.described(weights.load(options.workdir or options.pretrained),
                                    options.preprocess, options.classes)
@@ -91,7 +95,7 @@ def evaluate(options: argparse.Namespace) -> dict:
 
     params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params),
                             sharding.replicated(mesh))
-    batches = data.eval_batches(source, config, *sharding.data_share(mesh))
+    batches = pipeline.eval_batches(source, config, *sharding.data_share(mesh))
     totals = classification.total(
         jax.jit(step), params, (sharding.shard_batch(batch, by_example) for batch in batches))
     classes = {name: {'accuracy': float(right / count) if count else None,
@@ -131,11 +135,11 @@ def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigD
 
 def _open_source(dataset, loaded):
     """The split, labelled as in the weights: by name where names tell, else by order."""
-    from vit_jax import data
+    from vit_jax.data import sources
 
-    source = data.open_source(dataset, dataset.eval_split)
+    source = sources.open_source(dataset, dataset.eval_split)
     if _share_names(loaded, source.class_names) and source.class_names != tuple(loaded.classes):
-        source = data.open_source(dataset, dataset.eval_split, class_names=tuple(loaded.classes))
+        source = sources.open_source(dataset, dataset.eval_split, class_names=tuple(loaded.classes))
     check_classes(loaded, source.class_names, dataset.name)
     return source
 

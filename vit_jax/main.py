@@ -11,8 +11,9 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import hosts, logs
 from vit_jax.errors import UserError
+from vit_jax.processes import hosts
+from vit_jax.workdir import logs
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'File and argument, for example configs/vit.py:b16.')
@@ -82,7 +83,8 @@ def main(argv: list[str]) -> None:
     logs.to_terminal()
     try:
         # TensorFlow is imported: seconds that --help need not wait for.
-        from vit_jax import train, workdir
+        from vit_jax.training import loop as train
+        from vit_jax.workdir import record as workdir
     except ModuleNotFoundError as error:
         sys.exit(f"error: {error}. Training needs more: pip install -e '.[train]'")
     try:

@@ -17,12 +17,13 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax import accumulation, logs, pretrained, sharding
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.main import describe, refuse_repeated
-from vit_jax.planning import chips, report, targets
+from vit_jax.planning import report, targets
 from vit_jax.planning.estimate import Target
+from vit_jax.training import accumulation, chips, pretrained, sharding
+from vit_jax.workdir import logs
 
 
 def main(argv: list[str] | None = None) -> int:

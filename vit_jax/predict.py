@@ -19,8 +19,11 @@ from collections.abc import Collection
 import jax
 import numpy as np
 
-from vit_jax import description, images, logs, models, weights
+from vit_jax import models, weights
+from vit_jax.data import images
 from vit_jax.errors import UserError
+from vit_jax.weights import description
+from vit_jax.workdir import logs
 
 
 def main(argv: list[str] | None = None) -> int:

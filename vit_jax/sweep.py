@@ -23,9 +23,11 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import hosts, logs, metrics, workdir
 from vit_jax import main as main_lib
 from vit_jax.errors import DivergedError, UserError
+from vit_jax.processes import hosts
+from vit_jax.workdir import logs, metrics
+from vit_jax.workdir import record as workdir
 
 log = logs.LOGGER  # __name__ is __main__ here, outside of what logs.to_terminal shows
 
@@ -57,8 +59,8 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
       UserError: there is no split to score the winner on, or a run cannot be done.
       DivergedError: no value is left to choose, or the run of the winner diverges.
     """
-    from vit_jax import train  # imports TensorFlow
     from vit_jax.data.sources import split_name
+    from vit_jax.training import loop as train  # imports TensorFlow
 
     _open_test_split(config.dataset)
     scores = {}
@@ -114,7 +116,7 @@ def _open_test_split(dataset):
 
 def _score(config, folder):
     """(exit code of the run in the folder, its accuracy or None where training diverges)."""
-    from vit_jax import train
+    from vit_jax.training import loop as train
 
     mark = os.path.join(folder, 'diverged.json')  # holds the config that did
     if _read(mark) == _as_json(config):

@@ -12,8 +12,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from vit_jax import data
-from vit_jax.data import order, sequential, tfds_source
+from vit_jax.data import order, pipeline, sequential, sources, tfds_source
 from vit_jax.errors import UserError
 
 COUNT = 53  # of the small sets; a prime, so that no batch or window fits
@@ -123,14 +122,14 @@ def make(kind, root):
 
 
 def batches(config, count, start=0, process=0, processes=1, split='train'):
-    source = data.open_source(config.dataset, split)
-    iterator = data.train_batches(source, config, start, process, processes)
+    source = sources.open_source(config.dataset, split)
+    iterator = pipeline.train_batches(source, config, start, process, processes)
     return list(itertools.islice(iterator, count))
 
 
 def evaluated(config, process=0, processes=1, split='train'):
-    source = data.open_source(config.dataset, split)
-    return list(data.eval_batches(source, config, process, processes))
+    source = sources.open_source(config.dataset, split)
+    return list(pipeline.eval_batches(source, config, process, processes))
 
 
 def numbers(found):
@@ -278,8 +277,8 @@ def test_slices_of_a_split(config):
 
 @pytest.mark.parametrize('processes', [1, 2, 4])
 def test_evaluation_counts_every_example_once(config, processes):
-    source = data.open_source(config.dataset, 'train')
-    parts = [data.eval_batches(source, config, p, processes) for p in range(processes)]
+    source = sources.open_source(config.dataset, 'train')
+    parts = [pipeline.eval_batches(source, config, p, processes) for p in range(processes)]
     found = [list(part) for part in parts]
     assert {len(batches) for batches in found} == {len(parts[0])}
     everything = [batch for batches in found for batch in batches]
@@ -372,8 +371,8 @@ def test_evaluation_masks_broken_images(kind, tmp_path, caplog):
         break_directory(config, broken)
     else:
         rewrite_records(tmp_path, set(broken))
-    source = data.open_source(config.dataset, 'train')
-    batches = data.eval_batches(source, config)
+    source = sources.open_source(config.dataset, 'train')
+    batches = pipeline.eval_batches(source, config)
     with caplog.at_level(logging.WARNING, 'vit_jax.data'):
         found = list(batches)
     assert len(caplog.messages) == 4
@@ -428,18 +427,18 @@ def test_other_errors_come_through(tmp_path):
 
 def test_settings_that_do_not_fit_are_named():
     config = make_config('digits', batch_size=9)
-    source = data.open_source(config.dataset, 'train')
+    source = sources.open_source(config.dataset, 'train')
     with pytest.raises(UserError, match='batch_size 9 does not divide by 2 processes; take 8'):
-        next(data.train_batches(source, config, 0, 0, 2))
+        next(pipeline.train_batches(source, config, 0, 0, 2))
 
 
 def test_tfds_errors_list_splits_and_features(tmp_path):
     config = write_tfds(tmp_path, 'tfrecord')
     with pytest.raises(UserError, match=r"no split 'test' in 'small/1.0.0'; its splits are: train"):
-        data.open_source(config.dataset, 'test')
+        sources.open_source(config.dataset, 'test')
     misspelt = make_config('smal', **{'dataset.data_dir': str(tmp_path)})
     with pytest.raises(UserError, match='Nearest names: small'):
-        data.open_source(misspelt.dataset, 'train')
+        sources.open_source(misspelt.dataset, 'train')
     features = tfds.features.FeaturesDict({'text': tfds.features.Text()})
     template = tfds.core.ShardedFileTemplate(
         data_dir=tmp_path / 'words' / '1.0.0',
@@ -458,7 +457,7 @@ def test_tfds_errors_list_splits_and_features(tmp_path):
     )
     words = make_config('words', **{'dataset.data_dir': str(tmp_path)})
     with pytest.raises(UserError, match=r'its features are: text \(Text\)'):
-        data.open_source(words.dataset, 'train')
+        sources.open_source(words.dataset, 'train')
 
 
 def test_tensorflow_does_not_see_the_accelerator():

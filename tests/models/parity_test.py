@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests import interop
-from tests.models.parameters import randomised
+from tests.support import interop
+from tests.support.parameters import randomised
 from vit_jax import models
 from vit_jax.models import variants
 

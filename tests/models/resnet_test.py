@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.parameters import randomised
+from tests.support.parameters import randomised
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import cost, resnet, variants

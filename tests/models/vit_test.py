@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models import reference
-from tests.models.parameters import randomised
+from tests.support import reference
+from tests.support.parameters import randomised
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import cost, position, vit

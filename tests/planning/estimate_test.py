@@ -3,10 +3,11 @@
 import jax
 import pytest
 
-from tests.program_test import small_config
+from tests.support.programs import small_config
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.planning import chips, estimate, hlo, report
+from vit_jax.planning import estimate, hlo, report
+from vit_jax.training import chips
 
 
 class Compiler:

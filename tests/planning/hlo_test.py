@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tests.program_test import MESHES, program_on, small_config
+from tests.support.programs import MESHES, program_on, small_config
 from vit_jax.planning import hlo
 
 LAYERS, WIDTH, BATCH, DEVICES = 5, 16, 32, 8

@@ -4,7 +4,8 @@ import math
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.planning import chips, targets
+from vit_jax.planning import targets
+from vit_jax.training import chips
 
 
 @pytest.mark.parametrize(('chip', 'devices', 'shape'), [

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import interop
-from tests.weights import small
-from tests.weights.small import assert_close
+from tests.support import interop, small
+from tests.support.small import assert_close
 from vit_jax import weights
 
 TORCHVISION = {

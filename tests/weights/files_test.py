@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests import interop
+from tests.support import interop
 from vit_jax.errors import UserError
 from vit_jax.weights import files, torch_file
 

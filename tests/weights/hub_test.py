@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from tests.weights import small
+from tests.support import small
 from vit_jax import weights
 from vit_jax.errors import UserError
 

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.weights import small
-from tests.weights.small import FILES, assert_same_arrays, through
+from tests.support import small
+from tests.support.small import FILES, assert_same_arrays, through
 from vit_jax import weights
 from vit_jax.errors import UserError
 

@@ -11,13 +11,13 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
-from tests import interop
-from tests.conftest import ROOT
-from tests.weights import described_test, small
-from tests.weights.small import assert_close, assert_same_arrays
+from tests.support import interop, small
+from tests.support.runs import ROOT
+from tests.support.small import assert_close, assert_same_arrays
+from tests.weights import described_test
 from vit_jax import models, weights
+from vit_jax.data.images import resize_and_central_crop
 from vit_jax.errors import UserError
-from vit_jax.images import resize_and_central_crop
 from vit_jax.models import variants
 from vit_jax.weights import export, peers
 

@@ -7,9 +7,8 @@ finding one rebuilds the input at the batch that failed.
 import logging
 import re
 
-import tensorflow as tf
-
 from vit_jax.data import preprocess
+from vit_jax.data.host_tensorflow import tf
 from vit_jax.errors import UserError
 
 logger = logging.getLogger('vit_jax.data')

@@ -5,7 +5,8 @@ epoch g // n the permutation (seed, g // n) of its n examples.
 """
 
 import numpy as np
-import tensorflow as tf
+
+from vit_jax.data.host_tensorflow import tf
 
 # The cipher behind the permutation. With few rounds, and with seeds that are small numbers, it
 # returns nearly the identity; see `permute`.

@@ -7,10 +7,10 @@ fails, its items are read again alone to find out what is broken.
 import os
 
 import numpy as np
-import tensorflow as tf
 
 from vit_jax.data import order, preprocess, sequential
 from vit_jax.data.broken import BrokenImages
+from vit_jax.data.host_tensorflow import tf
 from vit_jax.errors import UserError
 
 # Batches made ahead of the one in use.

@@ -3,8 +3,9 @@
 import io
 
 import numpy as np
-import tensorflow as tf
 from PIL import Image, UnidentifiedImageError
+
+from vit_jax.data.host_tensorflow import tf
 
 _EXIF_ORIENTATION_TAG = 0x0112
 # Orientation is looked for in this many bytes; metadata stands before the pixels.

@@ -6,9 +6,8 @@ read interleaved, nothing carried from one to the next, so that a segment's leng
 stream is cut into windows that are permuted in memory.
 """
 
-import tensorflow as tf
-
 from vit_jax.data import order
+from vit_jax.data.host_tensorflow import tf
 
 _FILE_ORDER = -1  # stands for the number of a window in the key of the order of files
 

@@ -15,8 +15,8 @@ import os
 import re
 
 import numpy as np
-import tensorflow as tf
 
+from vit_jax.data.host_tensorflow import tf
 from vit_jax.errors import UserError
 
 logger = logging.getLogger('vit_jax.data')

@@ -8,9 +8,9 @@ import difflib
 import os
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from vit_jax.data.host_tensorflow import tf
 from vit_jax.errors import UserError
 
 

@@ -12,10 +12,10 @@ import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from vit_jax import accumulation, sharding
 from vit_jax import config as config_lib
-from vit_jax.planning import chips, hlo
-from vit_jax.program import Program
+from vit_jax.planning import hlo
+from vit_jax.training import accumulation, chips, sharding
+from vit_jax.training.program import Program
 
 log = logging.getLogger(__name__)
 

@@ -2,11 +2,12 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax import progress, sharding
 from vit_jax.models import cost
 from vit_jax.planning import estimate
 from vit_jax.planning.estimate import Target
-from vit_jax.program import Program
+from vit_jax.training import sharding
+from vit_jax.training.program import Program
+from vit_jax.workdir import progress
 
 GIB = 2**30
 DAY = 86_400

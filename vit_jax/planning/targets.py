@@ -8,7 +8,7 @@ import os
 import jax
 
 from vit_jax.errors import UserError
-from vit_jax.planning import chips
+from vit_jax.training import chips
 
 # Slices of fewer than 64 chips have fixed shapes; then 3-D ones are made of cubes of 4x4x4.
 SHAPES = {2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),

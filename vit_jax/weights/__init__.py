@@ -18,18 +18,10 @@ import flax.traverse_util
 import numpy as np
 
 from vit_jax.errors import UserError, check_choice
-from vit_jax.weights import (
-    big_vision,
-    files,
-    google,
-    hub,
-    huggingface,
-    own,
-    timm,
-    torchvision,
-)
+from vit_jax.weights import files, hub
 from vit_jax.weights import model as model_lib
 from vit_jax.weights import table as table_lib
+from vit_jax.weights.layouts import big_vision, google, huggingface, own, timm, torchvision
 from vit_jax.weights.model import Weights
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,8 @@
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights import files, timm
+from vit_jax.weights import files
+from vit_jax.weights.layouts import timm
 from vit_jax.weights.model import Weights
 
 

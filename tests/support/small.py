@@ -1,0 +1,83 @@
+"""Small random models of every kind, as Weights, and names of files for every layout."""
+
+import functools
+
+import jax
+import numpy as np
+
+from tests.support.parameters import randomised
+from vit_jax import models, weights
+from vit_jax.models import variants
+from vit_jax.weights import Weights
+from vit_jax.weights.model import flatten, with_defaults
+
+VIT = dict(patch_size=(8, 8), hidden_size=128, num_layers=2, mlp_dim=96, num_heads=2)
+HYBRID = VIT | dict(patch_size=(1, 1), num_layers=1)
+WIDTH = dict(width=32)  # 32 groups, as all published ones have
+MODELS = {
+    'vit': VIT,
+    'gap': VIT | dict(pool='gap'),
+    'map': VIT | dict(pool='map'),
+    'headless': VIT,
+    'hidden-head': VIT | dict(representation_size=20),
+    'layer-scale': VIT | dict(layer_scale_init=1e-5),
+    'no-position': VIT | dict(position='none'),
+    'sincos': VIT | dict(position='sincos_2d', pool='gap'),
+    'rectangle': VIT | dict(patch_size=(8, 4)),
+    'root': HYBRID | dict(patch_size=(2, 2), resnet=variants.hybrid_resnet((), **WIDTH)),
+    'hybrid': HYBRID | dict(resnet=variants.hybrid_resnet((1, 3), **WIDTH)),
+    'bit': dict(resnet=variants.bit_resnet((2, 1, 3), **WIDTH)),
+    'axial': VIT | dict(attention='axial', pool='gap', position='learned_2d'),
+}
+IMAGES = {'rectangle': (16, 12, 5), 'root': (24, 24, 3), 'hybrid': (32, 24, 3), 'bit': (24, 24, 3)}
+PATHS = {'google': 'x.npz', 'big_vision': 'x.npz', 'timm': 'x', 'huggingface': 'x',
+         'torchvision': 'x.pth', 'vit_jax': 'x.safetensors'}
+FILES = [*PATHS.items(), ('timm', 'x.safetensors'), ('timm', 'x.pth')]
+CLASSES = ['ant', 'bee', 'cat', 'dog', 'elk', 'fox', 'gnu']
+PREPROCESS = dict(resize='bicubic', crop_ratio=0.8, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
+
+
+@functools.cache
+def make(name, **change):
+    """Weights of a model of MODELS; `change`: its fields that differ."""
+    *image_size, channels = IMAGES.get(name, (16, 16, 3))
+    given = MODELS[name] | change
+    model = with_defaults(given)
+    num_classes = 0 if name == 'headless' else 7
+    params = randomised(models.build(model, num_classes), np.zeros((1, *image_size, channels)))
+    return Weights(jax.tree.map(np.asarray, params), model, num_classes,
+                   CLASSES if num_classes else None,
+                   dict(PREPROCESS, image_size=tuple(image_size)), 'test', name)
+
+
+def images(weights, number=2):
+    """Random images that fit the weights, float32 [number, height, width, channels]."""
+    shape = (number, *weights.image_size(), weights.channels())
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
+def logits(weights, batch):
+    """Of our model."""
+    model = models.build(weights.model, weights.num_classes)
+    return np.asarray(jax.jit(model.apply)({'params': weights.params}, batch))
+
+
+def through(given, layout, path):
+    """`given`, as the layout can hold it, and what comes back."""
+    given, _ = weights.approximate(given, str(path), layout)
+    weights.save(given, str(path), layout)
+    return given, weights.load(str(path))
+
+
+def assert_same_arrays(found, expected):
+    found, expected = flatten(found), flatten(expected)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        assert found[name].dtype == x.dtype, name
+        np.testing.assert_array_equal(found[name], x, err_msg=name)
+
+
+def assert_close(found, expected):
+    """Logits within 1e-5 of the largest."""
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

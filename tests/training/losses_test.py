@@ -1,0 +1,37 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from vit_jax.training import losses
+
+
+def numpy_loss(logits, targets, name):
+    logits = np.asarray(logits, np.float64)
+    if name == 'softmax':
+        return -(targets * scipy.special.log_softmax(logits, -1)).sum(-1)
+    p = scipy.special.expit(logits)
+    return -(targets * np.log(p) + (1 - targets) * np.log1p(-p)).sum(-1)
+
+
+@pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_values(name, smoothing):
+    logits = jax.random.normal(jax.random.key(0), (6, 5)) * 3
+    labels = jnp.array([0, 1, 2, 3, 4, 0])
+    one_hot = np.eye(5)[labels]
+    targets = one_hot * (1 - smoothing) + smoothing / 5
+    expected = numpy_loss(logits, targets, name)
+    np.testing.assert_allclose(losses.classification_loss(logits, labels, name, smoothing),
+                               expected, rtol=1e-5)
+    np.testing.assert_allclose(losses.classification_loss(logits, jnp.asarray(one_hot), name,
+                                                          smoothing), expected, rtol=1e-5)
+
+
+def test_large_logits_stay_finite():
+    for name in losses.LOSSES:
+        value, grad = jax.value_and_grad(lambda x, name=name: losses.classification_loss(
+            x, jnp.array([1]), name).sum())(jnp.array([[1e4, -1e4]]))
+        assert np.isfinite(value)
+        assert np.isfinite(grad).all()

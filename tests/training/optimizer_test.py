@@ -1,0 +1,94 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+from vit_jax.training import optimizer
+
+
+def settings(**fields):
+    config = config_lib.base().optimizer
+    config.update(**fields)
+    return config
+
+
+@pytest.mark.parametrize('schedule', ['linear', 'cosine', 'constant'])
+def test_schedule(schedule):
+    config = settings(learning_rate=2.0, warmup_steps=10, end_learning_rate=0.5, schedule=schedule)
+    lr = optimizer.make_schedule(config, 110)
+    np.testing.assert_allclose([lr(k) for k in range(11)], np.arange(11) * 0.2, rtol=1e-6)
+    t = (np.arange(10, 111) - 10) / 100
+    expected = {'linear': 2 + (0.5 - 2) * t, 'constant': np.full_like(t, 2.0),
+                'cosine': 0.5 + 1.5 * (1 + np.cos(np.pi * t)) / 2}[schedule]
+    np.testing.assert_allclose([lr(k) for k in range(10, 111)], expected, rtol=1e-5)
+
+
+def test_adam_with_decoupled_decay_on_kernels_by_hand():
+    config = settings(learning_rate=0.1, weight_decay=0.3, schedule='constant', clip_norm=1.0)
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 100))
+    params = {'dense': {'kernel': jnp.array([2.0, -1.0]), 'bias': jnp.array([3.0])}}
+    state, m, v = tx.init(params), np.zeros(3), np.zeros(3)
+    p = np.array([2.0, -1.0, 3.0])
+    for t, grad in enumerate([np.array([3.0, 0.0, 4.0]), np.array([0.1, 0.2, -0.3])], 1):
+        updates, state = tx.update({'dense': {'kernel': jnp.asarray(grad[:2], jnp.float32),
+                                              'bias': jnp.asarray(grad[2:], jnp.float32)}},
+                                   state, params)
+        params = {'dense': {k: params['dense'][k] + updates['dense'][k] for k in updates['dense']}}
+        grad = grad / max(1.0, np.linalg.norm(grad))
+        m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
+        direction = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        p = p - 0.1 * (direction + 0.3 * p * [1, 1, 0])
+        np.testing.assert_allclose(np.concatenate([params['dense']['kernel'],
+                                                   params['dense']['bias']]), p, rtol=1e-5)
+
+
+def test_sgd_with_momentum_by_hand():
+    config = settings(name='sgd', learning_rate=0.5, schedule='constant')
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+    params = {'bias': jnp.array([1.0])}
+    updates, state = tx.update({'bias': jnp.array([2.0])}, tx.init(params), params)
+    np.testing.assert_allclose(updates['bias'], [-1.0])
+    updates, _ = tx.update({'bias': jnp.array([4.0])}, state, params)
+    np.testing.assert_allclose(updates['bias'], [-0.5 * (0.9 * 2 + 4)], rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_learning_rates_by_parameter(name):
+    """Frozen ones stay, have no state and no part in the clipping; others are multiplied."""
+    config = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,
+                      weight_decay=0.2, lr_factors='^head/=1,norm=0.5,.=0')
+    plain = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,
+                     weight_decay=0.2)
+    params = {'head': {'kernel': jnp.array([2.0, 1.0])}, 'blocks': {'kernel': jnp.array([3.0])},
+              'norm': {'scale': jnp.array([1.0])}}
+    grads = {'head': {'kernel': jnp.array([3.0, 0.0])}, 'blocks': {'kernel': jnp.array([100.0])},
+             'norm': {'scale': jnp.array([4.0])}}
+
+    def update(config, params, grads):
+        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+        state = tx.init(params)
+        return tx.update(grads, state, params)[0], state
+
+    updates, state = update(config, params, grads)
+    without = lambda tree: {n: x for n, x in tree.items() if n != 'blocks'}  # noqa: E731
+    expected, small_state = update(plain, without(params), without(grads))
+    np.testing.assert_array_equal(updates['blocks']['kernel'], [0.0])
+    np.testing.assert_allclose(updates['head']['kernel'], expected['head']['kernel'], rtol=1e-6)
+    np.testing.assert_allclose(updates['norm']['scale'], 0.5 * expected['norm']['scale'], rtol=1e-6)
+    count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
+    assert count(state) == count(small_state)
+
+
+@pytest.mark.parametrize(('rule', 'message'), [
+    ('head', "'head' cannot be read .*expected REGEX=FACTOR,... as in"),
+    ('.=0', "lr_factors '.=0' freezes all parameters: put first what is to be trained"),
+    ('head=nan', 'with a factor of at least 0'), ('(=1', 'cannot be read'),
+    ('head=-1', 'with a factor of at least 0'),
+    ('haed=1', r"'haed=1' fits no parameter. Their paths are: head/kernel")])
+def test_learning_rate_rules_that_make_no_sense(rule, message):
+    config = settings(lr_factors=rule)
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+    with pytest.raises(UserError, match=message):
+        tx.init({'head': {'kernel': jnp.ones(2)}})

@@ -1,0 +1,180 @@
+"""Runs that start from pre-trained weights, through the command."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+
+from tests.support import small
+from tests.support.runs import ROOT, TINY
+from vit_jax import config as config_lib
+from vit_jax import evaluate, models, plan, predict, weights
+from vit_jax.errors import UserError
+from vit_jax.training import pretrained
+
+FIELDS = TINY | {'num_steps': 6, 'eval_every': 0, 'checkpoint_every': 3, 'image_size': 16}
+
+
+@pytest.fixture(scope='module')
+def digits_run(tmp_path_factory, run_main):
+    """A workdir with a model of 10 digits, exact GELU."""
+    workdir = tmp_path_factory.mktemp('pretrained') / 'digits'
+    result = run_main(workdir, fields=FIELDS | {'model.gelu': 'erf'})
+    assert result.returncode == 0, result.stderr
+    return workdir
+
+
+def finetune(run_main, workdir, source, data, **fields):
+    return run_main(workdir, fields=FIELDS | {
+        'pretrained': source, 'dataset.name': data, 'image_size': 24,
+        'transfer.take': ('model.gelu', 'preprocess.crop_ratio')} | fields)
+
+
+@pytest.mark.slow
+def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_main, tmp_path):
+    """From a workdir, with larger images; the run goes on without the weights."""
+    source = shutil.copytree(digits_run, tmp_path / 'digits')
+    frozen = {'optimizer.lr_factors': '^head/=1,.=0'}
+    result = finetune(run_main, tmp_path / 'run', source, image_directory, num_steps=3,
+                      **frozen, **{'optimizer.warmup_steps': 1})
+    assert result.returncode == 0, result.stderr
+    assert 'resized      position/embedding               (1, 37, 16), was (1, 17, 16)' in (
+        result.stderr)
+    assert 'training 51 of 5,923 parameters' in result.stderr
+    config = json.loads((tmp_path / 'run' / 'config.json').read_text())
+    assert config['model']['gelu'] == 'erf'  # the config file says tanh
+    assert ("model.gelu is 'erf' from the weights, instead of 'tanh': to keep yours, leave it out "
+            'of transfer.take') in result.stderr
+    assert 'preprocess.crop_ratio is' not in result.stderr  # the same in both
+    before, after = (weights.load(str(w)) for w in (source, tmp_path / 'run'))
+    assert (before.num_classes, after.num_classes) == (10, 3)
+    for part in ('blocks', 'norm', 'embedding', 'cls'):
+        jax.tree.map(np.testing.assert_array_equal, before.params[part], after.params[part])
+    assert np.abs(after.params['head']['kernel']).max() > 0
+
+    shutil.rmtree(source)
+    result = finetune(run_main, tmp_path / 'run', source, image_directory, **frozen,
+                      **{'optimizer.warmup_steps': 1})
+    assert result.returncode == 0, result.stderr
+    assert 'continuing from the checkpoint of step 3' in result.stderr
+
+
+def test_nothing_is_taken(digits_run, tmp_path):
+    """--config.transfer.take= is the empty list."""
+    arguments = [f'--config={ROOT}/configs/quickstart.py', '--config.transfer.take=']
+    config = plan.read_config(arguments)
+    assert pretrained.take_fields(config, str(tmp_path)) == (config, None)
+    config = plan.read_config([*arguments, f'--config.pretrained={digits_run}'])
+    assert pretrained.take_fields(config, str(tmp_path))[0].model.gelu == 'tanh'
+
+
+def initial_params(loaded, model, image_size):
+    config = config_lib.base()
+    config.image_size = image_size
+    config.model = ConfigDict(model)
+    shapes = jax.eval_shape(models.build(model, 7).init, jax.random.key(0),
+                            np.zeros((1, *image_size, 3)))['params']
+    return pretrained.initial_params(loaded, config, shapes)
+
+
+@pytest.mark.parametrize(('stated', 'action', 'guessed'), [
+    ((8, 32), 'loaded', False), ((16, 16), 'resized', False), (None, 'resized', True)], ids=str)
+def test_another_grid_with_as_many_patches(stated, action, guessed, caplog):
+    """2x2 patches where the weights say so or nothing at all, 1x4 where they say that."""
+    caplog.set_level('INFO', logger='vit_jax')
+    given = small.make('vit')
+    given = dataclasses.replace(given, preprocess=stated and {'image_size': stated})
+    found = initial_params(given, given.model, (8, 32))['position']['embedding']
+    same = np.array_equal(found, given.params['position']['embedding'])
+    assert same == (action == 'loaded')
+    assert guessed == ('taken to be of 2x2 patches and resized to 1x4. If they' in caplog.text)
+
+
+@pytest.mark.parametrize('names', [('vit', 'bit'), ('bit', 'vit')])
+def test_weights_of_another_family(names):
+    there, here = map(small.make, names)
+    with pytest.raises(UserError) as error:
+        initial_params(there, here.model, (32, 32))
+    assert '--config.model.' not in str(error.value)
+    assert 'another architecture' in str(error.value)
+
+
+@pytest.mark.slow
+def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tmp_path):
+    result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, num_steps=5,
+                      ema_decay=1.0, **{'image_size': 16})
+    assert result.returncode == 0, result.stderr
+    before, after = (weights.load(str(w)) for w in (digits_run, tmp_path / 'run'))
+    jax.tree.map(np.testing.assert_array_equal, before.params['blocks'], after.params['blocks'])
+
+
+@pytest.mark.parametrize(('fields', 'message'), [
+    ({'model.hidden_size': 32}, 'in the pre-trained weights and'),
+    ({'model.pool': 'map', 'model.position': 'none'},
+     "model.pool is 'cls' there and 'map' in the config, model.position is 'learned_1d' there and "
+     "'none' in the config. Add --config.model.pool=cls --config.model.position=learned_1d."),
+    pytest.param({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz', marks=pytest.mark.slow),
+    pytest.param({'pretrained': ''}, 'this recipe starts from pre-trained weights: add '
+                 '--config.pretrained', marks=pytest.mark.slow),
+    pytest.param({'transfer.take': ('model.gleu',)}, "'model.gleu', which is no field. Did you "
+                 'mean model.gelu', marks=pytest.mark.slow)], ids=str)
+def test_bad_input(fields, message, digits_run, image_directory, run_main, tmp_path):
+    result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, **fields)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert 'Traceback' not in result.stderr
+
+
+SMALL = {
+    'vit': ('ti16', {'patch_size': (4, 4), 'hidden_size': 32, 'num_layers': 2, 'mlp_dim': 64,
+                     'num_heads': 2}),
+    'hybrid': ('r_ti16', {'patch_size': (1, 1), 'hidden_size': 32, 'num_layers': 2, 'mlp_dim': 64,
+                          'num_heads': 2, 'resnet.units': (1,), 'resnet.width': 8,
+                          'resnet.num_groups': 4}),
+    'resnet': ('r50x1', {'resnet.units': (1, 1), 'resnet.width': 8, 'resnet.num_groups': 4}),
+}
+
+
+def as_files(image, folder):
+    """The same photo as PNG, PNG with alpha, CMYK JPEG, and JPEG that lies on its side."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 90 degrees to the right
+    image.save(folder / 'plain.png')
+    image.convert('RGBA').save(folder / 'alpha.png')
+    image.convert('L').save(folder / 'grey.png')
+    image.convert('CMYK').save(folder / 'cmyk.jpg', quality=95)
+    image.rotate(90, expand=True).save(folder / 'turned.jpg', quality=95, exif=exif)
+    return sorted(map(str, folder.iterdir()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('family', SMALL)
+def test_pretrain_finetune_evaluate_and_name_what_is_on_photos(family, image_directory, run_main,
+                                                               tmp_path, capsys):
+    name, model = SMALL[family]
+    model = {f'model.{field}': value for field, value in model.items()}
+    result = run_main(tmp_path / 'digits', config=f'configs/quickstart.py:{family}', fields={
+        **model, 'num_steps': 6, 'optimizer.warmup_steps': 2, 'batch_size': 32})
+    assert result.returncode == 0, result.stderr
+    workdir = tmp_path / 'run'
+    result = run_main(workdir, config=f'configs/finetune.py:{name},directory', fields=model | {
+        'pretrained': tmp_path / 'digits', 'dataset.name': image_directory, 'image_size': 24,
+        'dataset.train_split': 'train', 'dataset.eval_split': 'test', 'batch_size': 30,
+        'num_steps': 80, 'eval_every': 0, 'checkpoint_every': 0, 'optimizer.warmup_steps': 8,
+        'optimizer.learning_rate': 0.1})
+    assert result.returncode == 0, result.stderr
+
+    assert evaluate.main([f'--workdir={workdir}', '--split=test', '--json']) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])['eval/accuracy'] == 1.0
+    for kind in ('ant', 'cat'):
+        folder = tmp_path / kind
+        folder.mkdir()
+        photo = Image.open(image_directory / 'test' / kind / '001.png').resize((40, 24))
+        assert predict.main([f'--workdir={workdir}', '--json', *as_files(photo, folder)]) == 0
+        for row in json.loads(capsys.readouterr().out.splitlines()[-1]):
+            assert row['classes'][0]['class'] == kind, row

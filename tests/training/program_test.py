@@ -1,0 +1,158 @@
+"""One program on one device and on meshes of eight: equal numbers, and shards of the state."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.support.programs import MESHES, program_on, small_config
+from vit_jax.errors import UserError
+from vit_jax.training import pretrained, sharding
+from vit_jax.workdir import checkpoint
+
+
+def batch_of(config, step):
+    """A global batch of random images."""
+    rng = np.random.default_rng(step)
+    size = config.batch_size
+    return {'image': rng.uniform(-1, 1, (size, *config.image_size, 3)).astype(np.float32),
+            'label': rng.integers(0, 6, size).astype(np.int32), 'mask': np.ones(size, bool)}
+
+
+def train(program, steps=5):
+    """(state, losses) after some steps from the program's own initial state."""
+    step = program.lower_train_step(program.config.accum_steps).compile()
+    state, losses = program.initial_state(), []
+    for k in range(steps):
+        batch = sharding.shard_batch(batch_of(program.config, k),
+                                     sharding.batch_sharding(program.mesh))
+        state, values = step(state, batch)
+        losses.append(float(values['loss']))
+    return state, losses
+
+
+CASES = {'vit': ('vit', {}), 'hybrid': ('hybrid', {}), 'resnet': ('resnet', {}),
+         'accumulation': ('vit', {'accum_steps': 2, 'ema_decay': 0.9})}
+
+
+@pytest.fixture(scope='module')
+def on_one_device():
+    """case -> (state, losses), computed once."""
+    results = {}
+
+    def result(case):
+        if case not in results:
+            family, fields = CASES[case]
+            results[case] = jax.device_get(train(program_on(
+                small_config(family, **fields), data=1, fsdp=1, tensor=1)))
+        return results[case]
+    return result
+
+
+QUICK = {('vit', 'data'), ('vit', 'fsdp'), ('vit', 'tensor'), ('vit', 'mixed'),
+         ('accumulation', 'mixed')}
+
+
+@pytest.mark.parametrize(('case', 'mesh'), [
+    pytest.param(case, mesh, marks=[] if (case, mesh) in QUICK else pytest.mark.slow)
+    for case in CASES for mesh in MESHES
+    if case != 'resnet' or MESHES[mesh]['tensor'] == 1])  # no heads to split
+def test_every_mesh_equals_one_device(on_one_device, case, mesh):
+    family, fields = CASES[case]
+    expected_state, expected_losses = on_one_device(case)
+    state, losses = train(program_on(small_config(family, **fields), **MESHES[mesh]))
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for name in ('params', 'ema_params'):
+        for (path, x), y in zip(jax.tree.leaves_with_path(jax.device_get(getattr(state, name))),
+                                jax.tree.leaves(getattr(expected_state, name)), strict=True):
+            scale = max(np.abs(y).max(), 1e-3)
+            np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * scale,
+                                       err_msg=jax.tree_util.keystr(path))
+
+
+def bytes_by_device(tree):
+    """Bytes of every array's shards, by device."""
+    total = {}
+    for x in jax.tree.leaves(tree):
+        for shard in x.addressable_shards:
+            total[shard.device] = total.get(shard.device, 0) + shard.data.nbytes
+    return total
+
+
+def expected_bytes(state, fsdp, tensor):
+    """Bytes of a device's part of a state, from the paths: every kernel is split."""
+    total = 0
+    for path, x in jax.tree.leaves_with_path(state):
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        parts = 1
+        if name.endswith('kernel') or name.endswith('position/embedding'):
+            parts = fsdp
+        if 'blocks' in name and 'norm' not in name and not name.endswith(
+                ('out/bias', 'dense2/bias')):
+            parts *= tensor
+        total += x.nbytes // parts
+    return total
+
+
+@pytest.mark.parametrize('mesh', ['fsdp', 'mixed'])
+def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mesh):
+    config = small_config(**{'ema_decay': 0.9, 'optimizer.name': 'adam'})
+    program = program_on(config, **MESHES[mesh])
+    state = program.initial_state()
+    sizes = MESHES[mesh]
+    each = expected_bytes(state, sizes['fsdp'], sizes['tensor'])
+    whole = sum(x.nbytes for x in jax.tree.leaves(state))
+    assert each < whole / (sizes['fsdp'] * sizes['tensor']) * 1.3
+    assert bytes_by_device(state) == dict.fromkeys(jax.devices(), each)
+
+    checkpointer = checkpoint.Checkpointer(str(tmp_path / 'checkpoints'), 1, False)
+    checkpointer.save(1, state)
+    checkpointer.wait()
+    restored = checkpointer.restore_latest(program.abstract_state)
+    checkpointer.close()
+    assert bytes_by_device(restored) == bytes_by_device(state)
+
+    host = jax.tree.map(lambda x: np.asarray(x) + 1, state.params)
+    loaded = pretrained.replace_params(state.params, host)
+    assert bytes_by_device(loaded) == bytes_by_device(state.params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, host)
+
+
+def test_checkpoint_goes_on_on_another_mesh(tmp_path):
+    config = small_config()
+    checkpointer = checkpoint.Checkpointer(str(tmp_path / 'checkpoints'), 1, False)
+    state, _ = train(program_on(config, **MESHES['mixed']), steps=2)
+    checkpointer.save(2, state)
+    checkpointer.wait()
+    for sizes in (dict(data=1, fsdp=1, tensor=1), MESHES['fsdp'], dict(data=1, fsdp=2, tensor=1)):
+        program = program_on(config, **sizes)
+        restored = checkpointer.restore_latest(program.abstract_state)
+        jax.tree.map(np.testing.assert_array_equal, restored, state)
+        kernel = restored.params['blocks']['mlp']['dense1']['kernel']
+        assert kernel.sharding.mesh.shape == sizes
+    checkpointer.close()
+
+
+def test_nothing_is_computed_for_frozen_parameters():
+    config = small_config(**{'optimizer.lr_factors': '^head/=1,.=0'})
+    program = program_on(config, data=1, fsdp=1, tensor=1)
+    flops = program.lower_train_step(1).compile().cost_analysis()['flops']
+    config = small_config()
+    whole = program_on(config, data=1, fsdp=1, tensor=1)
+    assert flops < 0.5 * whole.lower_train_step(1).compile().cost_analysis()['flops']
+
+
+@pytest.mark.parametrize(('fields', 'mesh', 'message'), [
+    ({'model.num_heads': 2}, dict(data=2, fsdp=1, tensor=4),
+     'model.num_heads 2 is not divisible by mesh.tensor 4. Choose a tensor axis that divides 2.'),
+    ({'model.mlp_dim': 66}, dict(data=2, fsdp=1, tensor=4),
+     'model.mlp_dim 66 is not divisible by mesh.tensor 4'),
+    ({'batch_size': 12}, dict(data=2, fsdp=4, tensor=1),
+     r'batch_size 12 is not divisible by 8 devices \(data x fsdp\). The nearest that is: 8.')])
+def test_mesh_that_does_not_fit(fields, mesh, message):
+    with pytest.raises(UserError, match=message):
+        program_on(small_config(**fields), **mesh)
+
+
+def test_resnet_has_nothing_for_the_tensor_axis():
+    with pytest.raises(UserError, match='this model has none: set mesh.tensor=1'):
+        program_on(small_config('resnet'), data=2, fsdp=1, tensor=4)

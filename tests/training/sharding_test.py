@@ -1,0 +1,112 @@
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.training import sharding
+
+
+def mesh(**sizes):
+    sizes = dict(data=1, fsdp=1, tensor=1) | sizes
+    return sharding.make_mesh(ml_collections.ConfigDict(sizes))
+
+
+def test_minus_one_takes_what_is_left():
+    assert dict(mesh(data=-1).shape) == {'data': 8, 'fsdp': 1, 'tensor': 1}
+    assert dict(mesh(data=-1, tensor=2).shape) == {'data': 4, 'fsdp': 1, 'tensor': 2}
+    assert dict(mesh(data=2, fsdp=-1, tensor=2).shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}
+
+
+@pytest.mark.parametrize('sizes', [{'data': 3}, {'data': 16}, {'data': -1, 'fsdp': 3},
+                                   {'data': -1, 'fsdp': -1}, {'data': 0}])
+def test_sizes_that_do_not_fit(sizes):
+    with pytest.raises(UserError, match='does not fit 8 devices: the sizes must multiply'):
+        mesh(**sizes)
+
+
+def test_batch_is_spread_in_order_and_tensor_devices_hold_the_same():
+    x = np.arange(8.0)
+    grid = mesh(data=2, fsdp=2, tensor=2)
+    y = sharding.shard_batch({'x': x}, sharding.batch_sharding(grid))['x']
+    by_device = {s.device: s.data.tolist() for s in y.addressable_shards}
+    assert [[by_device[d] for d in pair] for pair in grid.devices.reshape(4, 2)] == [
+        [[0, 1]] * 2, [[2, 3]] * 2, [[4, 5]] * 2, [[6, 7]] * 2]
+    np.testing.assert_array_equal(jax.device_get(y), x)
+
+
+def test_batch_not_divisible_by_devices():
+    four = mesh(data=2, fsdp=2, tensor=2)
+    with pytest.raises(UserError, match=r'batch_size 30 is not divisible by 4 devices '
+                                        r'\(data x fsdp\). The nearest that is: 28'):
+        sharding.check_batch(30, 1, four)
+    with pytest.raises(UserError, match='x 3 accum_steps. The nearest that is: 24'):
+        sharding.check_batch(32, 3, four)
+    sharding.check_batch(24, 3, four)
+
+
+class Device(NamedTuple):
+    """What data_share asks a device for."""
+
+    id: int
+    process_index: int
+
+
+def mesh_of_processes(processes, **sizes):
+    """A mesh of 8 devices that belong to `processes` processes in order."""
+    grid = np.empty(8, object)
+    grid[:] = [Device(i, i * processes // 8) for i in range(8)]
+    shape = dict(data=1, fsdp=1, tensor=1) | sizes
+    return SimpleNamespace(devices=grid.reshape(*shape.values()), shape=shape)
+
+
+@pytest.mark.parametrize(('processes', 'sizes', 'shares'), [
+    (4, dict(data=8), [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    (4, dict(data=2, fsdp=4), [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    (4, dict(data=4, tensor=2), [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    (4, dict(fsdp=2, tensor=4), [(0, 2), (0, 2), (1, 2), (1, 2)]),  # tensor over two processes
+    (8, dict(tensor=8), [(0, 1)] * 8)])
+def test_processes_that_hold_the_same_examples_read_the_same(processes, sizes, shares):
+    grid = mesh_of_processes(processes, **sizes)
+    assert [sharding.data_share(grid, p) for p in range(processes)] == shares
+
+
+def test_tensor_axis_across_the_edge_of_a_process():
+    grid = mesh_of_processes(4, data=4, tensor=2)
+    grid.devices = np.roll(grid.devices.reshape(-1), 1).reshape(4, 1, 2)
+    with pytest.raises(UserError, match='unequal parts of a batch'):
+        sharding.data_share(grid, 0)
+
+
+def test_where_each_kernel_is_split():
+    grid = mesh(data=2, fsdp=2, tensor=2)
+    tree = {'blocks': {'attention': {'query': {'kernel': np.zeros((3, 4, 2, 6)),
+                                               'bias': np.zeros((3, 2, 6))},
+                                     'out': {'kernel': np.zeros((3, 2, 6, 4))}},
+                       'mlp': {'dense1': {'kernel': np.zeros((3, 4, 8)), 'bias': np.zeros((3, 8))},
+                               'dense2': {'kernel': np.zeros((3, 8, 4)), 'bias': np.zeros((3, 4))}},
+                       'norm1': {'scale': np.zeros((3, 4))}},
+            'embedding': {'kernel': np.zeros((2, 2, 3, 4))},
+            'head': {'kernel': np.zeros((4, 5)), 'bias': np.zeros(5)}}
+    specs = jax.tree.map(lambda s: tuple(s.spec), sharding.state_shardings(tree, grid))
+    attention, mlp = specs['blocks']['attention'], specs['blocks']['mlp']
+    assert attention['query'] == {'kernel': (None, 'fsdp', 'tensor', None),
+                                  'bias': (None, 'tensor', None)}
+    assert attention['out']['kernel'] == (None, 'tensor', None, 'fsdp')
+    assert mlp == {'dense1': {'kernel': (None, 'fsdp', 'tensor'), 'bias': (None, 'tensor')},
+                   'dense2': {'kernel': (None, 'tensor', 'fsdp'), 'bias': (None, None)}}
+    assert specs['blocks']['norm1']['scale'] == (None, None)
+    assert specs['embedding']['kernel'] == (None, None, None, 'fsdp')
+    assert specs['head'] == {'kernel': ('fsdp', None), 'bias': (None,)}
+
+
+def test_width_that_fsdp_does_not_divide_takes_another_axis_or_is_named():
+    grid = mesh(fsdp=8)
+    tree = {'mlp': {'dense1': {'kernel': np.zeros((12, 16))}},
+            'attention': {'query': {'kernel': np.zeros((12, 3, 4))}}}
+    specs = jax.tree.map(lambda s: tuple(s.spec), sharding.state_shardings(tree, grid))
+    assert specs['mlp']['dense1']['kernel'] == (None, 'fsdp')
+    assert sharding.unsplit(tree, grid) == ['attention/query/kernel (12, 3, 4)']

@@ -1,0 +1,102 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support.steps import setup
+from vit_jax.training import steps
+
+
+def randomised(state):
+    """Every parameter random: a head of zeros would hide the dropout from the loss."""
+    rng = np.random.default_rng(1)
+    return state.replace(params=jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), state.params))
+
+
+def random_batch(size, seed=0):
+    rng = np.random.default_rng(seed)
+    return {'image': rng.uniform(-1, 1, (size, 8, 8, 3)).astype(np.float32),
+            'label': rng.integers(0, 3, size).astype(np.int32), 'mask': np.ones(size, bool)}
+
+
+def assert_close(a, b, rtol=1e-5):
+    """Every array within rtol of its largest element."""
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * max(np.abs(y).max(), 1e-3))
+
+
+def test_one_sgd_step_by_hand():
+    state, step, model, _ = setup()
+    batch = random_batch(6)
+
+    def loss(params):
+        logits = model.apply({'params': params}, batch['image'])
+        return -jax.nn.log_softmax(logits)[jnp.arange(6), batch['label']].mean()
+
+    value, grads = jax.value_and_grad(loss)(state.params)
+    new, metrics = jax.jit(step)(state, batch)
+    assert_close(new.params, jax.tree.map(lambda p, g: p - 0.1 * g, state.params, grads))
+    norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(grads)))
+    np.testing.assert_allclose(metrics['loss'], value, rtol=1e-6)
+    np.testing.assert_allclose(metrics['grad_norm'], norm, rtol=1e-5)
+    np.testing.assert_allclose(metrics['update_norm'], 0.1 * norm, rtol=1e-5)
+    np.testing.assert_allclose(metrics['learning_rate'], 0.1)
+    assert int(new.step) == 1
+
+
+@pytest.mark.parametrize('accum_steps', [2, 3, 12])
+def test_accumulation_equals_the_whole_batch(accum_steps):
+    state, step, _, _ = setup()
+    batch = random_batch(12)
+    whole, expected = jax.jit(step)(state, batch)
+    parts, metrics = jax.jit(functools.partial(step, accum_steps=accum_steps))(state, batch)
+    assert_close(parts.params, whole.params)
+    assert_close(metrics, expected)
+
+
+def test_accumulation_draws_new_dropout_for_every_part():
+    state, step, _, _ = setup(dropout_rate=0.5)
+    state = randomised(state)
+    one = jax.tree.map(lambda x: np.repeat(x[:1], 4, axis=0), random_batch(1))
+    losses = {float(jax.jit(functools.partial(step, accum_steps=n))(state, one)[1]['loss'])
+              for n in (1, 2, 4)}
+    assert len(losses) == 3
+
+
+def test_randomness_is_a_function_of_seed_and_step():
+    state, step, _, _ = setup(dropout_rate=0.5)
+    state = randomised(state)
+    batch, step = random_batch(4), jax.jit(step)
+    loss = lambda k: float(step(state.replace(step=jnp.int32(k)), batch)[1]['loss'])  # noqa: E731
+    assert loss(5) == loss(5)
+    assert loss(5) != loss(6)
+
+
+def test_ema_is_the_running_average():
+    state, step, _, _ = setup(ema=True)
+    batch, average = random_batch(4), state.params
+    for _ in range(3):
+        state, _ = jax.jit(functools.partial(step, ema_decay=0.9))(state, batch)
+        average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, state.params)
+    assert_close(state.ema_params, average)
+
+
+def test_eval_step_counts_what_the_mask_leaves():
+    state, _, model, config = setup()
+    params = jax.tree.map(lambda x: x + 0.2, state.params)
+    params['head']['kernel'] = jax.random.normal(jax.random.key(1), (16, 3))
+    batch = random_batch(8) | {'mask': np.array([1, 1, 0, 1, 0, 0, 1, 1], bool)}
+    batch['image'][2] = np.nan  # what is masked must not be looked at
+    step = functools.partial(steps.eval_step, model=model, loss=config.loss)
+    sums = jax.jit(step)(params, batch)
+    assert_close(jax.jit(functools.partial(step, accum_steps=4))(params, batch), sums)
+    logits = np.asarray(model.apply({'params': params}, batch['image']))[batch['mask']]
+    labels = batch['label'][batch['mask']]
+    loss = -np.asarray(jax.nn.log_softmax(logits))[np.arange(5), labels]
+    assert float(sums['count']) == 5
+    assert float(sums['correct']) == (logits.argmax(-1) == labels).sum()
+    assert float(sums['correct_top5']) == 5  # of three classes every label is among the first five
+    np.testing.assert_allclose(sums['loss'], loss.sum(), rtol=1e-5)

@@ -1,0 +1,76 @@
+"""What a command line says of weights that do not say it themselves."""
+
+import dataclasses
+
+import pytest
+
+from tests.support import small
+from vit_jax.errors import UserError
+from vit_jax.weights import description
+
+
+def test_preprocess_of_a_command_line():
+    assert description.parse_preprocess([]) == {}
+    assert description.parse_preprocess(
+        ['mean=0,0.5,1', 'std=0.2,0.3,1', 'crop_ratio=1', 'resize=bicubic', 'crop_ratio=0.9']) == {
+            'mean': (0, 0.5, 1), 'std': (0.2, 0.3, 1), 'crop_ratio': 0.9, 'resize': 'bicubic'}
+
+
+@pytest.mark.parametrize(('given', 'message'), [
+    ('men=1', "is 'men'. Did you mean mean. It is one of: crop_ratio, mean, resize, std"),
+    ('image_size=9', 'It is one of: crop_ratio, mean, resize, std'),
+    ('resize=cubic', "preprocess.resize is 'cubic'. Did you mean bicubic.*lanczos3"),
+    ('crop_ratio', '=crop_ratio: expected a number above 0 and up to 1, as in crop_ratio=0.5'),
+    ('crop_ratio=1.1', 'expected a number above 0 and up to 1'),
+    ('crop_ratio=nan', 'expected a number above 0 and up to 1'),
+    ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1, as in '
+                 'mean=0.5,0.5,0.5'),
+    ('mean=123.7,116.3,103.5', 'from 0 to 1'),
+    ('std=0.1,0,0.1', 'three numbers .red, green, blue. above 0 and up to 1'),
+])
+def test_impossible_preprocess(given, message):
+    with pytest.raises(UserError, match=message):
+        description.parse_preprocess([given])
+
+
+def test_weights_are_described(tmp_path):
+    bare = dataclasses.replace(small.make('vit'), classes=None, preprocess=None)
+    assert description.described(bare, [], None) is bare
+    (tmp_path / 'lines').write_text('\n'.join(small.CLASSES) + '\n\n')
+    (tmp_path / 'array').write_text('\n' + str(small.CLASSES).replace("'", '"'))
+    for name in ('lines', 'array'):
+        found = description.described(bare, ['crop_ratio=0.9'], str(tmp_path / name))
+        assert (found.classes, found.preprocess) == (small.CLASSES, {'crop_ratio': 0.9})
+    given = description.described(small.make('vit'), ['crop_ratio=0.9'], None).preprocess
+    assert given == small.make('vit').preprocess | {'crop_ratio': 0.9}
+
+
+@pytest.mark.parametrize(('text', 'message'), [
+    ('ant\nbee\n', 'has 2 names; vit has 7 classes'),
+    ('["ant", ', 'is no JSON array: Expecting'),
+    ('{"0": "ant"}', 'is a JSON object: expected an array, or a name per line'),
+    (None, 'cannot be read: .*No such file')])
+def test_impossible_classes(text, message, tmp_path):
+    if text:
+        (tmp_path / 'names').write_text(text)
+    with pytest.raises(UserError, match=message):
+        description.described(small.make('vit'), [], str(tmp_path / 'names'))
+
+
+def test_images_of_other_channels():
+    description.check_rgb(small.make('vit'))
+    with pytest.raises(UserError, match='rectangle takes images of 5 channels; image files are'):
+        description.check_rgb(small.make('rectangle'))
+
+
+def test_defaults_are_said(caplog):
+    caplog.set_level('INFO', logger='vit_jax')
+    complete = description.complete_preprocess(small.make('vit'))
+    assert complete == small.PREPROCESS
+    assert not caplog.messages
+    silent = dataclasses.replace(small.make('vit'), preprocess={'mean': (0.1, 0.2, 0.3)})
+    assert description.complete_preprocess(silent) == dict(
+        mean=(0.1, 0.2, 0.3), std=(0.5,) * 3, resize='bilinear', crop_ratio=0.875)
+    assert caplog.messages == [
+        'vit does not say crop_ratio, resize, std of images: taken are crop_ratio=0.875 '
+        'resize=bilinear std=(0.5, 0.5, 0.5). To change that, add --preprocess FIELD=VALUE.']

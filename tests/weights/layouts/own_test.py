@@ -1,0 +1,91 @@
+"""Weights of a run: its newest readable checkpoint or a named one, averaged where there is that."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from tests.support.parameters import randomised
+from tests.support.small import assert_same_arrays
+from vit_jax import config, models, weights
+from vit_jax.errors import UserError
+from vit_jax.training import optimizer
+from vit_jax.training import state as train_state
+from vit_jax.workdir import checkpoint
+from vit_jax.workdir import record as workdir
+
+CLASSES = ('ant', 'bee', 'cat')
+
+
+def make_run(path, ema):
+    """A workdir as training leaves it; returns its states by step."""
+    c = config.base('ti16')
+    c.image_size, c.num_steps, c.dataset.name = (16, 24), 5, 'digits'
+    c.model.update(hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2, patch_size=(8, 8))
+    c = config.settle(c, num_examples=9, num_classes=3)
+    model = models.build(c.model, 3)
+    schedule = optimizer.make_schedule(c.optimizer, 5)
+    tx = optimizer.make_optimizer(c.optimizer, schedule)
+    state = jax.jit(lambda: train_state.init_state(model, tx, (16, 24, 3), 0, ema))()
+    workdir.record(str(path), c, CLASSES)
+    saver = checkpoint.Checkpointer(workdir.checkpoint_directory(str(path)), 3, False)
+    states = {}
+    for step in (2, 4):
+        drawn = [randomised(model, np.zeros((1, 16, 24, 3)), seed) for seed in (step, step + 1)]
+        states[step] = state.replace(params=drawn[0], ema_params=drawn[1] if ema else None)
+        saver.save(step, states[step])
+    saver.close()
+    return states
+
+
+def message(path):
+    with pytest.raises(UserError) as error:
+        weights.load(str(path))
+    return str(error.value)
+
+
+@pytest.mark.parametrize('ema', [pytest.param(False, marks=pytest.mark.slow), True])
+def test_workdir(ema, tmp_path, caplog):
+    path = tmp_path / 'run'
+    path.mkdir()
+    states = {step: s.ema_params if ema else s.params for step, s in make_run(path, ema).items()}
+    found = weights.load(str(path))
+    assert_same_arrays(found.params, states[4])
+    assert (found.layout, found.classes, found.num_classes) == ('workdir', list(CLASSES), 3)
+    assert found.model == models.fields('ti16') | dict(
+        hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2, patch_size=(8, 8))
+    assert found.preprocess == dict(image_size=(16, 24), resize='bilinear', crop_ratio=0.875,
+                                    mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert found.grid() == (2, 3)
+    assert_same_arrays(weights.load(str(path / 'checkpoints/2')).params, states[2])
+
+    weights.save(found, str(tmp_path / 'x.safetensors'), 'vit_jax')
+    again = weights.load(str(tmp_path / 'x.safetensors'))
+    assert_same_arrays(again.params, states[4])
+    assert (again.model, again.classes, again.preprocess) == (
+        found.model, found.classes, found.preprocess)
+
+    fingerprint = path / 'checkpoints/4/meta/metadata'  # as if a bit had flipped
+    saved = json.loads(fingerprint.read_text())
+    saved['fingerprint'] = {name: n + 1 for name, n in saved['fingerprint'].items()}
+    fingerprint.write_text(json.dumps(saved))
+    assert_same_arrays(weights.load(str(path)).params, states[2])
+    assert 'the checkpoint of step 4' in caplog.text
+    assert 'cannot be read: arrays differ from what was saved' in caplog.text
+
+    assert 'no checkpoint that can be read (tried: 4)' in message(path / 'checkpoints/4')
+    (path / 'classes.json').unlink()
+    assert 'classes.json cannot be read' in message(path)
+    shutil.rmtree(path / 'checkpoints')
+    pathlib.Path(path / 'checkpoints').mkdir()
+    (path / 'classes.json').write_text('["ant", "bee", "cat"]')
+    assert 'no checkpoint that can be read (tried: there is none)' in message(path)
+
+
+def test_file_without_fields(tmp_path):
+    weights.files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))},
+                        '.safetensors')
+    assert 'has the arrays of a vit_jax model but not its fields' in message(tmp_path / 'x')

@@ -1,0 +1,24 @@
+import numpy as np
+from PIL import Image
+
+from vit_jax.workdir import curves
+
+
+def ink(path):
+    """Dark or coloured pixels of a picture."""
+    pixels = np.asarray(Image.open(path).convert('RGB')).astype(int)
+    return int((pixels.min(axis=-1) < 200).sum()), pixels.shape
+
+
+def test_draws_every_series_it_has(tmp_path):
+    rows = [{'step': k, 'train/loss': 1 / k, 'train/learning_rate': 1e-3} for k in range(1, 30)]
+    few, shape = str(tmp_path / 'few.png'), None
+    curves.draw(rows, few)
+    more = str(tmp_path / 'more.png')
+    curves.draw(rows + [{'step': k, 'eval/accuracy': k / 30, 'eval/loss': 2 / k}
+                        for k in range(10, 30, 5)], more)
+    (less_ink, shape), (more_ink, _) = ink(few), ink(more)
+    assert shape[0] > 300
+    assert shape[1] > 1000
+    assert more_ink > less_ink + 100
+    assert [p.name for p in tmp_path.iterdir() if p.suffix == '.tmp'] == []

@@ -1,0 +1,1 @@
+"""Many processes act as one: they start, agree and stop together."""

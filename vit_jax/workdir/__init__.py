@@ -1,0 +1,1 @@
+"""What a run writes and reads back: its record, checkpoints, metrics, curves, log lines."""
