@@ -1,7 +1,7 @@
 # Makes .venv on first use; needs Python 3.11 or newer and nothing else.
 PYTHON ?= python3
 
-.PHONY: quickstart test slow-test nightly-test lint
+.PHONY: quickstart test slow-test nightly-test test-newest lint
 
 quickstart: .venv/installed
 	.venv/bin/python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
@@ -14,6 +14,10 @@ slow-test: .venv/interop
 
 nightly-test: .venv/interop
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m nightly
+
+# The newest JAX on a newer Python, in .venv-newest, where the machine has one.
+test-newest:
+	.ci/test-newest
 
 lint: .venv/installed
 	.venv/bin/ruff check .
