@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.training import optimizer, steps
+from vit_jax.training import losses, optimizer, steps
 from vit_jax.training import state as train_state
 
 REPEATS = 3
@@ -47,7 +47,7 @@ def lower_step(num_layers):
     batch = {'image': jax.ShapeDtypeStruct((BATCH, 224, 224, 3), jnp.float32),
              'label': jax.ShapeDtypeStruct((BATCH,), jnp.int32)}
     step = functools.partial(steps.train_step, model=model, tx=tx, schedule=schedule,
-                             loss=config.loss, seed=0)
+                             loss=losses.make_loss(**config.loss), seed=0)
     return jax.jit(step, donate_argnums=0).lower(state, batch)
 
 

@@ -44,7 +44,6 @@ def status(field):
 def measure(given):
     """(peak, before) bytes of this process."""
     from vit_jax import config as config_lib
-    from vit_jax.planning import estimate
     from vit_jax.training import sharding
     from vit_jax.training.program import Program
 
@@ -52,8 +51,9 @@ def measure(given):
     config.update(batch_size=given.batch_size, num_steps=10)
     config.model.update(dtype=given.dtype, representation_size=config.model.hidden_size,
                         dropout_rate=0.1)
-    program = Program(config_lib.settle(config, 1000, 1000), sharding.make_mesh(config.mesh))
-    step = program.lower_train_step(1).compile()
+    program = Program(config_lib.complete(config_lib.checked(config), 1000, 1000),
+                      sharding.make_mesh(config.mesh))
+    step = program.train_step
     rng = np.random.default_rng(0)
     # Compilation leaves memory to the allocator that is not in use: it goes back first.
     import ctypes
@@ -64,7 +64,7 @@ def measure(given):
     state = program.initial_state()
     batches = [jax.tree.map(lambda x: jax.device_put(
         rng.integers(0, 2, x.shape).astype(x.dtype), x.sharding), program.abstract_batch)
-        for _ in range(1 + estimate.UNDER_WAY)]
+        for _ in range(1 + sharding.BATCHES_UNDER_WAY)]
     for batch in batches:
         state, values = step(state, batch)
     assert np.isfinite(float(values['loss']))

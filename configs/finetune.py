@@ -29,7 +29,7 @@ DATASETS = {
 
 
 def get_config(arg: str = 'b16,cifar10'):
-    """Config of MODEL,DATASET, for example 'l16,imagenet2012' or 'ti16,directory'."""
+    """The config of MODEL,DATASET, for example 'l16,imagenet2012' or 'ti16,directory'."""
     name, _, dataset = arg.partition(',')
     config = base(name)
     if dataset not in DATASETS:
@@ -41,10 +41,10 @@ def get_config(arg: str = 'b16,cifar10'):
     config.batch_size = 512
     config.num_steps = steps
     config.image_size = (392, 392) if name.endswith('14') else (384, 384)
-    named = dataset not in ('vtab', 'directory')  # others are to be named by the user
+    named = dataset not in ('vtab', 'directory')  # these the user names
     config.dataset.update(name=dataset if named else '', train_split=f'train[:{100 - held_out}%]',
                           eval_split=f'train[{100 - held_out}%:]', test_split=test_split)
-    # What an image must look like, and how the arrays are used, is known to the weights.
+    # The weights say how images are prepared and how the arrays are used.
     config.transfer.take = ('preprocess.mean', 'preprocess.std', 'preprocess.resize')
     if 'gelu' in config.model:
         config.transfer.take += ('model.gelu', 'model.layer_norm_epsilon')

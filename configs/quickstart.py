@@ -14,7 +14,7 @@ from vit_jax.config import base
 from vit_jax.errors import check_choice
 from vit_jax.models import variants
 
-# Family: a model whose fields it has, and what is smaller than there.
+# Family: the model whose fields it has, and the fields that are smaller.
 TRANSFORMER = dict(hidden_size=64, num_layers=4, mlp_dim=128, num_heads=4)
 FAMILIES = {
     'vit': ('b16', dict(TRANSFORMER, patch_size=(4, 4))),

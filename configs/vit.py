@@ -26,14 +26,14 @@ JFT = {'b16': (7, 8e-4), 'b32': (7, 8e-4), 'l32': (7, 6e-4), 'l16': (14, 4e-4), 
 # The models that table 3 has rows for; on ImageNet one for all ViTs of the paper.
 ROWS = {'imagenet2012': ('b16', 'b32', 'l16', 'l32', 'h14'),
         'imagenet21k': ('b16', 'b32', 'l16', 'l32'), 'jft': tuple(JFT)}
-# Whose row on JFT-300M a model without one takes, by the size in its name.
+# The model whose row on JFT-300M a model without one takes, by the size in its name.
 NEAREST = {'ti': 'b16', 's': 'b16', 'b': 'b16', 'l': 'l16', 'h': 'h14', 'g': 'h14', 'G': 'h14',
            'so400m': 'h14', 'r_ti': 'r50_b16', 'r26_s': 'r50_b32', 'r152x4': 'r152x2',
            'r200x3': 'r152x2', 'axial_b': 'b16'}
 
 
 def get_config(arg: str = 'b16'):
-    """Config of MODEL[,DATASET], for example 'b16' or 'r50_l32,imagenet21k'."""
+    """The config of MODEL[,DATASET], for example 'b16' or 'r50_l32,imagenet21k'."""
     name, _, dataset = arg.partition(',')
     dataset = dataset or 'imagenet2012'
     config = base(name)

@@ -3,10 +3,10 @@
 #
 #   launch/local.sh N --config=configs/vit.py:b16 --workdir=DIR [--config.FIELD=VALUE ...]
 #
-# Signals are passed on to all processes. When one fails, the others stop by themselves and say why;
-# what is left of them after GRACE seconds (60) is killed. Exits with the first code that is not 0.
+# Signals are passed on to all processes. When one fails, the others stop and say why; those that
+# are left after GRACE seconds (60) are killed. Exits with the first code that is not 0.
 # PYTHON is the interpreter (python).
-set -um  # m: processes in groups of their own, which a Ctrl-C reaches only once, from here
+set -um  # m: processes in groups of their own, so that a Ctrl-C reaches them once, from here
 
 if ! [ "${1:-}" -ge 1 ] 2>/dev/null; then
   echo "usage: $0 NUMBER_OF_PROCESSES --config=... --workdir=..." >&2

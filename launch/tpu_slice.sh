@@ -5,7 +5,7 @@
 #
 # Every host has the same checkout with its .venv in ~/vit_jax (make .venv/installed, then
 # .venv/bin/pip install -e '.[tpu]'). DIR and the data are on a file system that all hosts mount, for
-# example Filestore. The hosts find each other; no address is needed. The same command again goes on.
+# example Filestore. The hosts find each other without an address. The same command again continues.
 set -euo pipefail
 : "${TPU_NAME:?name of the TPU slice}" "${ZONE:?its zone}"
 [[ $# -gt 0 ]] || { echo "usage: TPU_NAME=... ZONE=... $0 --config=... --workdir=..." >&2; exit 2; }

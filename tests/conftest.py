@@ -1,8 +1,8 @@
-"""Small data sets on disk and a way to run the real command, shared by the tests."""
+"""Small data sets on disk and a way to run the training command, shared by the tests."""
 
+import logging
 import os
 import re
-import subprocess
 import tempfile
 
 # Before JAX starts: tests of sharding spread over eight CPU devices, all others use the first.
@@ -12,9 +12,10 @@ FLAGS = re.sub(r' ?--xla_force_host_platform_device_count=\d+', '',
 os.environ['XLA_FLAGS'] = f'{FLAGS} --xla_force_host_platform_device_count=8'
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
-# Tests compile the same steps again and again. Processes that they start do without the cache.
-CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_test_')
-os.environ['JAX_COMPILATION_CACHE_DIR'] = CACHE.name
+# Tests compile the same steps again and again: they and their workers share what is compiled.
+if 'PYTEST_XDIST_WORKER' not in os.environ:
+    CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_test_')
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = CACHE.name
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 # Most of the time is compilation. What processes of their own run is compiled as for a user.
 os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
@@ -22,15 +23,25 @@ os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
 import pytest  # noqa: E402
 
 from tests.support.datasets import prepare_tfds, write_images  # noqa: E402
-from tests.support.runs import ROOT, command, environment  # noqa: E402
+from tests.support.runs import arguments, run_here  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def messages(caplog, monkeypatch):
+    """caplog sees the project's log lines, which a command otherwise keeps from the root logger."""
+    logger = logging.getLogger('vit_jax')
+    monkeypatch.setattr(logger, 'propagate', False)
+    logger.addHandler(caplog.handler)
+    caplog.set_level(logging.INFO, logger='vit_jax')
+    yield
+    logger.removeHandler(caplog.handler)
 
 
 @pytest.fixture(scope='session')
 def run_main():
-    """Runs the training command to its end: (workdir, config=, fields=) -> CompletedProcess."""
+    """Trains in this process, on one device: (workdir, config=, fields=) -> CompletedProcess."""
     def run(workdir, **kwargs):
-        return subprocess.run(command(workdir, **kwargs), cwd=ROOT, env=environment(), text=True,
-                              capture_output=True, timeout=300, check=False)
+        return run_here(*arguments(workdir, **kwargs))
     return run
 
 

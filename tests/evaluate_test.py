@@ -6,16 +6,8 @@ import pytest
 from tests.support.datasets import write_images
 from tests.support.runs import TINY, load
 from vit_jax import evaluate, weights
-from vit_jax.training import loop as train
+from vit_jax.training import loop
 from vit_jax.workdir import metrics
-
-
-@pytest.fixture(autouse=True)
-def messages(caplog, monkeypatch):
-    """caplog sees what the command says, whichever test is the first."""
-    monkeypatch.setattr(evaluate.logs, 'to_terminal', lambda: None)
-    monkeypatch.setattr(evaluate.logs.LOGGER, 'propagate', True)
-    caplog.set_level('INFO', logger='vit_jax')
 
 
 @pytest.fixture(scope='module')
@@ -26,7 +18,7 @@ def run(tmp_path_factory, image_directory):
     config.update_from_flattened_dict(TINY | {
         'num_epochs': 0.0, 'num_steps': 8, 'eval_every': 0, 'dataset.name': str(image_directory),
         'ema_decay': 0.5, 'batch_size': 24})
-    assert train.run(config, str(workdir)) == 0
+    assert loop.train(config, str(workdir)) == 0
     return workdir
 
 
@@ -38,7 +30,7 @@ def command(capsys, *arguments):
 
 def test_a_workdir_scores_as_its_run_logged(run, capsys):
     code, result = command(capsys, f'--workdir={run}')
-    logged = metrics.read(run / 'metrics.jsonl')[-1]
+    logged = metrics.read(run)[-1]
     assert code == 0
     for name in ('eval/accuracy', 'eval/accuracy_top5', 'eval/num_examples'):
         assert result[name] == logged[name]
@@ -58,7 +50,7 @@ def test_workdir_that_is_none(run, tmp_path, caplog):
     path = str(tmp_path / 'x.safetensors')
     weights.save(weights.load(str(run)), path, 'vit_jax')
     assert evaluate.main([f'--workdir={path}']) == 1
-    assert f'--workdir={path} is no workdir of a run' in caplog.records[-1].getMessage()
+    assert f'--workdir={path} is not the workdir of a run' in caplog.records[-1].getMessage()
 
 
 def test_split_that_is_not_there(run, image_directory, caplog):
@@ -132,7 +124,8 @@ def test_no_readable_image(run, tmp_path, caplog):
 def test_other_classes(run, tmp_path, caplog):
     write_images(tmp_path / 'two' / 'test', ['ant', 'bee'], 2)
     write_images(tmp_path / 'three' / 'test', ['ant', 'bee', 'dog'], 2)
-    for folder, message in [('two', 'ant'), ('three', 'dog'), ('missing', 'no directory')]:
+    for folder, message in [('two', 'has no folder for class(es) cat'), ('three', 'dog'),
+                            ('missing', 'no directory')]:
         assert evaluate.main([f'--workdir={run}', f'--dataset={tmp_path / folder}']) == 1
         assert message in caplog.records[-1].getMessage()
     assert evaluate.main([f'--workdir={run}', '--batch_size=0']) == 1
@@ -177,8 +170,8 @@ def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, c
 
 
 @pytest.mark.parametrize(('names', 'layout', 'message'), [
-    (['Formica', 'Apis', 'Felis'], 'vit_jax', 'or the weights, are: Formica, Apis, Felis'),
-    (['ant', 'bee', 'dog'], 'huggingface', 'or the weights, are: ant, bee, dog'),
+    (['Formica', 'Apis', 'Felis'], 'vit_jax', 'or the weights are: Formica, Apis, Felis'),
+    (['ant', 'bee', 'dog'], 'huggingface', 'or the weights are: ant, bee, dog'),
     (['crane', 'ant', 'crane'], 'huggingface', "class 0 is 'crane' in"),  # ant is another one
     (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
 ])

@@ -14,7 +14,7 @@ EACH_PLACE_ONCE = {('none', 'stem'), ('learned_2d', 'every_layer'), ('relative',
 def accuracy(run_main, workdir, family, fields):
     result = run_main(workdir, config=f'configs/quickstart.py:{family}', fields=RUN | fields)
     assert result.returncode == 0, result.stderr
-    return metrics.read(workdir / 'metrics.jsonl')[-1]['eval/accuracy']
+    return metrics.read(workdir)[-1]['eval/accuracy']
 
 
 @pytest.mark.slow

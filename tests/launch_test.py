@@ -1,4 +1,4 @@
-"""The launch files: their syntax, and the Slurm script with Slurm's commands played by others."""
+"""The launch files: their syntax, and the scripts with Slurm and Python played by others."""
 
 import os
 import pathlib
@@ -10,7 +10,8 @@ import time
 import pytest
 import yaml
 
-from tests.support.runs import ROOT
+from tests.support.processes import Processes
+from tests.support.runs import ROOT, TINY, command
 
 LAUNCH = ROOT / 'launch'
 SCRIPTS = sorted(path for path in LAUNCH.iterdir() if path.suffix in ('.sh', '.sbatch'))
@@ -87,3 +88,45 @@ def test_slurm_preemption_waits_for_the_processes(slurm):
     assert process.poll() is None
     subprocess.run(['pkill', '-TERM', '-P', str(process.pid)], check=True)
     assert process.wait(20) == 143
+
+
+# Stands in for the interpreter of launch/local.sh: $1 is -c for the port, else -m.
+STUB = """#!/usr/bin/env bash
+[ "$1" = -c ] && exec {python} "$@"
+for last; do :; done
+trap 'exit 143' TERM
+trap 'exit 130' INT
+echo "up $last $3"
+[ $last = --process_id={failing} ] && exit 7
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize(('failing', 'signum', 'code'), [
+    (1, None, 7), (-1, signal.SIGTERM, 143), (-1, signal.SIGINT, 130)])
+def test_local_launcher(failing, signum, code, tmp_path):
+    stub = tmp_path / 'python'
+    stub.write_text(STUB.format(python=sys.executable, failing=failing))
+    stub.chmod(0o755)
+    script = [str(ROOT / 'launch' / 'local.sh'), '3', '--config=x y']
+    with Processes(tmp_path, [script], PYTHON=str(stub), GRACE='1') as run:
+        for i in range(3):
+            run.wait_for(f'up --process_id={i} --config=x y')
+        if signum:
+            run.all[0].send_signal(signum)
+        run.wait([code], timeout=60)
+
+
+def test_local_launcher_without_a_number():
+    result = subprocess.run([str(ROOT / 'launch' / 'local.sh'), '--config=x'], text=True,
+                            capture_output=True, check=False)
+    assert result.returncode == 2
+    assert 'usage: ' in result.stderr
+
+
+@pytest.mark.slow
+def test_local_launcher_trains(tmp_path):
+    flags = command(tmp_path / 'run', fields=TINY | {'num_steps': 8})[3:]
+    with Processes(tmp_path, [[str(ROOT / 'launch' / 'local.sh'), '2', *flags]],
+                   PYTHON=sys.executable) as run:
+        assert 'done: 8 steps' in run.wait([0])[0]

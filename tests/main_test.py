@@ -4,18 +4,20 @@ import subprocess
 
 import pytest
 
-from tests.support.runs import ROOT, check_message, command, environment
+from tests.support.runs import ROOT, arguments, check_message, command, environment, run_here
 
 
 @pytest.mark.parametrize(('kwargs', 'message'), [
     ({'config': 'configs/vit.py:b61'}, "error: unknown model 'b61'. Did you mean b16"),
     ({'config': 'configs/vit.py:b16,imagnet21k'}, 'Did you mean imagenet21k'),
-    ({'fields': {'optimzer.learning_rate': 1}}, 'Did you mean "optimizer" instead of "optimzer"?'),
+    ({'fields': {'optimzer.learning_rate': 1}},
+     "error: this config has no field 'optimzer.learning_rate'. Did you mean optimizer.learning"),
     ({'fields': {'model.hiden_size': 1}},
-     'error: \'hiden_size\': Did you mean "hidden_size" instead of "hiden_size"?\n'),
+     "error: this config has no field 'model.hiden_size'. Did you mean model.hidden_size"),
     ({'config': 'configs/vit.py:r50x1', 'fields': {'model.dropout_rate': 0.1}},
-     "error: this config has no field 'dropout_rate'. All fields: vit_jax/config.py"),
-    ({'fields': {'model.resnet.units': '1,2'}}, 'error: Override model.resnet.units can not be'),
+     "error: this config has no field 'model.dropout_rate'. "),
+    ({'fields': {'model.resnet.units': '1,2'}},
+     "error: this config has no field 'model.resnet.units'. "),
     ({'fields': {'dataset.name': '/nowhere/flowers'}}, "error: no directory '/nowhere/flowers'"),
     ({'fields': {'image_size': 15}}, 'image_size 15x15 is not divisible by patch_size 4x4. The '
                                      'nearest image sizes are 12x12 and 16x16'),
@@ -42,24 +44,25 @@ def test_the_error_is_in_the_log_of_the_workdir_too(run_main, tmp_path):
     assert "error: no directory '/nowhere/flowers'" in (tmp_path / 'train.log').read_text()
 
 
-def run_with(workdir, *arguments):
-    """The command with arguments as they are, which a dict of fields could not give twice."""
-    return subprocess.run([*command(workdir), *arguments], cwd=ROOT, env=environment(), text=True,
-                          capture_output=True, timeout=300, check=False)
-
-
 def test_a_field_without_config_in_front(tmp_path):
-    check_message(run_with(tmp_path, '--pretrained=W'), (
-        "error: Unknown command line flag 'pretrained'. Did you mean --config.pretrained?"))
-
-
-def test_help_is_no_error(tmp_path):
-    result = run_with(tmp_path, '--help')
-    assert result.returncode == 0
-    assert '--workdir' in result.stdout
+    check_message(run_here(*arguments(tmp_path), '--pretrained=W'), (
+        'error: there is no option --pretrained. Did you mean --config.pretrained'))
 
 
 def test_a_repeated_tuple_is_refused(tmp_path):
     """And is not the rectangle 224x288."""
-    result = run_with(tmp_path, '--config.image_size=224', '--config.image_size=288')
+    result = run_here(*arguments(tmp_path), '--config.image_size=224', '--config.image_size=288')
     check_message(result, 'error: --config.image_size is given 2 times: give it once')
+
+
+def test_as_a_user_types_it(tmp_path):
+    """In processes of their own, unlike the others."""
+    def run(*arguments):
+        return subprocess.run([*command(tmp_path), *arguments], cwd=ROOT, env=environment(),
+                              text=True, capture_output=True, timeout=300, check=False)
+
+    check_message(run('--config.dataset.name=/nowhere/flowers'),
+                  "error: no directory '/nowhere/flowers'")
+    result = run('--help')
+    assert result.returncode == 0
+    assert '--workdir' in result.stdout

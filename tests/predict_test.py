@@ -70,9 +70,7 @@ def test_csv_and_features(exported, folder, tmp_path):
                                                            rel=1e-4)
 
 
-def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path, caplog,
-                                                     monkeypatch):
-    monkeypatch.setattr(predict.logs, 'to_terminal', lambda: None)  # whose lines caplog misses
+def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path, caplog):
     path, probabilities = exported
     mixed = shutil.copytree(folder / 'one', tmp_path / 'mixed')
     (mixed / '.thumbnails').mkdir()
@@ -82,7 +80,8 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
     assert predict.main([f'--pretrained={path}', f'--csv={table}', '--batch_size=2',
                          str(mixed)]) == 0
     assert [r.getMessage() for r in caplog.records if r.levelname == 'WARNING'] == [
-        f'left out: {str(mixed / "001a.png")!r} is no image of {", ".join(images.FORMATS)}.']
+        f'left out: {str(mixed / "001a.png")!r} cannot be read: not an image of '
+        f'{", ".join(images.FORMATS)}.']
     with open(table, encoding='utf-8') as file:
         rows = list(csv.DictReader(file))
     assert [row['image'] for row in rows] == [str(mixed / f'00{k}.png') for k in range(3)]
@@ -92,7 +91,7 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
     broken = tmp_path / 'broken'
     broken.mkdir()
     (mixed / '001a.png').rename(broken / 'a.png')
-    for arguments, message in [([str(broken / 'a.png'), str(mixed)], "a.png' is no image"),
+    for arguments, message in [([str(broken / 'a.png'), str(mixed)], "a.png' cannot be read: not"),
                                ([str(broken)], 'none of the 1 images can be read')]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1
         assert message in caplog.records[-1].getMessage()
@@ -100,7 +99,7 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
 
 def test_two_tables_in_one_file(capsys):
     with pytest.raises(SystemExit):
-        predict.parse(['--pretrained=x', '--csv=a', '--features=a', 'image.png'])
+        predict.main(['--pretrained=x', '--csv=a', '--features=a', 'image.png'])
     assert '--csv and --features both name a: one would replace' in capsys.readouterr().err
 
 
@@ -109,8 +108,7 @@ def test_images_of_five_channels_are_refused(folder):
         predict.run(small.make('rectangle'), [str(folder / 'one/000.png')], 1)
 
 
-def test_text_and_messages(exported, folder, tmp_path, capsys, caplog, monkeypatch):
-    monkeypatch.setattr(predict.logs, 'to_terminal', lambda: None)  # whose lines caplog misses
+def test_text_and_messages(exported, folder, tmp_path, capsys, caplog):
     path, _ = exported
     image = str(folder / 'one' / '000.png')
     assert predict.main([f'--pretrained={path}', '--top=1', image]) == 0
@@ -120,7 +118,7 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog, monkeypat
     for arguments, message in [([str(tmp_path)], 'there are no images below'),
                                ([str(folder / 'gone.png')], 'there is no image'),
                                ([image, '--batch_size=0'], 'batch_size is 0'),
-                               ([image, '--top=0'], 'top is 0: expected at least 1'),
+                               ([image, '--top=0'], 'top is 0: expected a whole number'),
                                ([image, f'--csv={tmp_path}/no/x.csv'], 'there is no directory')]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1
         assert message in caplog.records[-1].getMessage()

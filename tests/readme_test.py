@@ -3,10 +3,9 @@
 import re
 
 import pytest
-from absl import flags
-from ml_collections import config_flags
 
 from tests.support.runs import ROOT
+from vit_jax import cli
 from vit_jax import config as config_lib
 
 README = (ROOT / 'README.md').read_text()
@@ -20,11 +19,7 @@ def test_there_are_commands():
 @pytest.mark.parametrize('options', OPTIONS)
 def test_command(options, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr('sys.argv', ['main', *options.split()])  # ml_collections looks there
-    values = flags.FlagValues()
-    config = config_flags.DEFINE_config_file('config', flag_values=values)
-    values(['main', *options.split()])
-    config_lib.check(config.value)
+    config_lib.checked(cli.read_config(options.split()))
 
 
 @pytest.mark.parametrize('target', re.findall(r'\]\(([\w./]+)\)', README))

@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.support.runs import ROOT, TINY, command, environment
+from tests.support.runs import ROOT, TIMED, TINY, command, environment
 from vit_jax.workdir import metrics
 
 SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
@@ -51,9 +51,22 @@ def undisturbed(fields_of, tmp_path_factory):
     return get
 
 
+@pytest.fixture(scope='module')
+def here(run_main, tmp_path_factory):
+    """Runs of digits in this process, which nobody kills: (continue, the undisturbed workdir)."""
+    def finish(workdir, **fields):
+        result = run_main(workdir, fields=TINY | fields)
+        assert result.returncode == 0, result.stderr
+        return result.stderr
+
+    undisturbed = tmp_path_factory.mktemp('undisturbed_here')
+    finish(undisturbed)
+    return finish, undisturbed
+
+
 def start(workdir, fields):
-    return subprocess.Popen(command(workdir, fields=fields), cwd=ROOT, env=environment(), text=True,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command(workdir, fields=fields), cwd=ROOT, env=environment(cached=True),
+                            text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def kill_when(process, condition, signum):
@@ -83,7 +96,7 @@ def saving(workdir, step):
 
 def last_trace(workdir):
     """The last step of which a row, a checkpoint or a half-written one is there; 0 at first."""
-    steps = [row['step'] for row in metrics.read(str(workdir / 'metrics.jsonl'))]
+    steps = [row['step'] for row in metrics.read(workdir)]
     steps += [int(path.name.split('.')[0]) for path in (workdir / 'checkpoints').glob('[0-9]*')]
     return max(steps, default=0)
 
@@ -114,8 +127,8 @@ def assert_equal_runs(workdir, expected):
         x, y = np.asarray(x), np.asarray(y)
         assert x.dtype == y.dtype, jax.tree_util.keystr(path)
         assert x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
-    rows = [[{k: v for k, v in row.items() if k not in metrics.TIMED}
-             for row in metrics.read(str(directory / 'metrics.jsonl'))]
+    rows = [[{k: v for k, v in row.items() if k not in TIMED}
+             for row in metrics.read(directory)]
             for directory in (workdir, expected)]
     assert rows[0] == rows[1]
     assert len(rows[0]) == TINY['num_steps'] + 3  # every step, and evaluations at 20, 40, 48
@@ -187,22 +200,22 @@ def test_signal_saves_and_says_how_to_continue(signum, code, fields_of, undistur
 
 
 @pytest.mark.slow
-def test_extends_a_finished_run(fields_of, undisturbed, tmp_path):
-    fields = fields_of('digits')
-    finish(tmp_path, fields | {'num_steps': 40})
-    assert 'the run is complete at step 40' in finish(tmp_path, fields | {'num_steps': 40})
-    assert started_from(finish(tmp_path, fields)) == 40
-    assert_equal_runs(tmp_path, undisturbed('digits'))
+def test_extends_a_finished_run(here, tmp_path):
+    finish, undisturbed = here
+    finish(tmp_path, num_steps=40)
+    assert 'the run is complete at step 40' in finish(tmp_path, num_steps=40)
+    assert started_from(finish(tmp_path)) == 40
+    assert_equal_runs(tmp_path, undisturbed)
 
 
 @pytest.mark.slow
-def test_falls_back_when_the_newest_checkpoint_is_truncated(fields_of, undisturbed, tmp_path):
-    fields = fields_of('digits')
-    finish(tmp_path, fields | {'num_steps': 30})
+def test_falls_back_when_the_newest_checkpoint_is_truncated(here, tmp_path):
+    finish, undisturbed = here
+    finish(tmp_path, num_steps=30)
     for file in (tmp_path / 'checkpoints' / '30' / 'state' / 'd').iterdir():
         file.write_bytes(file.read_bytes()[:100])
-    output = finish(tmp_path, fields)
+    output = finish(tmp_path)
     assert re.search(r'checkpoint of step 30 cannot be used and is now .*bad-30', output)
     assert 'falling back to the checkpoint of step 24' in output
     assert (tmp_path / 'checkpoints' / 'bad-30').is_dir()
-    assert_equal_runs(tmp_path, undisturbed('digits'))
+    assert_equal_runs(tmp_path, undisturbed)

@@ -1,5 +1,4 @@
 import json
-import logging
 import os
 import re
 import subprocess
@@ -10,29 +9,26 @@ import pytest
 from tests.support.runs import ROOT, TINY, environment, load
 from vit_jax import sweep
 from vit_jax.errors import DivergedError, UserError
-from vit_jax.training import loop as train
+from vit_jax.training import loop
 from vit_jax.workdir import metrics
 
 
 def test_learning_rates_of_a_command_line():
-    values, others = sweep.learning_rates(
-        ['sweep', '--workdir=w', '--config.optimizer.learning_rate=0.03,1e-3', '--config=c'])
-    assert (values, others) == ([1e-3, 0.03], ['sweep', '--workdir=w', '--config=c'])
-    assert sweep.learning_rates(['sweep', '--workdir', 'w', sweep.FLAG, '1,2', '--config=c']) == (
-        [1.0, 2.0], ['sweep', '--workdir', 'w', '--config=c'])
+    assert sweep.learning_rates('0.03,1e-3') == [1e-3, 0.03]
 
 
 @pytest.mark.parametrize('given', ['', '0.1', '0.1,a', '1,1.0', '0,1', '-1,1', '0.1,nan', '1,inf'])
 def test_learning_rates_that_make_no_grid(given):
     message = 'a sweep needs --config.optimizer.learning_rate=A,B,... with two positive numbers'
     with pytest.raises(UserError, match=f'{message}.*{given}'):
-        sweep.learning_rates(['sweep', f'{sweep.FLAG}={given}'])
+        sweep.learning_rates(given)
 
 
 @pytest.mark.parametrize('flags', [[], [sweep.FLAG]])
-def test_no_learning_rates(flags):
-    with pytest.raises(UserError, match=r'a sweep needs .* or more\.$'):
-        sweep.learning_rates(['sweep', *flags, '--config=c'])
+def test_no_learning_rates(flags, caplog, tmp_path):
+    config = f'--config={ROOT}/configs/quickstart.py'
+    assert sweep.main([*flags, config, f'--workdir={tmp_path}']) == 1
+    assert re.search(r'a sweep needs .* or more\.$', caplog.text)
 
 
 @pytest.fixture
@@ -71,7 +67,7 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
     assert final['optimizer']['learning_rate'] == 1e-2
     assert (final['dataset']['train_split'], final['dataset']['eval_split']) == ('train', 'test')
     assert final['dataset']['num_examples'] == 60  # the config says that of the part
-    evaluated = [row for row in metrics.read(tmp_path / 'final-lr=0.01' / 'metrics.jsonl')
+    evaluated = [row for row in metrics.read(tmp_path / 'final-lr=0.01')
                  if 'eval/accuracy' in row]
     assert [row['step'] for row in evaluated] == [30]
     accuracy = evaluated[0]['eval/accuracy']
@@ -83,7 +79,7 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
         'best': 0.01, 'test_split': 'test', 'test_accuracy': accuracy,
         'workdir': str(tmp_path / 'final-lr=0.01')}
 
-    monkeypatch.setattr(train.Trainer, '_train_steps', None)  # nothing is trained again
+    monkeypatch.setattr(loop, 'update', None)  # nothing is trained again
     assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
 
 
@@ -99,13 +95,11 @@ def test_what_a_diverging_run_writes_is_json(config, tmp_path):
         'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'log_every': 100,
         'eval_every': 1})
     with pytest.raises(DivergedError, match='update norm inf at step 1. No checkpoint had been'):
-        train.run(config, str(tmp_path))
+        loop.train(config, str(tmp_path))
     assert [valid_json(line) for line in (tmp_path / 'metrics.jsonl').open()] == []
 
 
 def test_a_rate_that_diverges_is_not_chosen_nor_tried_again(config, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
-    caplog.set_level(logging.INFO, logger='vit_jax')
     started = []
 
     def run(config, folder):
@@ -117,7 +111,7 @@ def test_a_rate_that_diverges_is_not_chosen_nor_tried_again(config, tmp_path, ca
             file.write('{"step": 1, "eval/accuracy": 0.0}\n')
         return 0
 
-    monkeypatch.setattr(train, 'run', run)
+    monkeypatch.setattr(loop, 'train', run)
     for _ in range(2):
         assert sweep.run(config.copy_and_resolve_references(), [0.1, 1.0], str(tmp_path)) == 0
     assert started == ['lr=0.1', 'lr=1', 'final-lr=0.1', 'lr=0.1', 'final-lr=0.1']
@@ -136,13 +130,13 @@ def test_a_rate_that_is_added_to_the_grid_may_win(config, tmp_path, monkeypatch)
     begun = {}
 
     def run(config, folder):
-        assert begun.setdefault(folder, config.to_json()) == config.to_json()  # as train.run checks
+        assert begun.setdefault(folder, config.to_json()) == config.to_json()  # as training checks
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, 'metrics.jsonl'), 'w', encoding='utf-8') as file:
             json.dump({'step': 1, 'eval/accuracy': config.optimizer.learning_rate}, file)
         return 0
 
-    monkeypatch.setattr(train, 'run', run)
+    monkeypatch.setattr(loop, 'train', run)
     for values in ([0.1, 0.2], [0.1, 0.2, 0.4]):
         assert sweep.run(config.copy_and_resolve_references(), values, str(tmp_path)) == 0
         assert valid_json((tmp_path / 'sweep.json').read_text())['best'] == values[-1]
@@ -154,7 +148,7 @@ def test_all_rates_diverge(config, tmp_path, monkeypatch):
         os.makedirs(folder)
         raise DivergedError('the loss is nan')
 
-    monkeypatch.setattr(train, 'run', diverge)
+    monkeypatch.setattr(loop, 'train', diverge)
     with pytest.raises(DivergedError, match=r'all learning rates: 1, 10\. .*rate=0\.01,0\.1'):
         sweep.run(config, [1.0, 10.0], str(tmp_path))
     assert not list(tmp_path.glob('final*'))
@@ -162,7 +156,7 @@ def test_all_rates_diverge(config, tmp_path, monkeypatch):
 
 def test_a_signal_stops_the_whole_sweep(config, tmp_path, monkeypatch):
     runs = []
-    monkeypatch.setattr(train, 'run', lambda config, folder: runs.append(folder) or 143)
+    monkeypatch.setattr(loop, 'train', lambda config, folder: runs.append(folder) or 143)
     assert sweep.run(config, [0.1, 0.2], str(tmp_path)) == 143
     assert len(runs) == 1
 

@@ -1,18 +1,20 @@
-"""The fields of a run: their defaults, their checks, and which may change when a run goes on.
+"""The fields of a run: defaults, checks, and which of them may change when a run continues.
 
 A file in configs/ takes `base()` and overrides what its recipe needs. Nothing else has defaults.
 """
 
 import fnmatch
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import ml_collections
 
 from vit_jax import models
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_at_least, check_choice, check_rate
 from vit_jax.models.vit import as_pair
 
-# A run may be continued with other values of these; every other field decides the result.
+# A run may continue with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
               'model.remat_policy', 'dataset.data_dir', 'dataset.max_broken_fraction')
 
@@ -24,6 +26,10 @@ CHOICES = {
     'transfer.position_resize': ('bilinear', 'bicubic'),
     'preprocess.resize': ('bilinear', 'bicubic', 'lanczos3'),
 }
+LEAST = {'batch_size': 1, 'log_every': 1, 'keep_checkpoints': 1, 'accum_steps': 0,
+         'dataset.shuffle_buffer': 1, 'dataset.files_at_once': 1, 'augment.pad': 0,
+         'optimizer.warmup_steps': 0}
+RATES = ('optimizer.b1', 'optimizer.b2', 'optimizer.momentum')  # at least 0 and below 1
 
 
 def base(model: str = 'b16') -> ml_collections.ConfigDict:
@@ -50,7 +56,7 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
             num_classes=0,  # 0: ask the data
             max_broken_fraction=0.01,  # more unreadable images than this stop the run
             shuffle_buffer=16_384,  # sequential TFDS files: examples mixed with each other
-            files_at_once=16,  # likewise: files that are read interleaved
+            files_at_once=16,  # sequential TFDS files: how many are read interleaved
         ),
         augment=dict(
             crop='inception',  # 'inception' | 'pad' and random crop | 'none'
@@ -88,72 +94,63 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
         ),
         ema_decay=0.0,  # Polyak averaging; evaluation then uses the average
         mesh=dict(  # devices per axis; -1 takes what is left
-            data=-1,  # each has other examples
-            fsdp=1,  # likewise, and parameters, gradients and optimizer state are split
+            data=-1,  # each device has other examples
+            fsdp=1,  # the same, and parameters, gradients and optimizer state are split
             tensor=1,  # attention heads and MLPs are split
         ),
         log_every=100,  # in steps, as all of these
         eval_every=5000,
         checkpoint_every=1000,
         keep_checkpoints=2,  # the newest ones
-        keep_best=False,  # and the one of highest eval/accuracy
+        keep_best=False,  # also the one of the highest eval/accuracy
     ))
 
 
-def settle(config: ml_collections.ConfigDict, num_examples: int, num_classes: int
-           ) -> ml_collections.ConfigDict:
-    """Returns the checked config in which sizes are pairs and the data's numbers are filled in.
-
-    Args:
-      num_examples: of the training split, counted in the data.
-      num_classes: likewise.
-
-    Raises:
-      UserError: a value is not possible; the message says what is.
-    """
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        for name, found in (('num_examples', num_examples), ('num_classes', num_classes)):
-            stated = config.dataset[name]
-            if stated not in (0, found):
-                raise UserError(
-                    f'dataset.{name} is {stated} in the config but {config.dataset.name!r} has '
-                    f'{found}. If the data is right, add --config.dataset.{name}={found}')
-            config.dataset[name] = found
-    config.image_size = as_pair(config.image_size)
-    if 'patch_size' in config.model:
-        config.model.patch_size = as_pair(config.model.patch_size)
-    check(config)
+def changed(config: ml_collections.ConfigDict, fields: Mapping[str, Any]
+            ) -> ml_collections.ConfigDict:
+    """A copy of a config with other values of some dotted fields."""
+    config = ml_collections.ConfigDict(config).copy_and_resolve_references()
+    config.update_from_flattened_dict(fields)
     return config
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-    """Raises UserError for values that cannot be used, before any data or device is touched."""
+def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None = None
+            ) -> ml_collections.ConfigDict:
+    """A copy with sizes as pairs; raises UserError if a value is impossible. Reads no data.
+
+    Args:
+      taken: values by dotted field, which replace those of the config.
+    """
+    config = changed(config, taken or {})
+    with config.unlocked():
+        config.image_size = as_pair(config.image_size, 'image_size')
+        if 'patch_size' in config.model:
+            config.model.patch_size = as_pair(config.model.patch_size, 'model.patch_size')
+    _check(config)
+    return config
+
+
+def _check(config):
+    values = flatten(config)
     for field, valid in CHOICES.items():
-        check_choice(field, get(config, field), valid)
+        check_choice(field, values[field], valid)
     if bool(config.num_steps) == bool(config.num_epochs):
         raise UserError(f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
                         'set exactly one of them and the other to 0.')
-    for field, least in (('batch_size', 1), ('log_every', 1), ('keep_checkpoints', 1),
-                         ('accum_steps', 0), ('dataset.shuffle_buffer', 1),
-                         ('dataset.files_at_once', 1), ('augment.pad', 0),
-                         ('optimizer.warmup_steps', 0)):
-        if get(config, field) < least:
-            raise UserError(f'{field} is {get(config, field)}: expected at least {least}.')
+    for field, least in LEAST.items():
+        check_at_least(field, values[field], least)
+    for field in RATES:
+        check_rate(field, values[field])
     if config.optimizer.learning_rate <= 0:
         raise UserError(f'optimizer.learning_rate is {config.optimizer.learning_rate}: expected '
                         'more than 0.')
-    for field in ('optimizer.b1', 'optimizer.b2', 'optimizer.momentum'):
-        if not 0 <= get(config, field) < 1:
-            raise UserError(f'{field} is {get(config, field)}: expected at least 0 and less than '
-                            '1, as in 0.9.')
     if not 0 <= (config.ema_decay or 0) <= 1:
-        raise UserError(f'ema_decay is {config.ema_decay}: expected at least 0, which is without '
+        raise UserError(f'ema_decay is {config.ema_decay}: expected at least 0, which means no '
                         'average, and at most 1, as in 0.999.')
-    if config.augment.pad > min(as_pair(config.image_size)):
+    if config.augment.pad > min(config.image_size):
         raise UserError(f'augment.pad is {config.augment.pad}: expected at most the side of the '
-                        f'image, {min(as_pair(config.image_size))}.')
-    models.build(config.model, num_classes=1).grid(as_pair(config.image_size))
+                        f'image, {min(config.image_size)}.')
+    models.build(config.model, num_classes=1).grid(config.image_size)
     if config.model.get('pool') == 'none':
         raise UserError('model.pool is none, which gives logits for every token, and an image has '
                         'one label: set model.pool to cls, gap or map.')
@@ -162,8 +159,28 @@ def check(config: ml_collections.ConfigDict) -> None:
                         f'{config.accum_steps}.')
 
 
+def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: int,
+             accum_steps: int = 0) -> ml_collections.FrozenConfigDict:
+    """The immutable config of a run: one from `checked`, with the numbers of its data.
+
+    Args:
+      num_examples: of the training split, counted in the data.
+      accum_steps: what a continued run has chosen; used where the config leaves the choice.
+    """
+    config = config.copy_and_resolve_references()
+    for name, found in (('num_examples', num_examples), ('num_classes', num_classes)):
+        stated = config.dataset[name]
+        if stated not in (0, found):
+            raise UserError(
+                f'dataset.{name} is {stated} in the config but {config.dataset.name!r} has '
+                f'{found}. If the data is right, add --config.dataset.{name}={found}')
+        config.dataset[name] = found
+    config.accum_steps = config.accum_steps or accum_steps
+    return ml_collections.FrozenConfigDict(config)
+
+
 def total_steps(config: ml_collections.ConfigDict) -> int:
-    """Training steps of a settled config; the one place where durations become steps.
+    """Training steps of a complete config; the one place where durations become steps.
 
     Raises UserError when the warm-up is not shorter than the run.
     """
@@ -187,26 +204,16 @@ def flatten(config, prefix: str = '') -> dict:
 
 
 def differences(old, new) -> list[str]:
-    """Fields of two configs that must be equal for a run to go on and are not, one line each."""
+    """Fields of two configs that differ and must not if a run is to continue, one line each."""
     old, new = flatten(old), flatten(new)
     old = {k: v for k, v in flatten(base()).items() if k in new} | old  # a field newer than the run
     lines = []
     for field in sorted(old.keys() | new.keys()):
         a, b = old.get(field, 'absent'), new.get(field, 'absent')
-        moved = field in ('dataset.name', 'pretrained') and _basename(a) == _basename(b)
+        # A directory that has moved keeps its name; a TFDS name is its own base name.
+        moved = field in ('dataset.name', 'pretrained') and (
+            os.path.basename(os.path.normpath(a)) == os.path.basename(os.path.normpath(b)))
         chosen = field == 'accum_steps' and b == 0  # 'automatic' keeps what was chosen first
         if a != b and not (moved or chosen or any(fnmatch.fnmatch(field, p) for p in MAY_DIFFER)):
             lines.append(f'{field}: {a!r} in the workdir, {b!r} now')
     return lines
-
-
-def get(config: ml_collections.ConfigDict, field: str):
-    """Value of a dotted field, for example 'optimizer.name'."""
-    for name in field.split('.'):
-        config = config[name]
-    return config
-
-
-def _basename(path) -> str:
-    """A data directory that has moved keeps its name; a TFDS name is its own base name."""
-    return os.path.basename(os.path.normpath(path))

@@ -3,42 +3,27 @@
     python -m vit_jax.convert SRC DST --to=LAYOUT [--verify] [--dtype=DTYPE] [--inexact]
 
 SRC is a file, a directory, a workdir of this project or one of its checkpoints, hf:ORG/NAME or
-timm:NAME; its layout is seen from its content.
+timm:NAME; its layout is recognised from its content.
 """
 
-import argparse
 import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
-from vit_jax import models, weights
+from vit_jax import cli, weights
 from vit_jax.errors import UserError
-from vit_jax.weights import description, export, files, peers
-from vit_jax.workdir import logs
-
-LARGEST_DIFFERENCE = 1e-4  # of logits
+from vit_jax.weights import description, export, files
+from vit_jax.weights import verify as verification
 
 
-def main(argv: list[str] | None = None) -> int:
+@cli.command
+def main(argv: Sequence[str] | None = None) -> None:
     """Returns 0, or 1 after an error that the last line explains."""
-    options = parse(argv)
-    logs.to_terminal()
-    try:
-        convert(**vars(options))
-    except (UserError, OSError) as error:  # OSError: no such directory, a full disk
-        logs.LOGGER.error('error: %s', error)
-        return 1
-    return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser('vit_jax.convert', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.make_parser('convert', __doc__)
     parser.add_argument('source', metavar='SRC')
     parser.add_argument('path', metavar='DST')
     parser.add_argument('--to', required=True, choices=[*weights.LAYOUTS, *export.FORMATS],
@@ -46,102 +31,70 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--verify', action='store_true',
                         help='run SRC and DST on the same images and compare')
     parser.add_argument('--dtype', choices=['float32', 'float16', 'bfloat16'],
-                        help='of the arrays in DST; those of SRC unless given')
+                        help='of the arrays in DST; that of SRC unless given')
     parser.add_argument('--inexact', action='store_true', help='allow another formula of GELU or '
                         'another epsilon where the layout does not have those of SRC')
-    description.add_flags(parser)
-    parser.add_argument('--overwrite', action='store_true', help='replace DST if it is there')
-    return parser.parse_args(argv)
+    cli.add_description_options(parser)
+    parser.add_argument('--overwrite', action='store_true', help='replace DST if it exists')
+    convert(**vars(parser.parse_args(argv)))
 
 
 def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
             inexact: bool = False, overwrite: bool = False, preprocess: Sequence[str] = (),
             classes: str | None = None) -> None:
-    """Does what the command does; the arguments are its flags.
-
-    Raises:
-      UserError: something cannot be read, written or held, or the two sides differ.
-    """
+    """Does what the command does; the arguments are its options."""
     if (to == 'onnx') != path.endswith('.onnx'):
-        raise UserError(f'{path!r} is no name for {to}: a name ending in .onnx is for --to=onnx, '
-                        'and for that only.')
+        raise UserError(f'{path!r} is not a name for {to}: a name ending in .onnx is for '
+                        '--to=onnx, and for that only.')
     if os.path.lexists(path) and not overwrite:
-        raise UserError(f'{path} is there already: name another destination, or add --overwrite.')
+        raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
     files.check_replaceable(path)
     loaded = description.described(weights.load(source), preprocess, classes)
-    if to in ('huggingface', 'timm') and files.is_directory(path):  # they would take their own
+    layout = weights.LAYOUTS.get(to)  # None: a program
+    if layout and files.is_directory(path):  # a program that reads it has defaults of its own
         loaded = dataclasses.replace(loaded, preprocess={
             'image_size': loaded.image_size(), **description.complete_preprocess(loaded)})
     given = loaded
     if dtype:
-        given = dataclasses.replace(given, params=jax.tree.map(lambda x: _cast(x, dtype),
-                                                               given.params))
-    if to in export.FORMATS:
-        export.save(given, path, to)
-    else:
-        changed, lines = weights.approximate(given, path, to)
-        if lines and inexact:
-            given = changed
-        elif lines and weights.misfits(changed, path, to) == []:
-            raise UserError(
-                f'layout {to} cannot hold this model exactly:\n  ' + '\n  '.join(lines) + '\nWith '
-                '--inexact it is written nevertheless; --verify shows what that changes.')
+        given = dataclasses.replace(loaded, params=jax.tree.map(
+            lambda x: x.astype(jnp.dtype(dtype)) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+            loaded.params))
+    if layout:
+        given = in_layout(given, path, to, inexact)
         weights.save(given, path, to)
-    sizes = [x.size for x in jax.tree.leaves(given.params)]
-    dtypes = sorted({str(x.dtype) for x in jax.tree.leaves(given.params)})
-    logs.LOGGER.info('%s (%s) -> %s (%s): %s parameters, %s, %d classes', source, loaded.layout,
-                     path, to, f'{sum(sizes):,}', ' and '.join(dtypes), given.num_classes)
-    if to != 'vit_jax' and not os.path.isdir(path):
-        _log_what_is_lost(given, path)
+    else:
+        export.save(given, path, to)
+    arrays = jax.tree.leaves(given.params)
+    cli.LOGGER.info('%s (%s) -> %s (%s): %s parameters, %s, %d classes', source, loaded.layout,
+                    path, to, f'{sum(x.size for x in arrays):,}',
+                    ' and '.join(sorted({str(x.dtype) for x in arrays})), given.num_classes)
+    if not (layout and (layout.native or files.is_directory(path))):
+        log_what_is_lost(given, path)
     if verify:
-        _verify(loaded, given, path, to)
+        verification.verify(loaded, given, path, to)
 
 
-def _log_what_is_lost(given, path):
-    """Files of other programs hold arrays only."""
+def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weights.Weights:
+    """The weights as the layout can hold them; UserError if that needs --inexact."""
+    changed, lines = weights.approximate(given, path, to)
+    if lines and inexact:
+        return changed
+    if not lines or weights.misfits(changed, path, to):
+        return given  # which weights.save refuses with all reasons if --inexact would not help
+    raise UserError(f'layout {to} cannot hold this model exactly:\n  ' + '\n  '.join(lines)
+                    + '\nWith --inexact it is written nevertheless; --verify shows what that '
+                    'changes.')
+
+
+def log_what_is_lost(given: weights.Weights, path: str) -> None:
+    """Logs what a file that holds nothing but arrays does not say."""
     height, width = given.image_size()
     lost = [f'{name}={value}' for name, value in (given.preprocess or {}).items()
             if name != 'image_size' or height != width]
     lost += ['the names of the classes'] * bool(given.classes)
     if lost:
-        logs.LOGGER.info('not in %s, to be said where it is used: %s', path, ', '.join(lost))
-
-
-def _cast(x, dtype):
-    """Only numbers with a fraction."""
-    return x.astype(jax.numpy.dtype(dtype)) if jax.numpy.issubdtype(
-        x.dtype, jax.numpy.floating) else x
-
-
-def _verify(loaded, given, path, to):
-    """Compares what was written with `given`, and that with `loaded`, on random images."""
-    shape = (2, *given.image_size(), given.channels())
-    images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
-    expected = _logits(given, images)
-    try:
-        run = export.run(path, to, images) if to in export.FORMATS else (
-            peers.logits(given, path, to, images))
-    except peers.CannotRunError as reason:
-        run = _logits(weights.load(path), images), f'reading back, because {reason}'
-    found, how = run
-    if found.shape != expected.shape:
-        raise UserError(f'{path} gives logits of shape {found.shape}, expected {expected.shape}.')
-    difference = np.abs(found - expected).max()
-    logs.LOGGER.info('verified by %s: largest difference of logits %.2g, largest logit %.2g', how,
-                     difference, np.abs(expected).max())
-    if given is not loaded:
-        change = np.abs(expected - _logits(loaded, images)).max()
-        how = '--dtype' if given.model == loaded.model else '--inexact, with --dtype if given,'
-        logs.LOGGER.info('%s changed logits by up to %.2g', how, change)
-    if not difference <= LARGEST_DIFFERENCE:
-        raise UserError(f'{path} gives other logits than {loaded.source}: they differ by up to '
-                        f'{difference:.2g}, at most {LARGEST_DIFFERENCE:g} was expected.')
-
-
-def _logits(w, images):
-    model = models.build(w.model, w.num_classes, dtype='float32')
-    with jax.default_matmul_precision('highest'):
-        return np.asarray(jax.jit(model.apply)({'params': w.params}, images))
+        cli.LOGGER.info('%s does not hold %s: say it where the file is used', path,
+                        ', '.join(lost))
 
 
 if __name__ == '__main__':

@@ -1,18 +1,37 @@
-"""The error that a user can mend, and what its messages have in common."""
+"""Errors that a user can mend, the checks that raise them, and how errors are reported."""
 
 import difflib
+import logging
+from collections.abc import Iterable
+
+log = logging.getLogger(__name__)
 
 
 class UserError(Exception):
-    """Something the user can mend; entry points print its message without a traceback."""
+    """Something the user can mend; commands print its message without a traceback."""
 
 
 class DivergedError(UserError):
-    """Training came to values that are not finite."""
+    """Training produced values that are not finite."""
+
+
+def report(error: BaseException) -> None:
+    """Logs the error that ends a command; as one message if a user can mend it."""
+    text = str(error)
+    if isinstance(error, (UserError, OSError)):  # OSError: a file that cannot be read or written
+        log.error('error: %s', text)
+    elif isinstance(error, ModuleNotFoundError):
+        log.error("error: %s. Training needs more packages: pip install -e '.[train]'", text)
+    elif isinstance(error, RuntimeError) and 'RESOURCE_EXHAUSTED' in text:  # JAX's
+        log.error('error: out of memory: %s\nLower batch_size or image_size, or add '
+                  '--config.accum_steps=0, which splits the batch into parts that fit.',
+                  text.partition('\n')[0].removeprefix('RESOURCE_EXHAUSTED: '))
+    else:
+        log.error('stopped by an unexpected error', exc_info=error)
 
 
 def nearest_names(name: str, valid: list[str]) -> str:
-    """'Did you mean b16, l16? ' or '' when no valid name is near."""
+    """'Did you mean b16, l16? ', or '' when no valid name is similar."""
     near = difflib.get_close_matches(str(name).replace('/', ''), valid, n=3, cutoff=0.5)
     return f'Did you mean {", ".join(near)}? ' if near else ''
 
@@ -22,3 +41,28 @@ def check_choice(field: str, value: str, valid: tuple[str, ...]) -> None:
     if value not in valid:
         raise UserError(f'{field} is {value!r}. {nearest_names(value, list(valid))}'
                         f'It is one of: {", ".join(valid)}.')
+
+
+def check_at_least(field: str, value: float, least: float, whole: bool = True) -> None:
+    """Raises UserError unless `value` of `field` is at least `least` and, if asked for, whole."""
+    if value < least or (whole and type(value) is not int):
+        raise UserError(f'{field} is {value}: expected {"a whole number, " if whole else ""}at '
+                        f'least {least}.')
+
+
+def check_rate(field: str, rate: float) -> None:
+    """Raises UserError unless `rate` of `field` is a probability below 1."""
+    if not 0 <= rate < 1:
+        raise UserError(f'{field} is {rate}: expected at least 0 and below 1.')
+
+
+def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None:
+    """Raises UserError unless exactly the needed fields are given; names the nearest field."""
+    given, needed = list(given), sorted(needed)
+    for name in given:
+        if name not in needed:
+            raise UserError(f'{where} has no field {name!r}. {nearest_names(name, needed)}'
+                            f'Its fields are: {", ".join(needed)}.')
+    if missing := [name for name in needed if name not in given]:
+        raise UserError(f'{where} lacks {", ".join(missing)}: start from a name, as in '
+                        "models.fields('b16') or models.fields('r50x1'), and change fields.")

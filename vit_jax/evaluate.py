@@ -1,173 +1,148 @@
-"""Accuracy of a workdir, or of weights of any layout, on a data set: in total and per class.
+"""Measures the accuracy of a workdir or of weights on a data set, in total and per class.
 
     python -m vit_jax.evaluate --workdir=DIR [--split=SPLIT] [--json]
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=NAME_OR_DIR --split=SPLIT [--json]
 
-Images are prepared as the weights say; what they do not say, --preprocess and --classes do.
+Images are prepared as the weights say; --preprocess and --classes add what they do not say.
 With --json the last line of stdout is one JSON object.
 """
 
 import argparse
 import json
-import os
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
+from jaxtyping import PyTree
 
+from vit_jax import cli
 from vit_jax import config as config_lib
-from vit_jax import models, weights
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_at_least
 from vit_jax.evaluators import classification
-from vit_jax.processes import hosts
-from vit_jax.training import sharding, steps
-from vit_jax.weights import description, files
-from vit_jax.weights.layouts import own
-from vit_jax.workdir import logs
+from vit_jax.processes import launch
+from vit_jax.training import losses, sharding
+from vit_jax.weights import Weights, description
+from vit_jax.workdir import record
 
 
-def main(argv: list[str] | None = None) -> int:
+@cli.command
+def main(argv: Sequence[str] | None = None) -> None:
     """Returns 0, or 1 after an error that the last line explains."""
-    options = parse(argv)
-    logs.to_terminal()
-    try:
-        hosts.refuse_several('vit_jax.evaluate')
-        result = evaluate(options)
-    except (UserError, OSError) as error:  # OSError: a file that cannot be read
-        logs.LOGGER.error('error: %s', error)
-        return 1
-    except ModuleNotFoundError as error:
-        logs.LOGGER.error("error: %s. Reading data needs more: pip install -e '.[train]'", error)
-        return 1
-    print(json.dumps(result) if options.json else describe(result))
-    return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser('vit_jax.evaluate', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument('--workdir', help='of a run, or one of its checkpoints; its data set '
-                        'is the default')
-    source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
-    parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'")
-    parser.add_argument('--data_dir', default='', help="TFDS sets; default: TFDS's own")
-    parser.add_argument('--split', help="for example test or train[:10%%]; of a workdir, the "
-                        "default is the run's dataset.eval_split")
-    description.add_flags(parser)
+    parser = cli.make_parser('evaluate', __doc__)
+    cli.add_weights_options(parser)
+    parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'; "
+                        'the default with --workdir is the data set of the run')
+    parser.add_argument('--data_dir', default='', help="of TFDS sets; default: TFDS's own")
+    parser.add_argument('--split', help='for example test or train[:10%%]; the default with '
+                        "--workdir is the run's dataset.eval_split")
     parser.add_argument('--batch_size', type=int, default=64)
     parser.add_argument('--json', action='store_true')
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    launch.refuse_several('vit_jax.evaluate')
+    result = evaluate(options)
+    print(json.dumps(result) if options.json else describe(result))
 
 
-def evaluate(options: argparse.Namespace) -> dict:
-    """The numbers of main().
+def evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    """Scores the weights on the data that the options name.
 
     Returns:
-      `dataset` and `split`; eval/* as a run logs them; `classes` with each one's own; `broken`,
-      the names of the images that cannot be decoded and are left out, however many.
-
-    Raises:
-      UserError: weights, data or all images cannot be read, or the classes are not the same.
+      `dataset` and `split`; eval/* as a run logs them; `classes`, the numbers of each by name;
+      `broken`, the names of all images that cannot be decoded and are left out.
     """
-    from vit_jax.data import pipeline  # TensorFlow
+    from vit_jax.data import pipeline  # imports TensorFlow
 
-    loaded = description.described(weights.load(options.workdir or options.pretrained),
-                                   options.preprocess, options.classes)
-    description.check_rgb(loaded)
-    config = data_config(options, loaded)
-    source = _open_source(config.dataset, loaded)
-    mesh = sharding.make_mesh(config.mesh)
-    sharding.check_batch(config.batch_size, 1, mesh)
-    by_example = sharding.batch_sharding(mesh)
-    model = models.build(loaded.model, loaded.num_classes)
-
-    def step(params, batch):
-        logits = model.apply({'params': params}, batch['image'])
-        hits = batch['mask'] & (logits.argmax(-1) == batch['label'])
-        by_class = jax.nn.one_hot(batch['label'], loaded.num_classes)
-        return steps.logit_sums(logits, batch, config.loss) | {
-            'count_by_class': batch['mask'].astype(jnp.float32) @ by_class,
-            'correct_by_class': hits.astype(jnp.float32) @ by_class}
-
-    params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params),
-                            sharding.replicated(mesh))
-    batches = pipeline.eval_batches(source, config, *sharding.data_share(mesh))
-    totals = classification.total(
-        jax.jit(step), params, (sharding.shard_batch(batch, by_example) for batch in batches))
+    check_at_least('--batch_size', options.batch_size, 1)
+    loaded = cli.read_weights(options)
+    model, params = cli.build_model(loaded)
+    dataset, loss = data_and_loss(options)
+    source = open_source(dataset, loaded)
+    mesh = sharding.make_mesh(config_lib.base().mesh)
+    sharding.check_batch(options.batch_size, 1, mesh)
+    batches = pipeline.eval_batches(
+        source, batch_size=options.batch_size, image_size=loaded.image_size(),
+        preprocess=description.complete_preprocess(loaded), share=sharding.data_share(mesh),
+        files_at_once=dataset['files_at_once'], max_broken_fraction=1.0)
+    totals = total(model, params, losses.make_loss(**loss), mesh, batches)
     classes = {name: {'accuracy': float(right / count) if count else None,
                       'num_examples': int(count)}
                for name, right, count in zip(source.class_names, totals['correct_by_class'],
                                              totals['count_by_class'], strict=True)}
-    return {'dataset': config.dataset.name, 'split': config.dataset.eval_split,
+    return {'dataset': dataset['name'], 'split': dataset['eval_split'],
             **classification.metrics(totals), 'broken': batches.broken, 'classes': classes}
 
 
-def data_config(options: argparse.Namespace, loaded: weights.Weights) -> ConfigDict:
-    """A config whose data fields are those of the options, the workdir and the weights."""
-    config = config_lib.base()
+def total(model: nn.Module, params: PyTree, loss: Callable, mesh: jax.sharding.Mesh,
+          batches: Iterable) -> dict[str, np.ndarray]:
+    """Sums over all batches: those of classification.logit_sums, and counts for every class."""
+    def step(params, batch):
+        logits = model.apply({'params': params}, batch['image'])
+        hits = batch['mask'] & (logits.argmax(-1) == batch['label'])
+        by_class = jax.nn.one_hot(batch['label'], logits.shape[-1])
+        return classification.logit_sums(logits, batch, loss) | {
+            'count_by_class': batch['mask'].astype(jnp.float32) @ by_class,
+            'correct_by_class': hits.astype(jnp.float32) @ by_class}
+
+    by_example = sharding.batch_sharding(mesh)
+    return classification.total(
+        jax.jit(step), jax.device_put(params, sharding.replicated(mesh)),
+        (sharding.shard_batch(batch, by_example) for batch in batches))
+
+
+def data_and_loss(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sections `dataset` and `loss` of the run's config, or the defaults, with the options."""
+    base = config_lib.base()
+    dataset, loss = base.dataset.to_dict(), base.loss.to_dict()
     if options.workdir:
-        if not (found := own.find_workdir(options.workdir)):
-            raise UserError(f'--workdir={options.workdir} is no workdir of a run and no checkpoint '
-                            'of one (WORKDIR/checkpoints/STEP): for other weights, write '
-                            '--pretrained.')
-        run = files.read_json(os.path.join(found[0], 'config.json'))
-        config.loss.update(run['loss'])
-        config.dataset.update({name: tuple(value) if isinstance(value, list) else value
-                               for name, value in run['dataset'].items()})
-    for field, value in (('name', options.dataset), ('data_dir', options.data_dir),
-                         ('eval_split', options.split)):
-        if value:
-            config.dataset[field] = value
-    if not (options.workdir or (options.dataset and options.split)):
+        if not (found := record.find(options.workdir)):
+            raise UserError(f'--workdir={options.workdir} is not the workdir of a run, nor a '
+                            'checkpoint of one (WORKDIR/checkpoints/STEP): for other weights, '
+                            'write --pretrained.')
+        config, _ = record.read(found[0])
+        dataset, loss = dataset | config['dataset'], config['loss']
+    elif not (options.dataset and options.split):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
-    config.image_size = loaded.image_size()
-    config.preprocess.update(description.complete_preprocess(loaded))
-    config.dataset.max_broken_fraction = 1.0
-    config.batch_size = options.batch_size
-    if config.batch_size < 1:
-        raise UserError(f'--batch_size is {config.batch_size}: expected at least 1.')
-    return config
+    given = {'name': options.dataset, 'data_dir': options.data_dir, 'eval_split': options.split}
+    return dataset | {field: value for field, value in given.items() if value}, loss
 
 
-def _open_source(dataset, loaded):
-    """The split, labelled as in the weights: by name where names tell, else by order."""
+def open_source(dataset: dict[str, Any], loaded: Weights):
+    """The split, with the labels of the weights: by class name where names tell, else by order.
+
+    Weights of other programs may name the same classes differently: then their order is trusted,
+    and a warning says so. Raises UserError when the classes are not the same.
+    """
     from vit_jax.data import sources
 
-    source = sources.open_source(dataset, dataset.eval_split)
-    if _share_names(loaded, source.class_names) and source.class_names != tuple(loaded.classes):
-        source = sources.open_source(dataset, dataset.eval_split, class_names=tuple(loaded.classes))
-    check_classes(loaded, source.class_names, dataset.name)
+    name, split, data_dir = (dataset[field] for field in ('name', 'eval_split', 'data_dir'))
+    source = sources.open_source(name, split, data_dir)
+    by_name = _names_tell(loaded, source.class_names)
+    if by_name and source.class_names != tuple(loaded.classes):
+        source = sources.open_source(name, split, data_dir, tuple(loaded.classes))
+    names = source.class_names
+    if len(names) != loaded.num_classes:
+        raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {name} has '
+                        f'{len(names)}: evaluate on the data set that the head was trained for, or '
+                        'fine-tune on this one first (configs/finetune.py).')
+    classes = loaded.classes or names
+    differing = [k for k, label in enumerate(names) if label != classes[k]]
+    if differing:
+        k = next((k for k in differing if names[k] in classes), differing[0])
+        text = f'class {k} is {classes[k]!r} in {loaded.source} and {names[k]!r} in {name}'
+        if by_name or names[k] in classes:
+            raise UserError(f'{text}: they are not the same classes in the same order.')
+        cli.LOGGER.warning('%s: the order is taken to be the same', text)
     return source
 
 
-def check_classes(loaded: weights.Weights, names: tuple[str, ...], dataset: str) -> None:
-    """Raises UserError unless label k means the same in the weights and in the data.
+def _names_tell(loaded, names):
+    """Whether classes are the same in the weights and in the data where their names are.
 
-    Weights of other programs may call the same classes by other names: then their order is trusted,
-    and said.
-    """
-    if len(names) != loaded.num_classes:
-        raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {dataset} has '
-                        f'{len(names)}: evaluate on the data set that the head was trained for, or '
-                        'fine-tune on this one first (configs/finetune.py).')
-    differing = [k for k, name in enumerate(names) if loaded.classes and name != loaded.classes[k]]
-    if not differing:
-        return
-    k = next((k for k in differing if names[k] in loaded.classes), differing[0])
-    text = f'class {k} is {loaded.classes[k]!r} in {loaded.source} and {names[k]!r} in {dataset}'
-    if names[k] in loaded.classes or _share_names(loaded, names):
-        raise UserError(f'{text}: they are not the same classes in the same order.')
-    logs.LOGGER.warning('%s: the order is taken to be the same', text)
-
-
-def _share_names(loaded, names):
-    """Whether a name, rather than its place, says which class of the weights one of the data is.
-
-    It does not where a name stands twice, as ImageNet's 'crane' and 'maillot' do in many weights.
+    They are not if a name occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
     """
     classes = set(loaded.classes or ())
     return len(classes) == loaded.num_classes > 0 and (

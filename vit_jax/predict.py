@@ -1,10 +1,10 @@
-"""Names what is on images, with a workdir or with weights of any layout.
+"""Classifies images, or writes their features, with a workdir or with weights of any layout.
 
     python -m vit_jax.predict --workdir=DIR IMAGE_OR_DIRECTORY...
     python -m vit_jax.predict --pretrained=WEIGHTS --csv=predictions.csv DIRECTORY
     python -m vit_jax.predict --pretrained=WEIGHTS --features=features.npz DIRECTORY
 
-Images are prepared as the weights say; what they do not say, --preprocess and --classes do. Images
+Images are prepared as the weights say; --preprocess and --classes add what they do not say. Images
 of a directory that cannot be read are named and left out. With --json the last line of stdout is
 one JSON array.
 """
@@ -14,73 +14,60 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import jax
 import numpy as np
 
-from vit_jax import models, weights
+from vit_jax import cli
 from vit_jax.data import images
-from vit_jax.errors import UserError
-from vit_jax.weights import description
-from vit_jax.workdir import logs
+from vit_jax.errors import UserError, check_at_least
+from vit_jax.weights import Weights, description
 
 
-def main(argv: list[str] | None = None) -> int:
+@cli.command
+def main(argv: Sequence[str] | None = None) -> None:
     """Returns 0, or 1 after an error that the last line explains."""
-    options = parse(argv)
-    logs.to_terminal()
-    try:
-        if options.top < 1:
-            raise UserError(f'--top is {options.top}: expected at least 1.')
-        for path in filter(None, (options.csv, options.features)):  # now, not after the work
-            if not os.path.isdir(os.path.dirname(path) or '.'):
-                raise UserError(f'{path} cannot be written: there is no directory '
-                                f'{os.path.dirname(path)}.')
-        paths = find_images(options.images)
-        loaded = description.described(weights.load(options.workdir or options.pretrained),
-                                       options.preprocess, options.classes)
-        paths, representations, probabilities = run(loaded, paths, options.batch_size,
-                                                    required=options.images)
-        if options.features:
-            save_features(options.features, paths, representations)
-        if probabilities is None:
-            if not options.features:
-                raise UserError(f'{loaded.source} has no head and so no classes: ask for '
-                                '--features=FILE.npz, or fine-tune first (configs/finetune.py).')
-            return 0
-        report(options, paths, top_classes(loaded, probabilities, options.top))
-    except (UserError, OSError) as error:  # OSError: a table cannot be written
-        logs.LOGGER.error('error: %s', error)
-        return 1
-    return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser('vit_jax.predict', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument('--workdir', help='of a run')
-    source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
+    parser = cli.make_parser('predict', __doc__)
+    cli.add_weights_options(parser)
     parser.add_argument('--top', type=int, default=5, help='classes per image')
     parser.add_argument('--csv', help='write a row per image to this file')
     parser.add_argument('--features', help='write the representations to this .npz file')
     parser.add_argument('--batch_size', type=int, default=32)
     parser.add_argument('--json', action='store_true')
-    description.add_flags(parser)
     parser.add_argument('images', nargs='+', help='files, or directories that are searched')
     options = parser.parse_args(argv)
     if options.csv and options.csv == options.features:
         parser.error(f'--csv and --features both name {options.csv}: one would replace the other')
-    return options
+    predict(options)
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Prints or writes the predictions for the images that the options name."""
+    check_at_least('--top', options.top, 1)
+    check_at_least('--batch_size', options.batch_size, 1)
+    for path in filter(None, (options.csv, options.features)):  # now, not after the work
+        if not os.path.isdir(os.path.dirname(path) or '.'):
+            raise UserError(f'{path} cannot be written: there is no directory '
+                            f'{os.path.dirname(path)}.')
+    paths = find_images(options.images)
+    loaded = cli.read_weights(options)
+    paths, representations, probabilities = run(loaded, paths, options.batch_size,
+                                                required=options.images)
+    if options.features:
+        with open(options.features, 'wb') as file:
+            np.savez(file, path=np.array(paths), representation=representations)
+        cli.LOGGER.info('wrote %s: %d images, %d features', options.features,
+                        *representations.shape)
+    if probabilities is not None:
+        report(options, loaded, paths, probabilities)
+    elif not options.features:
+        raise UserError(f'{loaded.source} has no head and therefore no classes: ask for '
+                        '--features=FILE.npz, or fine-tune first (configs/finetune.py).')
 
 
 def find_images(given: list[str]) -> list[str]:
-    """The files, and the image files below the directories, nothing hidden, in sorted order.
-
-    Raises UserError when a directory has none.
-    """
+    """The files, and the sorted image files below the directories, hidden ones left out."""
     paths = []
     for path in given:
         found = sorted(_images_below(path)) if os.path.isdir(path) else [path]
@@ -97,42 +84,35 @@ def _images_below(directory):
                     if name.lower().endswith(images.SUFFIXES) and not name.startswith('.'))
 
 
-def run(loaded: weights.Weights, paths: list[str], batch_size: int, required: Collection[str] = ()
+def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection[str] = ()
         ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """What the model makes of images.
+    """Applies the model to images.
 
     Args:
-      required: paths that must be images; others are left out with a warning where they are none.
+      required: paths that must be images; others that are not are left out with a warning.
 
     Returns:
       The paths of those that could be read, representations [images, features] and class
-      probabilities [images, classes], float32; without a head there are no probabilities: None.
-
-    Raises:
-      UserError: a required image, or none at all, can be read; the model takes no RGB images.
+      probabilities [images, classes], float32; None instead of probabilities without a head.
     """
-    if batch_size < 1:
-        raise UserError(f'--batch_size is {batch_size}: expected at least 1.')
-    description.check_rgb(loaded)
-    model = models.build(loaded.model, loaded.num_classes)
+    model, params = cli.build_model(loaded)
     size, preprocess = loaded.image_size(), description.complete_preprocess(loaded)
-    params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)
 
     @jax.jit
     def forward(params, batch):
         logits, outputs = model.apply({'params': params}, batch, return_intermediates=True)
         return outputs['representation'], jax.nn.softmax(logits)
 
-    params, results = jax.device_put(params), []
-    batch_size, read = min(batch_size, len(paths)), []
+    params, read, results = jax.device_put(params), [], []
+    batch_size = min(batch_size, len(paths))
     for start in range(0, len(paths), batch_size):
-        part = _load_images(paths[start:start + batch_size], size, preprocess, required)
-        if part:
-            read += [path for path, _ in part]
-            batch = np.stack([pixels for _, pixels in part])
-            missing = batch_size - len(part)
+        found = _load_images(paths[start:start + batch_size], size, preprocess, required)
+        if found:
+            read += [path for path, _ in found]
+            batch = np.stack([pixels for _, pixels in found])
+            missing = batch_size - len(found)
             batch = np.pad(batch, ((0, missing), (0, 0), (0, 0), (0, 0)))  # compiled for one shape
-            results.append([np.asarray(x)[:len(part)] for x in forward(params, batch)])
+            results.append([np.asarray(x)[:len(found)] for x in forward(params, batch)])
     if not read:
         raise UserError(f'none of the {len(paths)} images can be read.')
     representations, probabilities = map(np.concatenate, zip(*results, strict=True))
@@ -141,50 +121,38 @@ def run(loaded: weights.Weights, paths: list[str], batch_size: int, required: Co
 
 def _load_images(paths, size, preprocess, required):
     """(path, pixels) of those that can be read."""
-    result = []
+    found = []
     for path in paths:
         try:
-            result.append((path, images.load(path, size, preprocess)))
+            found.append((path, images.load(path, size, preprocess)))
         except UserError as error:
             if path in required:
                 raise
-            logs.LOGGER.warning('left out: %s', error)
-    return result
+            cli.LOGGER.warning('left out: %s', error)
+    return found
 
 
-def top_classes(loaded: weights.Weights, probabilities: np.ndarray, count: int
-                ) -> list[list[tuple[str, float]]]:
-    """The likeliest (class, probability) of each image, best first."""
+def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
+           probabilities: np.ndarray) -> None:
+    """Prints the most probable classes of each image, best first, or writes them to --csv."""
     names = loaded.classes or [f'class {k}' for k in range(loaded.num_classes)]
-    order = np.argsort(-probabilities, axis=-1, kind='stable')[:, :count]
-    return [[(names[k], float(row[k])) for k in best]
-            for row, best in zip(probabilities, order, strict=True)]
-
-
-def save_features(path: str, paths: list[str], representations: np.ndarray) -> None:
-    """Writes `path` [images] and `representation` float32 [images, features] to an .npz file."""
-    with open(path, 'wb') as file:
-        np.savez(file, path=np.array(paths), representation=representations)
-    logs.LOGGER.info('wrote %s: %d images, %d features', path, *representations.shape)
-
-
-def report(options: argparse.Namespace, paths: list[str], predictions: list) -> None:
-    """Prints the predictions, or writes them to --csv."""
+    order = np.argsort(-probabilities, axis=-1, kind='stable')[:, :options.top]
+    predictions = [(path, [(names[k], float(row[k])) for k in best])
+                   for path, row, best in zip(paths, probabilities, order, strict=True)]
     if options.csv:
         with open(options.csv, 'w', newline='', encoding='utf-8') as file:
             writer = csv.writer(file)
-            columns = range(1, len(predictions[0]) + 1)
-            writer.writerow(['image', *(f'{what}{k}' for k in columns
+            writer.writerow(['image', *(f'{what}{k + 1}' for k in range(order.shape[1])
                                         for what in ('class', 'probability'))])
-            for path, best in zip(paths, predictions, strict=True):
-                writer.writerow([path, *(x for pair in best for x in pair)])
-        logs.LOGGER.info('wrote %s: %d images', options.csv, len(paths))
+            writer.writerows([path, *(x for pair in best for x in pair)]
+                             for path, best in predictions)
+        cli.LOGGER.info('wrote %s: %d images', options.csv, len(paths))
     if options.json:
         print(json.dumps([{'image': path, 'classes': [{'class': name, 'probability': p}
                                                       for name, p in best]}
-                          for path, best in zip(paths, predictions, strict=True)]))
+                          for path, best in predictions]))
     elif not (options.csv or options.features):
-        for path, best in zip(paths, predictions, strict=True):
+        for path, best in predictions:
             print(path)
             for name, p in best:
                 print(f'  {100 * p:6.2f} %  {name}')

@@ -25,6 +25,36 @@ def test_matrix_product_convolution_and_loop():
     assert cost.count_flops(jax.jit(loop), x) == 4 * 2 * 5 * 7 * 7
 
 
+def test_what_stands_inside_other_functions():
+    """Derivatives, rematerialisation and own gradients; of a condition the larger branch."""
+    x, product = jnp.ones((5, 5)), 2 * 5**3
+
+    @jax.custom_vjp
+    def squared(x):
+        return x @ x
+    squared.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
+    assert cost.count_flops(squared, x) == product
+    assert cost.count_flops(jax.grad(lambda x: squared(x).sum()), x) == 3 * product
+    again = jax.checkpoint(lambda x: jnp.sin(x @ x))
+    assert cost.count_flops(jax.grad(lambda x: again(x).sum()), x) == 4 * product
+    assert cost.count_flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x,
+                                                   lambda x: x @ x, x), x) == 2 * product
+    assert cost.count_flops(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x @ x, x),
+                            x) == 3 * product
+
+
+@pytest.mark.parametrize('stride', [1, 2])
+def test_gradients_of_a_convolution_cost_twice_its_value(stride):
+    image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+
+    def conv(image, kernel):
+        return jax.lax.conv_general_dilated(image, kernel, (stride, stride), 'SAME',
+                                            dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+    value = cost.count_flops(conv, image, kernel)
+    both = jax.value_and_grad(lambda *args: conv(*args).sum(), argnums=(0, 1))
+    assert cost.count_flops(both, image, kernel) == 3 * value
+
+
 @pytest.mark.parametrize('name', ['ti16', 'b32'])
 def test_vit_counts_as_on_paper(name):
     v = variants.get(name)

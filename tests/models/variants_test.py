@@ -95,3 +95,20 @@ def test_unknown_model_names_the_nearest(name, near):
 
 def test_g_and_G_are_two_models():
     assert variants.get('g14') != variants.get('G14')
+
+
+@pytest.mark.parametrize('name', variants.names())
+def test_all_fields_of_a_name_build_its_model(name):
+    assert models.build(models.fields(name), 10) == models.build(name, 10)
+
+
+def test_fields_and_defaults_of_config_model():
+    """What configs and workdirs rely on."""
+    computation = dict(head_bias_init=0.0, dtype='float32', unroll=1, remat_policy='none')
+    assert models.fields('b16') == computation | dict(
+        patch_size=(16, 16), hidden_size=768, num_layers=12, mlp_dim=3072, num_heads=12,
+        resnet=None, attention='full', position='learned_1d', position_at='stem', pool='cls',
+        representation_size=0, dropout_rate=0.0, attention_dropout_rate=0.0,
+        stochastic_depth_rate=0.0, layer_scale_init=0.0, gelu='tanh', layer_norm_epsilon=1e-6)
+    assert models.fields('r50x1') == computation | dict(
+        resnet=variants.bit_resnet((3, 4, 6, 3)))

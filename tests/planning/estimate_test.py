@@ -4,10 +4,11 @@ import jax
 import pytest
 
 from tests.support.programs import small_config
-from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.planning import estimate, hlo, report
-from vit_jax.training import chips
+from vit_jax.planning import estimate, report
+from vit_jax.training import chips, sharding
+
+IDLE = {'flops_per_device': 0, 'sent_bytes': {}, 'collectives': {}, 'memory_traffic': 0}
 
 
 class Compiler:
@@ -16,12 +17,13 @@ class Compiler:
     def __init__(self, curve=0.0):
         self.curve, self.asked = curve, []
 
-    def __call__(self, config, target):
+    def __call__(self, program, target):
+        config = program.config
         images = config.batch_size // len(target.devices) // config.accum_steps
-        self.asked.append((images, config_lib.total_steps(config)))
+        self.asked.append((images, program.num_steps))
         each = 10 if config.model.remat_policy == 'nothing_saveable' else 100
         needed = int(1000 + each * images * (1 + self.curve * images))
-        return estimate.Step(needed, hlo.Counts(0, {}, {}), 0)
+        return estimate.Step(needed, IDLE)
 
 
 @pytest.fixture
@@ -36,8 +38,9 @@ def target(limit):
 
 
 def largest(config, limit):
-    first = estimate.compile_step(config, target(limit))
-    return estimate.largest_batch(config, target(limit), first)
+    program = target(limit).program(config)
+    first = estimate.compile_step(program, target(limit))
+    return estimate.largest_batch(program, target(limit), first)
 
 
 def test_largest_batch(compiler):
@@ -66,14 +69,17 @@ def test_nothing_fits(compiler):
 
 
 def test_fewest_parts(compiler):
-    config = estimate.choose_parts(small_config(batch_size=1024, accum_steps=0), target(5000))
-    assert config.accum_steps == 4  # 32 of 128 images need 4200 bytes
+    config = small_config(batch_size=1024, accum_steps=0)
+    program, step = estimate.compile_split(target(5000).program(config), target(5000))
+    assert program.config.accum_steps == 4  # 32 of 128 images need 4200 bytes
+    assert step.needed == 4200
+    assert len(compiler.asked) == len(set(compiler.asked))  # no step is compiled twice
     with pytest.raises(UserError, match='one image per device needs'):
-        estimate.choose_parts(small_config(batch_size=1024, accum_steps=0), target(1000))
+        estimate.compile_split(target(1000).program(config), target(1000))
 
 
 def test_what_helps(compiler):
-    helps = report.what_helps(small_config(batch_size=1024), target(5000))
+    helps = report.what_helps(target(5000).program(small_config(batch_size=1024)), target(5000))
     by_field = {next(iter(h['change'])): h for h in helps}
     assert by_field['mesh.fsdp'] == {'change': {'mesh.fsdp': 8, 'mesh.data': 1}, 'needed': 13_800,
                                      'fits': False, 'least_seconds': 0.0}
@@ -83,12 +89,29 @@ def test_what_helps(compiler):
 
 
 def test_roofline():
-    chip = chips.get('h100')
-    step = estimate.Step(0, hlo.Counts(989 * 10**12, {'all-gather': 45 * 10**10,
-                                                      'all-reduce': 45 * 10**10}, {}), 335 * 10**10)
-    time = estimate.step_time(target(0), step)
-    assert tuple(time) == pytest.approx((1.0, 1.0, 2.0))
-    assert (time.least, time.one_after_another) == pytest.approx((2.0, 4.0))
-    assert chip.flops == 989e12
+    work = {'flops_per_device': 989 * 10**12, 'memory_traffic': 335 * 10**10,
+            'sent_bytes': {'all-gather': 45 * 10**10, 'all-reduce': 45 * 10**10}}
+    assert estimate.step_seconds(target(0), work) == pytest.approx({
+        'arithmetic': 1.0, 'memory': 1.0, 'links': 2.0, 'least': 2.0, 'one_after_another': 4.0})
+    assert chips.get('h100').flops == 989e12
     cpu = estimate.Target('cpu', jax.devices(), True, 0)
-    assert estimate.step_time(cpu, step) is None
+    assert estimate.step_seconds(cpu, work) is None
+
+
+def test_batches_in_memory_are_those_of_training():
+    """The one of the step, and those that `sharding.feed` has put on the devices meanwhile."""
+    program = target(0).program(small_config(batch_size=16))
+    image_label_and_mask = 2 * (4 * 32 * 32 * 3 + 4 + 1)  # two images on each of eight devices
+    memory = estimate.memory(program, 10**9)
+    assert memory['batches'] == (1 + sharding.BATCHES_UNDER_WAY) * image_label_and_mask
+    assert sum(memory.values()) == 2 * memory['peak'] == 2 * 10**9
+
+
+def test_compiled_step():
+    """What is simulated is compiled, its arithmetic is a device's share, and it needs the state."""
+    # A program that no other test compiles: one from the cache would not be described.
+    program = target(0).program(small_config(**{'mesh.fsdp': 8, 'mesh.data': 1, 'batch_size': 24}))
+    step = estimate.compile_step(program, target(0))
+    assert step.work['flops_per_device'] == program.flops_of_train_step() / 8
+    assert set(step.work['sent_bytes']) >= {'all-gather', 'reduce-scatter'}
+    assert step.needed > estimate.memory(program, 0)['params']

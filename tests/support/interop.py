@@ -4,6 +4,7 @@ PyTorch and all that is built on it are imported by the functions, so that tests
 collected as fast as ever; a test that needs one that is not installed is skipped.
 """
 
+import contextlib
 import enum
 import functools
 import importlib
@@ -26,18 +27,10 @@ def require(name):
 
 @functools.cache
 def import_timm():
-    """timm, which imports torchvision for what no model here uses: it gets a stand-in if need be.
-
-    The stand-in is gone afterwards, since transformers looks whether torchvision is there.
-    """
+    """timm, which imports torchvision for what no model here uses."""
     require('torch')
-    modules = {} if importlib.util.find_spec('torchvision') else torchvision_stand_in()
-    sys.modules.update(modules)
-    try:
+    with torchvision_or_stand_in():
         return require('timm')
-    finally:
-        for name in modules:
-            del sys.modules[name]
 
 
 class AnyName(types.ModuleType):
@@ -49,7 +42,25 @@ class AnyName(types.ModuleType):
         return type(name, (), {})
 
 
-def torchvision_stand_in():
+@contextlib.contextmanager
+def torchvision_or_stand_in():
+    """Within it torchvision can be imported: the installed one, or else one of empty classes.
+
+    The stand-in is gone afterwards, since transformers and tests look whether torchvision is there.
+    """
+    if importlib.util.find_spec('torchvision'):
+        yield
+        return
+    modules = _torchvision_stand_in()
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in [n for n in sys.modules if n.partition('.')[0] == 'torchvision']:
+            del sys.modules[name]
+
+
+def _torchvision_stand_in():
     modules = {name: AnyName(name) for name in (
         'torchvision', 'torchvision.datasets', 'torchvision.ops', 'torchvision.ops.misc',
         'torchvision.transforms', 'torchvision.transforms.functional')}
@@ -213,6 +224,12 @@ def timm_bit(fields, image_shape, num_classes):
     """timm's ResNetV2 of the same sizes."""
     return timm_resnet(fields['resnet'], image_shape[-1], num_classes=num_classes,
                        global_pool='avg')
+
+
+def timm_model(weights):
+    """timm's model of the same sizes as that of Weights."""
+    make = timm_vit if 'hidden_size' in weights.model else timm_bit
+    return make(weights.model, (*weights.image_size(), weights.channels()), weights.num_classes)
 
 
 def timm_resnet(resnet, channels, num_classes=0, global_pool=''):

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from tests.support.runs import resolved
 from vit_jax import config as config_lib
 from vit_jax.training import sharding
 from vit_jax.training.program import Program
@@ -20,7 +21,7 @@ MESHES = {
 
 
 def small_config(family='vit', **fields):
-    """A settled config of a tiny model of a family, trained with SGD."""
+    """The complete config of a tiny model of a family, trained with SGD."""
     config = config_lib.base({'vit': 'b16', 'hybrid': 'r50_b16', 'resnet': 'r50x1'}[family])
     config.update(batch_size=16, num_steps=10, image_size=(32, 32))
     config.dataset.update(num_examples=1000, num_classes=6)
@@ -32,11 +33,11 @@ def small_config(family='vit', **fields):
     if family != 'vit':
         config.model.resnet.update(SMALL_RESNET)
     config.update_from_flattened_dict(fields)
-    return config_lib.settle(config, 1000, 6)
+    return resolved(config, 1000, 6)
 
 
 def program_on(config, **mesh):
     """The program on as many of the eight devices as the mesh has."""
     number = int(np.prod(list(mesh.values())))
-    config.mesh.update(mesh)
+    config = config_lib.changed(config, {f'mesh.{axis}': size for axis, size in mesh.items()})
     return Program(config, sharding.make_mesh(config.mesh, jax.devices()[:number]))

@@ -1,12 +1,16 @@
 """Small random models of every kind, as Weights, and names of files for every layout."""
 
+import dataclasses
 import functools
 
 import jax
 import numpy as np
+import pytest
 
+from tests.support import interop
 from tests.support.parameters import randomised
 from vit_jax import models, weights
+from vit_jax.errors import UserError
 from vit_jax.models import variants
 from vit_jax.weights import Weights
 from vit_jax.weights.model import flatten, with_defaults
@@ -31,8 +35,8 @@ MODELS = {
 }
 IMAGES = {'rectangle': (16, 12, 5), 'root': (24, 24, 3), 'hybrid': (32, 24, 3), 'bit': (24, 24, 3)}
 PATHS = {'google': 'x.npz', 'big_vision': 'x.npz', 'timm': 'x', 'huggingface': 'x',
-         'torchvision': 'x.pth', 'vit_jax': 'x.safetensors'}
-FILES = [*PATHS.items(), ('timm', 'x.safetensors'), ('timm', 'x.pth')]
+         'torchvision': 'x.safetensors', 'vit_jax': 'x.safetensors'}
+FILES = [*PATHS.items(), ('timm', 'x.safetensors'), ('timm', 'x.pth'), ('torchvision', 'x.pth')]
 CLASSES = ['ant', 'bee', 'cat', 'dog', 'elk', 'fox', 'gnu']
 PREPROCESS = dict(resize='bicubic', crop_ratio=0.8, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
 
@@ -64,9 +68,30 @@ def logits(weights, batch):
 
 def through(given, layout, path):
     """`given`, as the layout can hold it, and what comes back."""
+    if str(path).endswith('.pth'):
+        interop.require('torch')
     given, _ = weights.approximate(given, str(path), layout)
     weights.save(given, str(path), layout)
     return given, weights.load(str(path))
+
+
+def position_in_class_token(given):
+    """big_vision has no position embedding of the class token: the token has it in itself."""
+    params = given.params
+    if 'cls' not in params or 'position' not in params:
+        return given
+    position = params['position']['embedding'].copy()
+    cls = params['cls'] + position[:, :1]
+    position[:, :1] = 0
+    return dataclasses.replace(given, params=params | {
+        'cls': cls, 'position': {'embedding': position}})
+
+
+def message(function, *args):
+    """Of the UserError that the call raises."""
+    with pytest.raises(UserError) as error:
+        function(*args)
+    return str(error.value)
 
 
 def assert_same_arrays(found, expected):

@@ -6,46 +6,53 @@ from vit_jax.errors import UserError
 from vit_jax.training import accumulation
 
 
-class Compiler:
-    """Pretends that a step needs 1000 bytes and 100 for every image of a part."""
+class Program:
+    """Pretends that a step needs 1000 bytes and 100 for every image of a part of the batch."""
 
-    def __init__(self, images, curve=0):
-        self.images, self.curve, self.asked = images, curve, []
+    def __init__(self, batch_size, devices, curve=0, accum_steps=0, asked=None):
+        self.config = types.SimpleNamespace(batch_size=batch_size, accum_steps=accum_steps)
+        self.mesh = types.SimpleNamespace(shape={'data': devices, 'fsdp': 1, 'tensor': 1})
+        self.curve, self.asked = curve, [] if asked is None else asked
 
-    def __call__(self, accum_steps):
-        part = self.images // accum_steps
+    def with_accum_steps(self, accum_steps):
+        return Program(self.config.batch_size, self.mesh.shape['data'], self.curve, accum_steps,
+                       self.asked)
+
+    @property
+    def train_step(self):
+        part = self.config.batch_size // self.mesh.shape['data'] // self.config.accum_steps
         self.asked.append(part)
         analysis = types.SimpleNamespace(
             argument_size_in_bytes=900, output_size_in_bytes=600, alias_size_in_bytes=500,
             temp_size_in_bytes=100 * part + self.curve * part**2)
-        return types.SimpleNamespace(memory_analysis=lambda: analysis, accum_steps=accum_steps)
+        return types.SimpleNamespace(memory_analysis=lambda: analysis)
 
 
-def choose(monkeypatch, compiler, batch_size, devices, usable, reserved=0):
+def choose(monkeypatch, program, usable, reserved=0):
     limit = (usable + reserved + 0.5) / accumulation.HEADROOM
     monkeypatch.setattr(accumulation, 'memory_limit', lambda: limit)
-    return accumulation.choose(compiler, batch_size, devices, reserved)
+    return accumulation.choose(program, reserved).config.accum_steps
 
 
 @pytest.mark.parametrize(('usable', 'accum_steps'), [
     (1e9, 1), (7400, 1), (7399, 2), (4200, 2), (4199, 4), (1100, 64)])
 @pytest.mark.parametrize('reserved', [0, 5000])
 def test_fewest_parts_that_fit(usable, accum_steps, reserved, monkeypatch):
-    compiler = Compiler(images=64)
-    chosen, compiled = choose(monkeypatch, compiler, 256, 4, usable, reserved)
-    assert chosen == accum_steps
-    assert compiled.accum_steps == accum_steps
-    assert len(compiler.asked) <= 3
+    program = Program(batch_size=256, devices=4)
+    assert choose(monkeypatch, program, usable, reserved) == accum_steps
+    assert len(program.asked) <= 3
+    assert program.config.accum_steps == 0
 
 
 def test_takes_more_parts_when_the_line_promised_too_much(monkeypatch):
-    compiler = Compiler(images=64, curve=2)  # the line through 8 and 16 images underestimates 64
-    chosen, _ = choose(monkeypatch, compiler, 64, 1, 10_000)
+    # The line through 8 and 16 images underestimates 64.
+    program = Program(batch_size=64, devices=1, curve=2)
     needed = {n: 1000 + 100 * (64 // n) + 2 * (64 // n)**2 for n in (1, 2, 4)}
     assert needed[1] > 10_000 > needed[2]
-    assert chosen == 2
+    assert choose(monkeypatch, program, 10_000) == 2
+    assert sorted(program.asked) == sorted(set(program.asked))  # no step is compiled twice
 
 
 def test_nothing_fits(monkeypatch):
     with pytest.raises(UserError, match='one image per device needs'):
-        choose(monkeypatch, Compiler(images=64), 64, 1, 500)
+        choose(monkeypatch, Program(batch_size=64, devices=1), 500)

@@ -1,6 +1,5 @@
 import functools
 import json
-import logging
 import os
 import re
 import signal
@@ -10,18 +9,11 @@ import pytest
 from PIL import Image
 
 from tests.support.datasets import write_images
-from tests.support.runs import TINY, load
+from tests.support.runs import TIMED, TINY, load
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
-from vit_jax.training import accumulation
-from vit_jax.training import loop as train
+from vit_jax.training import accumulation, loop, sharding
 from vit_jax.workdir import curves, metrics
-
-
-@pytest.fixture(autouse=True)
-def _log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
-    caplog.set_level(logging.INFO, logger='vit_jax')
 
 
 def make_config(**fields):
@@ -40,11 +32,11 @@ def directory_config(root, **fields):
 
 
 def rows(workdir, name):
-    return [row for row in metrics.read(str(workdir / 'metrics.jsonl')) if name in row]
+    return [row for row in metrics.read(workdir) if name in row]
 
 
 def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
-    assert train.run(config(checkpoint_every=5, log_every=4), str(tmp_path)) == 0
+    assert loop.train(config(checkpoint_every=5, log_every=4), str(tmp_path)) == 0
     assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir()) == ['10', '12']
     assert {'config.json', 'classes.json', 'metrics.jsonl', 'curves.png'} <= {
         p.name for p in tmp_path.iterdir()}
@@ -59,14 +51,14 @@ def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
     for text in ('blocks/mlp/dense1/kernel', '1437 training images, 360 evaluation images',
                  'done: 12 steps', 'curves.png', 'checkpoints/12'):
         assert text in caplog.text
-    assert train.run(config(checkpoint_every=5, log_every=4), str(tmp_path)) == 0
-    assert 'the run is complete at step 12: to go on, raise num_steps' in caplog.text
+    assert loop.train(config(checkpoint_every=5, log_every=4), str(tmp_path)) == 0
+    assert 'the run is complete at step 12: to continue, raise num_steps' in caplog.text
 
 
 def test_same_seed_same_run_other_seed_other_run(tmp_path):
     losses = []
     for name, seed in [('a', 0), ('b', 0), ('c', 1)]:
-        train.run(config(seed=seed), str(tmp_path / name))
+        loop.train(config(seed=seed), str(tmp_path / name))
         losses.append([row['train/loss'] for row in rows(tmp_path / name, 'train/loss')])
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
@@ -76,7 +68,7 @@ def test_not_finite_stops_with_the_step_and_the_last_good_checkpoint(tmp_path):
     broken = config(optimizer__name='sgd', optimizer__learning_rate=1e25, optimizer__clip_norm=0.0,
                     checkpoint_every=1, log_every=100, optimizer__warmup_steps=3)
     with pytest.raises(UserError) as error:
-        train.run(broken, str(tmp_path))
+        loop.train(broken, str(tmp_path))
     step, last = re.search(r'at step (\d+). The last good checkpoint, of step (\d+), is in',
                            str(error.value)).groups()
     assert int(last) == int(step) - 1 >= 1
@@ -88,13 +80,13 @@ def test_not_finite_before_any_checkpoint(tmp_path):
     broken = config(optimizer__name='sgd', optimizer__learning_rate=1e25, optimizer__clip_norm=0.0,
                     checkpoint_every=100, log_every=100, optimizer__warmup_steps=0)
     with pytest.raises(UserError, match='No checkpoint had been written yet'):
-        train.run(broken, str(tmp_path))
+        loop.train(broken, str(tmp_path))
 
 
 @pytest.mark.parametrize('num_steps', [12, pytest.param(6, marks=pytest.mark.slow)])
 def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_path, monkeypatch):
     config = functools.partial(make_config, num_steps=num_steps)
-    train.run(config(eval_every=6), str(tmp_path / 'undisturbed'))
+    loop.train(config(eval_every=6), str(tmp_path / 'undisturbed'))
     evaluate = classification.evaluate
 
     def interrupted_evaluate(*args):
@@ -102,13 +94,13 @@ def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_p
         return evaluate(*args)
 
     monkeypatch.setattr(classification, 'evaluate', interrupted_evaluate)
-    assert train.run(config(eval_every=6), str(tmp_path / 'run')) == 143
+    assert loop.train(config(eval_every=6), str(tmp_path / 'run')) == 143
     assert (tmp_path / 'run' / 'checkpoints' / '6').is_dir()
     assert rows(tmp_path / 'run', 'eval/loss') == []
     monkeypatch.setattr(classification, 'evaluate', evaluate)
-    assert train.run(config(eval_every=6), str(tmp_path / 'run')) == 0
-    both = [[{k: v for k, v in row.items() if k not in metrics.TIMED}
-             for row in metrics.read(str(tmp_path / name / 'metrics.jsonl'))]
+    assert loop.train(config(eval_every=6), str(tmp_path / 'run')) == 0
+    both = [[{k: v for k, v in row.items() if k not in TIMED}
+             for row in metrics.read(tmp_path / name)]
             for name in ('undisturbed', 'run')]
     assert both[0] == both[1]
 
@@ -122,16 +114,16 @@ def test_signal_as_the_run_ends(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(curves, 'draw', interrupted_draw)
-    assert train.run(config(num_steps=6), str(tmp_path)) == 143
+    assert loop.train(config(num_steps=6), str(tmp_path)) == 143
     assert [row['step'] for row in rows(tmp_path, 'eval/loss')] == [6]
     assert (tmp_path / 'checkpoints' / '6').is_dir()
-    assert train.run(config(num_steps=6), str(tmp_path)) == 0
+    assert loop.train(config(num_steps=6), str(tmp_path)) == 0
 
 
 @pytest.mark.slow  # compiles a large step eight times
 def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
     whole = config(accum_steps=0, num_steps=5)
-    assert train.run(whole, str(tmp_path / 'whole')) == 0
+    assert loop.train(whole, str(tmp_path / 'whole')) == 0
     assert json.loads((tmp_path / 'whole' / 'config.json').read_text())['accum_steps'] == 1
     # A limit between what two steps need: the compiler's figure for one image per device and all.
     needed = []
@@ -140,16 +132,16 @@ def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(accumulation, 'bytes_needed', lambda c: needed.append(original(c))
                         or needed[-1])
     big = config(accum_steps=0, num_steps=5, batch_size=1024)
-    train.run(big, str(tmp_path / 'fits'))
-    batches = (train.LOOKAHEAD + 1) * 4 * 1024 * 16 * 16 * 3 / jax.device_count()
+    loop.train(big, str(tmp_path / 'fits'))
+    batches = sharding.BATCHES_UNDER_WAY * 4 * 1024 * 16 * 16 * 3 / jax.device_count()
     limit = (max(needed) - 1 + batches) / accumulation.HEADROOM
     monkeypatch.setattr(accumulation, 'memory_limit', lambda: limit)
-    train.run(big, str(tmp_path / 'cut'))
+    loop.train(big, str(tmp_path / 'cut'))
     assert json.loads((tmp_path / 'cut' / 'config.json').read_text())['accum_steps'] > 1
 
 
 def test_best_is_kept_when_evaluations_and_checkpoints_do_not_meet(tmp_path):
-    train.run(config(eval_every=4, checkpoint_every=5, keep_best=True, keep_checkpoints=1),
+    loop.train(config(eval_every=4, checkpoint_every=5, keep_best=True, keep_checkpoints=1),
               str(tmp_path))
     accuracy = {row['step']: row['eval/accuracy'] for row in rows(tmp_path, 'eval/accuracy')}
     best = max(accuracy, key=lambda step: (accuracy[step], step))
@@ -157,14 +149,14 @@ def test_best_is_kept_when_evaluations_and_checkpoints_do_not_meet(tmp_path):
 
 
 def test_fewer_steps_than_done(tmp_path):
-    train.run(config(), str(tmp_path))
+    loop.train(config(), str(tmp_path))
     with pytest.raises(UserError, match='is at step 12 already and the config asks for 8'):
-        train.run(config(num_steps=8), str(tmp_path))
+        loop.train(config(num_steps=8), str(tmp_path))
 
 
 def test_average_is_what_is_evaluated(tmp_path, caplog):
-    train.run(config(ema_decay=1.0), str(tmp_path))  # the average never leaves the start
-    assert ('ema_decay 1 is much for 12 steps: at the end 100 % of the average, which is what is '
+    loop.train(config(ema_decay=1.0), str(tmp_path))  # the average never leaves the start
+    assert ('ema_decay 1 is high for 12 steps: at the end 100 % of the average, which is what is '
             'evaluated, will be the initial weights. Try 0.1667, or 0') in caplog.text
     (row,) = rows(tmp_path, 'eval/loss')
     assert row['eval/loss'] == pytest.approx(2.302585, abs=1e-5)  # a head of zeros: ln 10
@@ -176,7 +168,7 @@ def test_one_truncated_jpeg_is_skipped_counted_and_named(tmp_path, caplog):
     path = tmp_path / 'data' / 'train' / 'bee' / '059.jpg'
     Image.open(path.with_name('058.png')).resize((64, 64)).save(path)
     path.write_bytes(path.read_bytes()[:-300])
-    assert train.run(directory_config(tmp_path / 'data', batch_size=32, num_steps=8),
+    assert loop.train(directory_config(tmp_path / 'data', batch_size=32, num_steps=8),
                      str(tmp_path / 'run')) == 0
     assert re.search(r'skipped broken image .*bee/059.jpg: .* \(1 of 121\)', caplog.text)
 
@@ -187,32 +179,32 @@ def test_all_images_broken(tmp_path):
         for path in (tmp_path / 'data' / split).rglob('*.png'):
             path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UserError, match='too many images are broken: 10 of 10') as error:
-        train.run(directory_config(tmp_path / 'data'), str(tmp_path / 'run'))
+        loop.train(directory_config(tmp_path / 'data'), str(tmp_path / 'run'))
     assert 'ant/000.png' in str(error.value)
 
 
 def test_batch_not_divisible_by_the_devices(tmp_path):
     assert jax.device_count() == 8
     with pytest.raises(UserError, match='batch_size 30 is not divisible by 8 devices'):
-        train.run(config(batch_size=30), str(tmp_path))
+        loop.train(config(batch_size=30), str(tmp_path))
 
 
 def test_workdir_of_another_config(tmp_path):
-    train.run(config(num_steps=8), str(tmp_path))
+    loop.train(config(num_steps=8), str(tmp_path))
     with pytest.raises(UserError, match='model.hidden_size: 16 in the workdir, 32 now'):
-        train.run(config(model__hidden_size=32), str(tmp_path))
-    assert train.run(config(num_steps=8, log_every=2), str(tmp_path)) == 0
+        loop.train(config(model__hidden_size=32), str(tmp_path))
+    assert loop.train(config(num_steps=8, log_every=2), str(tmp_path)) == 0
 
 
 def test_class_folder_missing_in_the_eval_split(tmp_path):
     write_images(tmp_path / 'data' / 'train', ['ant', 'bee'], 5)
     write_images(tmp_path / 'data' / 'test', ['ant'], 5)
     with pytest.raises(UserError, match="has no folder for class.* bee; .*create an empty folder"):
-        train.run(directory_config(tmp_path / 'data'), str(tmp_path / 'run'))
+        loop.train(directory_config(tmp_path / 'data'), str(tmp_path / 'run'))
 
 
 def test_directory_without_images(tmp_path):
     for split in ('train', 'test'):
         (tmp_path / 'data' / split / 'ant').mkdir(parents=True)
     with pytest.raises(UserError, match='no image in the 1 class folder'):
-        train.run(directory_config(tmp_path / 'data'), str(tmp_path / 'run'))
+        loop.train(directory_config(tmp_path / 'data'), str(tmp_path / 'run'))

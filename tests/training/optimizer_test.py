@@ -67,7 +67,8 @@ def test_learning_rates_by_parameter(name):
              'norm': {'scale': jnp.array([4.0])}}
 
     def update(config, params, grads):
-        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10),
+                                      optimizer.lr_factors(params, config.lr_factors))
         state = tx.init(params)
         return tx.update(grads, state, params)[0], state
 
@@ -86,9 +87,25 @@ def test_learning_rates_by_parameter(name):
     ('.=0', "lr_factors '.=0' freezes all parameters: put first what is to be trained"),
     ('head=nan', 'with a factor of at least 0'), ('(=1', 'cannot be read'),
     ('head=-1', 'with a factor of at least 0'),
-    ('haed=1', r"'haed=1' fits no parameter. Their paths are: head/kernel")])
+    ('haed=1', r"'haed=1' matches no parameter. Their paths are: head/kernel")])
 def test_learning_rate_rules_that_make_no_sense(rule, message):
-    config = settings(lr_factors=rule)
-    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
     with pytest.raises(UserError, match=message):
-        tx.init({'head': {'kernel': jnp.ones(2)}})
+        optimizer.lr_factors({'head': {'kernel': jnp.ones(2)}}, rule)
+
+
+def test_paths_of_the_state_are_those_of_checkpoints():
+    """Checkpoints are restored by these names, with and without rules for learning rates."""
+    params = {'head': {'kernel': jnp.ones(2)}, 'norm': {'scale': jnp.ones(3)}}
+
+    def paths(rules):
+        config = settings(name='adam', weight_decay=0.1)
+        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10),
+                                      optimizer.lr_factors(params, rules))
+        leaves = jax.tree.leaves_with_path(tx.init(params))
+        return [jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves]
+
+    moments = ['1/count', '1/mu/head/kernel', '1/mu/norm/scale', '1/nu/head/kernel',
+               '1/nu/norm/scale', '3/count']
+    assert paths('') == moments
+    assert paths('norm=0.5') == [f'0/inner_state/{path}' for path in moments]
+    assert paths('norm=0') == [f'0/inner_state/{path}' for path in moments if 'norm' not in path]

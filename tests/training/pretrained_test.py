@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.support import small
 from tests.support.runs import ROOT, TINY
+from vit_jax import cli, evaluate, models, plan, predict, weights
 from vit_jax import config as config_lib
-from vit_jax import evaluate, models, plan, predict, weights
 from vit_jax.errors import UserError
 from vit_jax.training import pretrained
 
@@ -64,13 +64,38 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
     assert 'continuing from the checkpoint of step 3' in result.stderr
 
 
-def test_nothing_is_taken(digits_run, tmp_path):
+def test_nothing_is_taken(digits_run):
     """--config.transfer.take= is the empty list."""
     arguments = [f'--config={ROOT}/configs/quickstart.py', '--config.transfer.take=']
-    config = plan.read_config(arguments)
-    assert pretrained.take_fields(config, str(tmp_path)) == (config, None)
-    config = plan.read_config([*arguments, f'--config.pretrained={digits_run}'])
-    assert pretrained.take_fields(config, str(tmp_path))[0].model.gelu == 'tanh'
+    assert pretrained.take_fields(cli.read_config(arguments), None) == ({}, None)
+    config = cli.read_config([*arguments, f'--config.pretrained={digits_run}'])
+    assert pretrained.take_fields(config, None)[0] == {}
+
+
+def test_a_run_that_goes_on_keeps_what_it_began_with(digits_run):
+    config = cli.read_config([
+        f'--config={ROOT}/configs/quickstart.py', f'--config.pretrained={digits_run}',
+        "--config.transfer.take=('model.gelu', 'preprocess.mean')"])
+    taken, loaded = pretrained.take_fields(config, None)
+    assert taken == {'model.gelu': 'erf', 'preprocess.mean': (0.5, 0.5, 0.5)}
+    assert loaded.num_classes == 10
+    begun = {'model': {'gelu': 'tanh'}, 'preprocess': {'mean': [0.1, 0.2, 0.3]}}
+    assert pretrained.take_fields(config, begun) == (
+        {'model.gelu': 'tanh', 'preprocess.mean': (0.1, 0.2, 0.3)}, None)
+
+
+def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(digits_run, tmp_path,
+                                                                     monkeypatch):
+    """Not those of the run that it happens to stand in."""
+    (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
+    (tmp_path / 'config.json').write_text('{"model": {"gelu": "tanh"}, "preprocess": {}}')
+    (tmp_path / 'classes.json').write_text('[]')
+    monkeypatch.chdir(tmp_path)
+    config = cli.read_config([
+        f'--config={ROOT}/configs/quickstart.py', f'--config.pretrained={digits_run}',
+        '--config.transfer.take=model.gelu', '--config.dataset.num_examples=9',
+        '--config.dataset.num_classes=3'])
+    assert plan.resolve(config).model.gelu == 'erf'
 
 
 def initial_params(loaded, model, image_size):
@@ -121,8 +146,8 @@ def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tm
     pytest.param({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz', marks=pytest.mark.slow),
     pytest.param({'pretrained': ''}, 'this recipe starts from pre-trained weights: add '
                  '--config.pretrained', marks=pytest.mark.slow),
-    pytest.param({'transfer.take': ('model.gleu',)}, "'model.gleu', which is no field. Did you "
-                 'mean model.gelu', marks=pytest.mark.slow)], ids=str)
+    pytest.param({'transfer.take': ('model.gleu',)}, "'model.gleu', which the config does not "
+                 'have. Did you mean model.gelu', marks=pytest.mark.slow)], ids=str)
 def test_bad_input(fields, message, digits_run, image_directory, run_main, tmp_path):
     result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, **fields)
     assert result.returncode == 1

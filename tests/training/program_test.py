@@ -1,12 +1,15 @@
 """One program on one device and on meshes of eight: equal numbers, and shards of the state."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from tests.support.programs import MESHES, program_on, small_config
 from vit_jax.errors import UserError
 from vit_jax.training import pretrained, sharding
+from vit_jax.training.program import Program
 from vit_jax.workdir import checkpoint
 
 
@@ -20,7 +23,7 @@ def batch_of(config, step):
 
 def train(program, steps=5):
     """(state, losses) after some steps from the program's own initial state."""
-    step = program.lower_train_step(program.config.accum_steps).compile()
+    step = program.train_step
     state, losses = program.initial_state(), []
     for k in range(steps):
         batch = sharding.shard_batch(batch_of(program.config, k),
@@ -112,7 +115,7 @@ def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mes
     assert bytes_by_device(restored) == bytes_by_device(state)
 
     host = jax.tree.map(lambda x: np.asarray(x) + 1, state.params)
-    loaded = pretrained.replace_params(state.params, host)
+    loaded = pretrained.place_params(state.params, host)
     assert bytes_by_device(loaded) == bytes_by_device(state.params)
     jax.tree.map(np.testing.assert_array_equal, loaded, host)
 
@@ -135,10 +138,85 @@ def test_checkpoint_goes_on_on_another_mesh(tmp_path):
 def test_nothing_is_computed_for_frozen_parameters():
     config = small_config(**{'optimizer.lr_factors': '^head/=1,.=0'})
     program = program_on(config, data=1, fsdp=1, tensor=1)
-    flops = program.lower_train_step(1).compile().cost_analysis()['flops']
+    flops = program.train_step.cost_analysis()['flops']
     config = small_config()
     whole = program_on(config, data=1, fsdp=1, tensor=1)
-    assert flops < 0.5 * whole.lower_train_step(1).compile().cost_analysis()['flops']
+    assert flops < 0.5 * whole.train_step.cost_analysis()['flops']
+
+
+def hand_counted_flops(config):
+    """Of a ViT's training step, with two backward products for each forward one.
+
+    The patches need no gradient, so that the embedding has only one.
+    """
+    c, patch = config.model, config.model.patch_size[0]
+    patches = (config.image_size[0] // patch) ** 2
+    tokens, width = patches + 1, c.hidden_size
+    embedding = patches * patch * patch * 3 * width
+    up = tokens * width * c.mlp_dim
+    block = tokens * 4 * width * width + 2 * tokens * tokens * width + 2 * up
+    layers = c.num_layers * (3 * block if c.remat_policy == 'none' else 4 * block - up)
+    image = 2 * embedding + layers + 3 * width * config.dataset.num_classes
+    return 2 * image * config.batch_size
+
+
+@pytest.mark.parametrize('fields', [
+    {}, {'accum_steps': 2}, {'model.remat_policy': 'nothing_saveable'}])
+def test_flops_of_the_traced_step(fields):
+    """Of what is computed again, the last product of a block is not needed."""
+    config = small_config(**fields)
+    program = program_on(config, **MESHES['mixed'])
+    assert program.flops_of_train_step() == hand_counted_flops(config)
+
+
+@pytest.mark.parametrize('family', ['resnet', 'hybrid'])
+def test_flops_of_convolutions(family):
+    """Two backward products for each forward one, also where a stride leaves holes between numbers.
+
+    Only the images need no gradient, so that their convolution (7x7, to 16x16x8) has but one.
+    """
+    program = program_on(small_config(family), data=1, fsdp=1, tensor=1)
+    of_images = 2 * 16 * 16 * 8 * 7 * 7 * 3 * program.config.batch_size
+    assert program.flops_of_train_step() == program.flops_per_step() - of_images
+
+
+def images_at_once(program):
+    """How many images the evaluation step gives to the model at a time."""
+    sizes = set()
+
+    def note_size(call, args, kwargs, context):
+        if isinstance(context.module, type(program.model)) and context.method_name == '__call__':
+            sizes.add(args[0].shape[0])
+        return call(*args, **kwargs)
+
+    batch = sharding.shard_batch(batch_of(program.config, 0), sharding.batch_sharding(program.mesh))
+    with nn.intercept_methods(note_size):
+        sums = program.eval_step(program.initial_state().params, batch)
+    assert sums['count'] == program.config.batch_size
+    size, = sizes
+    return size
+
+
+@pytest.mark.parametrize('kind', [ConfigDict, FrozenConfigDict])
+def test_another_split_is_another_program(kind):
+    """Both steps of a program split the batch as its config says."""
+    config = kind(small_config(accum_steps=0))
+    program = Program(config, sharding.make_mesh(config.mesh))
+    split = program.with_accum_steps(2)
+    assert isinstance(split.config, kind)
+    assert (config.accum_steps, program.config.accum_steps, split.config.accum_steps) == (0, 0, 2)
+    assert (images_at_once(program), images_at_once(split)) == (16, 8)
+    assert split.model is program.model
+    assert split.abstract_state is program.abstract_state
+    with pytest.raises(UserError, match='batch_size 16 is not divisible by 8 devices .* x 3 accum'):
+        program.with_accum_steps(3)
+
+
+def test_config_that_changes_later_changes_no_step():
+    config = ConfigDict(small_config())
+    program = Program(config, sharding.make_mesh(config.mesh))
+    config.accum_steps = 2
+    assert images_at_once(program) == 16
 
 
 @pytest.mark.parametrize(('fields', 'mesh', 'message'), [

@@ -38,6 +38,33 @@ def test_batch_is_spread_in_order_and_tensor_devices_hold_the_same():
     np.testing.assert_array_equal(jax.device_get(y), x)
 
 
+def test_fed_batches_are_the_same_and_made_ahead():
+    """While a step runs the next batch is asked for: then so many more than the step's exist."""
+    made = []
+
+    def batches():
+        for i in range(5):
+            made.append(i)
+            yield {'x': np.full(8, i, np.float32)}
+
+    fed = sharding.feed(batches(), mesh(data=-1))
+    first = next(fed)
+    assert len(made) == 1 + sharding.LOOKAHEAD
+    following = next(fed)
+    assert len(made) == 1 + sharding.BATCHES_UNDER_WAY
+    for i, batch in enumerate([first, following, *fed]):
+        assert batch['x'].tolist() == [i] * 8
+        assert len(batch['x'].sharding.device_set) == 8
+    assert made == [0, 1, 2, 3, 4]
+
+
+def test_bytes_of_a_device():
+    grid = mesh(data=4, tensor=2)
+    tree = {'split': jax.device_put(np.zeros((8, 3), np.float32), sharding.batch_sharding(grid)),
+            'whole': jax.device_put(np.zeros(5, np.int8), sharding.replicated(grid))}
+    assert sharding.bytes_per_device(tree) == 2 * 3 * 4 + 5
+
+
 def test_batch_not_divisible_by_devices():
     four = mesh(data=2, fsdp=2, tensor=2)
     with pytest.raises(UserError, match=r'batch_size 30 is not divisible by 4 devices '

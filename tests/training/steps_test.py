@@ -3,10 +3,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from tests.support.steps import setup
-from vit_jax.training import steps
+from tests.support.steps import assert_close, random_batch, setup
 
 
 def randomised(state):
@@ -14,18 +14,6 @@ def randomised(state):
     rng = np.random.default_rng(1)
     return state.replace(params=jax.tree.map(
         lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), state.params))
-
-
-def random_batch(size, seed=0):
-    rng = np.random.default_rng(seed)
-    return {'image': rng.uniform(-1, 1, (size, 8, 8, 3)).astype(np.float32),
-            'label': rng.integers(0, 3, size).astype(np.int32), 'mask': np.ones(size, bool)}
-
-
-def assert_close(a, b, rtol=1e-5):
-    """Every array within rtol of its largest element."""
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * max(np.abs(y).max(), 1e-3))
 
 
 def test_one_sgd_step_by_hand():
@@ -84,19 +72,16 @@ def test_ema_is_the_running_average():
     assert_close(state.ema_params, average)
 
 
-def test_eval_step_counts_what_the_mask_leaves():
-    state, _, model, config = setup()
-    params = jax.tree.map(lambda x: x + 0.2, state.params)
-    params['head']['kernel'] = jax.random.normal(jax.random.key(1), (16, 3))
-    batch = random_batch(8) | {'mask': np.array([1, 1, 0, 1, 0, 0, 1, 1], bool)}
-    batch['image'][2] = np.nan  # what is masked must not be looked at
-    step = functools.partial(steps.eval_step, model=model, loss=config.loss)
-    sums = jax.jit(step)(params, batch)
-    assert_close(jax.jit(functools.partial(step, accum_steps=4))(params, batch), sums)
-    logits = np.asarray(model.apply({'params': params}, batch['image']))[batch['mask']]
-    labels = batch['label'][batch['mask']]
-    loss = -np.asarray(jax.nn.log_softmax(logits))[np.arange(5), labels]
-    assert float(sums['count']) == 5
-    assert float(sums['correct']) == (logits.argmax(-1) == labels).sum()
-    assert float(sums['correct_top5']) == 5  # of three classes every label is among the first five
-    np.testing.assert_allclose(sums['loss'], loss.sum(), rtol=1e-5)
+def test_frozen_parameters_stay_and_have_no_part_in_the_gradient():
+    """With rules for learning rates, the step is that of the head alone."""
+    state, step, _, config = setup(lr_factors='^head/=1,.=0')
+    head, new = state.params['head'], jax.jit(step)(state, random_batch(6))
+    whole = jax.jit(setup()[1])(setup()[0], random_batch(6))
+    np.testing.assert_array_equal(new[0].params['embedding']['kernel'],
+                                  state.params['embedding']['kernel'])
+    assert_close(new[0].params['head'], whole[0].params['head'])
+    assert np.abs(new[0].params['head']['kernel'] - head['kernel']).max() > 0
+    moved = optax.tree.norm(jax.tree.map(jnp.subtract, new[0].params['head'], head))
+    np.testing.assert_allclose(new[1]['grad_norm'], moved / config.optimizer.learning_rate,
+                               rtol=1e-5)
+    assert len(jax.tree.leaves(new[0].opt_state)) < len(jax.tree.leaves(whole[0].opt_state))

@@ -38,9 +38,9 @@ def test_bfloat16_weights_become_float32():
     model = models.build(SMALL, 5)
     params = jax.tree.map(lambda x: np.asarray(x, jnp.bfloat16),
                           randomised(model, jnp.zeros((1, 16, 16, 3))))
-    result, _ = adapt.adapt(params, shapes(model, (16, 16)), grid=(4, 4), keep_head=True)
+    result, _ = adapt.adapt(params, shapes(model, (16, 16)), grid=(4, 4))
     assert {x.dtype for x in jax.tree.leaves(result)} == {np.dtype('float32')}
-    np.testing.assert_array_equal(result['head']['kernel'], params['head']['kernel'])
+    np.testing.assert_array_equal(result['cls'], params['cls'])
 
 
 def bilinear(embedding, rows, columns):
@@ -89,8 +89,8 @@ def test_learned_2d_positions_are_resized_by_axis(place):
 
 
 def test_positions_of_an_unknown_grid_fit_as_many_patches_only():
-    with pytest.raises(UserError, match='has 8 patches in the pre-trained weights, which are no '
-                                        'square, .* the images here have 4x4'):
+    with pytest.raises(UserError, match='has 8 patches in the pre-trained weights, which do not '
+                                        'form a square, .* the images here have 4x4'):
         adapted(size=(8, 16), new_size=(16, 16), source_grid=None)
     _, _, changes = adapted(size=(8, 16), new_size=(8, 16), source_grid=None)
     assert changes['position/embedding'] == 'loaded'

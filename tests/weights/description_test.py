@@ -47,7 +47,7 @@ def test_weights_are_described(tmp_path):
 
 @pytest.mark.parametrize(('text', 'message'), [
     ('ant\nbee\n', 'has 2 names; vit has 7 classes'),
-    ('["ant", ', 'is no JSON array: Expecting'),
+    ('["ant", ', 'cannot be read: Expecting'),
     ('{"0": "ant"}', 'is a JSON object: expected an array, or a name per line'),
     (None, 'cannot be read: .*No such file')])
 def test_impossible_classes(text, message, tmp_path):
@@ -72,5 +72,6 @@ def test_defaults_are_said(caplog):
     assert description.complete_preprocess(silent) == dict(
         mean=(0.1, 0.2, 0.3), std=(0.5,) * 3, resize='bilinear', crop_ratio=0.875)
     assert caplog.messages == [
-        'vit does not say crop_ratio, resize, std of images: taken are crop_ratio=0.875 '
-        'resize=bilinear std=(0.5, 0.5, 0.5). To change that, add --preprocess FIELD=VALUE.']
+        'vit does not say crop_ratio, resize, std of images: the defaults crop_ratio=0.875 '
+        'resize=bilinear std=(0.5, 0.5, 0.5) are used. To change that, add '
+        '--preprocess FIELD=VALUE.']

@@ -40,11 +40,11 @@ def saved(directory, state, steps, keep=3, keep_best=False, metrics=None):
 
 
 def folders(directory):
-    return sorted(os.listdir(directory))
+    return sorted(os.listdir(directory / 'checkpoints'))
 
 
 def data_files(directory, step):
-    return sorted((directory / str(step) / 'state' / 'd').iterdir())
+    return sorted((directory / 'checkpoints' / str(step) / 'state' / 'd').iterdir())
 
 
 def test_round_trip_is_exact_and_asynchronous_saving_survives_donation(tmp_path, state):
@@ -87,7 +87,7 @@ def test_a_step_that_is_there_is_not_written_again(tmp_path, state):
 @pytest.mark.parametrize('harm', ['flip', 'truncate', 'empty', 'no_meta'])
 def test_falls_back_and_keeps_the_bad_one(harm, tmp_path, state, caplog):
     saved(tmp_path, state, [1, 2]).close()
-    newest = tmp_path / '2'
+    newest = tmp_path / 'checkpoints' / '2'
     if harm == 'flip':
         largest = max(data_files(tmp_path, 2), key=lambda f: f.stat().st_size)
         content = bytearray(largest.read_bytes())

@@ -12,13 +12,14 @@ def ink(path):
 
 def test_draws_every_series_it_has(tmp_path):
     rows = [{'step': k, 'train/loss': 1 / k, 'train/learning_rate': 1e-3} for k in range(1, 30)]
-    few, shape = str(tmp_path / 'few.png'), None
+    few, more = tmp_path / 'few', tmp_path / 'more'
+    few.mkdir()
+    more.mkdir()
     curves.draw(rows, few)
-    more = str(tmp_path / 'more.png')
     curves.draw(rows + [{'step': k, 'eval/accuracy': k / 30, 'eval/loss': 2 / k}
                         for k in range(10, 30, 5)], more)
-    (less_ink, shape), (more_ink, _) = ink(few), ink(more)
+    (less_ink, shape), (more_ink, _) = ink(few / 'curves.png'), ink(more / 'curves.png')
     assert shape[0] > 300
     assert shape[1] > 1000
     assert more_ink > less_ink + 100
-    assert [p.name for p in tmp_path.iterdir() if p.suffix == '.tmp'] == []
+    assert [p.name for p in more.iterdir()] == ['curves.png']

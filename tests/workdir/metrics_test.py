@@ -27,7 +27,7 @@ def test_half_written_last_line_is_dropped_and_another_is_an_error(tmp_path):
     assert metrics.MetricsLog(str(tmp_path), 9).rows == [{'step': 1, 'a': 1.0}]
     path.write_text('{"step": 1, "a"\n{"step": 2, "a": 1.0}\n')
     with pytest.raises(UserError, match='metrics.jsonl, line 1 is not JSON'):
-        metrics.read(str(path))
+        metrics.read(tmp_path)
 
 
 def test_values_survive_exactly(tmp_path):
@@ -36,4 +36,4 @@ def test_values_survive_exactly(tmp_path):
     log.write(1, {'x': value})
     log.sync()
     log.close()
-    assert metrics.read(str(tmp_path / 'metrics.jsonl'))[0]['x'] == value
+    assert metrics.read(tmp_path)[0]['x'] == value

@@ -1,3 +1,4 @@
+import jax
 import pytest
 
 from vit_jax.workdir import progress
@@ -9,9 +10,10 @@ class Clock:
         monkeypatch.setattr(progress.time, 'perf_counter', lambda: self.now)
 
 
-def test_report(monkeypatch):
+@pytest.mark.parametrize('peak', [None, 1e9])
+def test_report(peak, monkeypatch):
     clock = Clock(monkeypatch)
-    meter = progress.Meter(batch_size=8, flops_per_step=1e9, num_steps=100)
+    meter = progress.Meter(batch_size=8, num_steps=100, flops_per_step=1e9, peak_flops=peak)
 
     def slow():
         for k in range(4):
@@ -31,7 +33,7 @@ def test_report(monkeypatch):
     assert values['eta_sec'] == pytest.approx(86 * 2)
     assert values['flops_per_sec'] == pytest.approx(0.5e9)
     assert values['memory_gb'] > 0.01
-    assert 'mfu' not in values  # the peak of a CPU is not known
+    assert values.get('mfu') == (peak and 0.5 / jax.device_count())
     assert next(batches, 'end') == 'end'
 
 

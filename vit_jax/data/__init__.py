@@ -1,1 +1,5 @@
-"""Where the pixels come from and in which order; the only part of vit_jax that uses TensorFlow."""
+"""Image files of any source in; batches of pixels, in an order that the seed decides, out.
+
+Pipelines take values and give NumPy arrays; training, evaluation and prediction share one decoder.
+May import `errors` only. TensorFlow stays in this room, and `images.py` works without it.
+"""

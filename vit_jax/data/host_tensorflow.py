@@ -1,4 +1,4 @@
-"""TensorFlow, kept off the accelerator, which is for JAX: it would reserve all the memory."""
+"""TensorFlow, kept off the accelerators: it would reserve the memory that JAX needs."""
 
 import tensorflow as tf
 

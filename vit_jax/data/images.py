@@ -1,72 +1,131 @@
-"""Image files to what a model sees, without TensorFlow: the same pixels as data/preprocess.py."""
+"""The image formats that are read, and the way from a file to what a model sees, in NumPy.
 
+Prediction reads every file with this module, without TensorFlow. Training and evaluation
+(data/preprocess.py) decode JPEG and PNG with TensorFlow, which is faster, and all other formats
+with this module; the pixels are the same.
+"""
+
+import io
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float
-from PIL import Image, ImageOps, UnidentifiedImageError
+from jaxtyping import Float, UInt8
+from PIL import Image, UnidentifiedImageError
 
 from vit_jax.errors import UserError, check_choice
 
+# Not every format of Pillow: it also runs Ghostscript for PostScript and opens films and PDF files.
+_CHOSEN = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
+SUFFIXES = tuple(suffix for suffix, name in Image.registered_extensions().items()
+                 if name in _CHOSEN)
+FORMATS = tuple(name for name in _CHOSEN if name in Image.OPEN)  # older versions have no AVIF
+
 RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
               'lanczos3': Image.Resampling.LANCZOS}
-# Not all that Pillow knows: it has Ghostscript draw PostScript, and takes films and PDF for images.
-_PICTURES = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
-SUFFIXES = tuple(suffix for suffix, name in Image.registered_extensions().items()
-                 if name in _PICTURES)
-FORMATS = tuple(name for name in _PICTURES if name in Image.OPEN)  # older ones have no AVIF
+
+# Metadata with an orientation has one of these words in the first bytes of a JPEG or PNG file,
+# before the pixels. Searching the whole of a large file would take a third of its decoding time.
+ORIENTATION_WORDS = ('exif', 'tiff:orientation')
+HEADER_BYTES = 1 << 16
+_EXIF_ORIENTATION_TAG = 0x0112
+_PNG_END = b'IEND\xaeB`\x82'
 
 
 def load(path: str, image_size: tuple[int, int], preprocess: Mapping
          ) -> Float[np.ndarray, 'height width 3']:
-    """One image file as evaluation shows it to a model, float32.
-
-    Any of FORMATS in any mode: greyscale, 16 bits, palette, CMYK; turned upright as its EXIF data
-    says; transparency is left out, as in training.
+    """One image file as evaluation shows it to a model, float32; UserError if it cannot be read.
 
     Args:
       image_size: (height, width) in pixels.
       preprocess: resize, crop_ratio, mean and std as in `config.preprocess`.
-
-    Raises:
-      UserError: the file is not there or is no image that can be read to its end.
     """
     check_choice('the resize method of the weights', preprocess['resize'], tuple(RESAMPLING))
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            rgb = to_rgb(ImageOps.exif_transpose(image))
+        with open(path, 'rb') as file:
+            rgb = decode(file.read())
     except FileNotFoundError:
         raise UserError(f'there is no image {path!r}.') from None
-    except UnidentifiedImageError:
-        raise UserError(f'{path!r} is no image of {", ".join(FORMATS)}.') from None
-    except MemoryError:
-        raise
-    except Exception as error:  # what decoders raise is not documented, and the file is not ours
+    except (OSError, ValueError) as error:
         raise UserError(f'{path!r} cannot be read: {error}.') from error
     pixels = resize_and_central_crop(rgb, image_size, preprocess)
     mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
     return (pixels / np.float32(255) - mean) / std
 
 
-def to_rgb(image: Image.Image) -> np.ndarray:
-    """uint8 [height, width, 3]; 16 bits of grey become their upper 8."""
+def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
+    """Pixels of a file in any of FORMATS and any mode, turned upright as its EXIF data says.
+
+    Of several frames it takes the first. It drops transparency and keeps the colours below.
+
+    Raises:
+      ValueError: the file is of another kind, damaged or cut short.
+    """
+    if not encoded:
+        raise ValueError('the file is empty')
+    try:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            if image.format == 'PNG' and _PNG_END not in encoded:  # Pillow does not check this
+                raise ValueError('the PNG file is cut short')
+            pixels = _to_rgb(image)
+            header = encoded[:HEADER_BYTES].lower()
+            if image.format in ('JPEG', 'PNG') and not any(
+                    word.encode() in header for word in ORIENTATION_WORDS):
+                return pixels
+            return turn_upright(pixels, image)
+    except UnidentifiedImageError:
+        raise ValueError(f'not an image of {", ".join(FORMATS)}') from None
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders do not document what they raise for damaged files
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _to_rgb(image):
     if image.mode.startswith('I;16') or image.mode == 'I':
+        # Of 16 bits the upper 8.
         grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=-1)
+    if image.mode == 'CMYK' and image.format == 'JPEG':
+        # As in TensorFlow. Files of Adobe hold 255 - ink, and Pillow takes every file for one.
+        light = np.asarray(image).astype(np.int32)
+        light = 255 - light if 'adobe' in image.info else light
+        return (light[..., :3] * light[..., 3:] // 255).astype(np.uint8)
     return np.asarray(image.convert('RGB'))
 
 
-def resize_and_central_crop(image: np.ndarray, size: tuple[int, int], preprocess: Mapping
-                            ) -> Float[np.ndarray, 'height width 3']:
-    """As data.preprocess.resize_and_central_crop, which describes it; float32 in 0..255."""
-    target_h, target_w = (round(side / preprocess['crop_ratio']) for side in size)
-    height, width = image.shape[:2]
-    if target_h * width >= target_w * height:
-        new_size = target_h, (2 * width * target_h + height) // (2 * height)
-    else:
-        new_size = (2 * height * target_w + width) // (2 * width), target_w
+def turn_upright(pixels: UInt8[np.ndarray, 'rows columns 3'], image: Image.Image
+                 ) -> UInt8[np.ndarray, 'height width 3']:
+    """The pixels of an image, turned and mirrored as its EXIF or XMP data says."""
+    try:
+        orientation = image.getexif().get(_EXIF_ORIENTATION_TAG, 1)
+    except Exception:  # unreadable metadata does not make an image unreadable
+        return pixels
+    if orientation in (5, 6, 7, 8):  # as in the EXIF standard: these exchange rows and columns
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def covering_size(height, width, image_size: tuple[int, int], crop_ratio: float, larger=max):
+    """The (height, width) to which evaluation resizes an image before it crops the middle.
+
+    The image just covers image_size / crop_ratio and keeps its aspect ratio. Computed in integers,
+    so that Python and TensorFlow, whose `larger` is tf.maximum, round alike (half up).
+    """
+    target_h, target_w = (round(side / crop_ratio) for side in image_size)
+    return (larger((2 * height * target_w + width) // (2 * width), target_h),
+            larger((2 * width * target_h + height) // (2 * height), target_w))
+
+
+def resize_and_central_crop(image: UInt8[np.ndarray, 'rows columns 3'], size: tuple[int, int],
+                            preprocess: Mapping) -> Float[np.ndarray, 'height width 3']:
+    """Like `data.preprocess.eval_image`; float32 in 0..255."""
+    new_size = covering_size(*image.shape[:2], size, preprocess['crop_ratio'])
     pixels = image.astype(np.float32)
-    if new_size != (height, width):
+    if new_size != image.shape[:2]:
         method = RESAMPLING[preprocess['resize']]
         pixels = np.stack([np.asarray(Image.fromarray(channel).resize(new_size[::-1], method))
                            for channel in np.moveaxis(pixels, -1, 0)], axis=-1)

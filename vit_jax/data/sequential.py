@@ -1,39 +1,69 @@
 """Reading record files in a shuffled order that can be entered at any position.
 
-Only whole records can be skipped in a tfrecord file, so the order is made of three parts that need
-no memory of what came before: the files are permuted for each epoch; groups of them (segments) are
-read interleaved, nothing carried from one to the next, so that a segment's length is known; and the
+In a tfrecord file, records can only be skipped one by one, so the order consists of three parts,
+none of which depends on what came before: the files are permuted for each epoch; groups of them
+(segments) are read interleaved, each to its end, so that a segment's length is known; and the
 stream is cut into windows that are permuted in memory.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, Shaped
 
 from vit_jax.data import order
 from vit_jax.data.host_tensorflow import tf
 
-_FILE_ORDER = -1  # stands for the number of a window in the key of the order of files
+_FILE_ORDER = -1  # takes the place of a window's number in the key of the order of files
 
 
-def in_order(pieces, start, files_at_once):
-    """Items {'record', 'index'} of the pieces from example `start` of them on, once each."""
+class Pieces(NamedTuple):
+    """Runs of records in files; each array has one entry per run.
+
+    skip: records of the file before the run; take: its length; first: index in the split of its
+    first example.
+    """
+
+    filename: Shaped[np.ndarray, ' runs']
+    skip: Int64[np.ndarray, ' runs']
+    take: Int64[np.ndarray, ' runs']
+    first: Int64[np.ndarray, ' runs']
+
+    def share(self, process: int, num_processes: int) -> 'Pieces':
+        """The part of one process: contiguous, disjoint, equal in length up to one example."""
+        total = int(self.take.sum())
+        begin = total * process // num_processes
+        end = total * (process + 1) // num_processes
+        cut = np.maximum(begin - self.first, 0)
+        take = np.minimum(self.first + self.take, end) - (self.first + cut)
+        keep = take > 0
+        return Pieces(self.filename[keep], (self.skip + cut)[keep], take[keep],
+                      (self.first + cut)[keep])
+
+
+def in_order(pieces: Pieces, start: int, files_at_once: int) -> tf.data.Dataset:
+    """Items {'record', 'index'} of the pieces, once each, without the first `start`."""
     files = tf.range(len(pieces.take), dtype=tf.int64)
     return _read(pieces, files, tf.constant(start, tf.int64), files_at_once)
 
 
-def shuffled(pieces, start, *, seed, window, files_at_once, replace):
-    """Endless items {'record', 'index'} of shuffled epochs.
+def shuffled(pieces: Pieces, start: int, *, seed: int, window: int, files_at_once: int,
+             replace: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
+    """Endless items {'record', 'index'} of shuffled epochs, without the first `start`.
 
-    start: number of items before the first, in any epoch; window: number of records permuted in
-    memory; files_at_once: of a segment; replace(index int64 [k]) -> int64 [k]: which row of a
-    window stands in for each row.
+    Args:
+      window: number of records that are permuted in memory.
+      files_at_once: number of files that are read interleaved.
+      replace: from the indices of a window's rows, int64 [k], to the row that is shown in place
+        of each, int64 [k].
     """
-    total = int(pieces.take.sum())
-    num_pieces = len(pieces.take)
+    total, num_pieces = int(pieces.take.sum()), len(pieces.take)
 
     def epoch_items(epoch):
         skip = tf.where(epoch == start // total, tf.constant(start % total, tf.int64), 0)
-        file_key = order.key_of(seed, epoch, _FILE_ORDER)
-        files = order.permute(
-            tf.range(num_pieces, dtype=tf.int64), file_key, tf.constant(num_pieces, tf.int64)
-        )
+        files = order.permute(tf.range(num_pieces, dtype=tf.int64),
+                              order.key_of(seed, epoch, _FILE_ORDER), num_pieces)
         first_window = skip // window
 
         def shuffle_window(number, items):
@@ -44,7 +74,7 @@ def shuffled(pieces, start, *, seed, window, files_at_once, replace):
 
         windows = _read(pieces, files, first_window * window, files_at_once).batch(window)
         windows = windows.enumerate(first_window).map(shuffle_window)
-        # One window ahead, so that reading goes on while this one is used.
+        # One window ahead, so that reading continues while this one is used.
         return windows.prefetch(1).unbatch().skip(skip - first_window * window)
 
     return tf.data.Dataset.range(start // total, tf.int64.max).flat_map(epoch_items)
@@ -52,13 +82,11 @@ def shuffled(pieces, start, *, seed, window, files_at_once, replace):
 
 def _read(pieces, files, skip, files_at_once):
     """Items of the pieces in the order `files` (int64 [pieces]) without the first `skip`."""
-    filename = tf.constant(pieces.filename, tf.string)
-    first_record, take = tf.constant(pieces.skip), tf.constant(pieces.take)
-    first_index = tf.constant(pieces.first)
+    filename, first_record, take, first_index = map(tf.constant, pieces)
     number = tf.range(len(pieces.take), dtype=tf.int64)
     lengths = tf.math.segment_sum(tf.gather(take, files), number // files_at_once)
     ends = tf.cumsum(lengths)
-    # Segments before the place are not opened at all; the rest is skipped unparsed.
+    # Segments before the first item are not opened; the rest is skipped without parsing.
     first_segment = tf.searchsorted(ends, [skip], side='right', out_type=tf.int64)[0]
     skip -= tf.reduce_sum(lengths[:first_segment])
 
@@ -66,17 +94,13 @@ def _read(pieces, files, skip, files_at_once):
         records = tf.data.TFRecordDataset(filename[piece])
         records = records.skip(first_record[piece]).take(take[piece])
         return records.enumerate(first_index[piece]).map(
-            lambda index, record: {'record': record, 'index': index}
-        )
+            lambda index, record: {'record': record, 'index': index})
 
     def read_segment(segment):
-        members = files[segment * files_at_once : (segment + 1) * files_at_once]
+        members = files[segment * files_at_once:(segment + 1) * files_at_once]
         return tf.data.Dataset.from_tensor_slices(members).interleave(
-            read_piece,
-            cycle_length=files_at_once,
-            num_parallel_calls=files_at_once,
-            deterministic=True,
-        )
+            read_piece, cycle_length=files_at_once, num_parallel_calls=files_at_once,
+            deterministic=True)
 
     segments = tf.data.Dataset.range(first_segment, tf.size(lengths, tf.int64))
     return segments.flat_map(read_segment).skip(skip)

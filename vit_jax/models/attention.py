@@ -10,31 +10,24 @@ from vit_jax.models.position import relative_logits
 
 
 class Attention(nn.Module):
-    """Attention of some tokens to others, or to themselves.
+    """Attention of some tokens to others, or to themselves."""
 
-    Attributes:
-      num_heads: heads; the hidden size is divided evenly among them.
-      dropout_rate: of the attention weights; 0 in the paper.
-      dtype: dtype of the computation; parameters are float32, the softmax is computed in float32.
-    """
-
-    num_heads: int
-    dropout_rate: float
-    dtype: jax.typing.DTypeLike
+    num_heads: int  # the hidden size is divided evenly among them
+    dropout_rate: float  # of the attention weights; 0 in the paper
+    dtype: jax.typing.DTypeLike  # of the computation, but for the softmax, which is in float32
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch queries hidden'],
                  context: Float[Array, 'batch tokens hidden'],
                  relative: Float[Array, 'offsets heads head_dim'] | None = None,
                  train: bool = False, return_weights: bool = False):
-        """Returns tokens like `x`, and the weights before dropout or None.
+        """Returns tokens like `x`, and float32 weights [batch, heads, queries, tokens] or None.
 
         Args:
-          x: queries come from it.
-          context: keys and values come from it; `x` itself for self-attention.
+          x: the source of the queries.
+          context: the source of keys and values; `x` itself for self-attention.
           relative: embeddings of the offsets, see position.relative_logits.
-          return_weights: also give float32 [batch, heads, queries, tokens], computed beside the
-            result.
+          return_weights: also compute the weights, without dropout, separately.
         """
         hidden_size = x.shape[-1]
 

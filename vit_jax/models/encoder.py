@@ -1,13 +1,15 @@
 """Transformer encoder blocks: full attention (ViT equations 2 and 3) and axial (appendix D.6)."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax.errors import UserError, check_at_least, check_choice, check_rate
+from vit_jax.models import position
 from vit_jax.models.attention import Attention
 from vit_jax.models.position import Position
 
@@ -17,62 +19,73 @@ GELU = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockFields:
+    """The fields of `config.model` that all blocks share; stem, pool and norm use some of them."""
+
+    hidden_size: int
+    mlp_dim: int
+    num_heads: int
+    position: str = 'learned_1d'  # | 'none' | 'learned_2d' | 'sincos_2d' | 'relative' (table 8)
+    position_at: str = 'stem'  # | 'every_layer' | 'shared' by all layers
+    dropout_rate: float = 0.0  # after the embedding and each dense layer of a block but q, k, v
+    attention_dropout_rate: float = 0.0  # of the attention weights in the blocks
+    layer_scale_init: float = 0.0  # of learned factors of the residual branches; 0: no factors
+    gelu: str = 'tanh'  # as in Google's code | 'erf' as in timm and Hugging Face
+    layer_norm_epsilon: float = 1e-6
+    dtype: str = 'float32'  # | 'bfloat16': of the computation; parameters are float32
+
+    def check(self) -> None:
+        """Raises UserError unless the fields fit together."""
+        for name in ('hidden_size', 'mlp_dim', 'num_heads'):
+            check_at_least(f'model.{name}', getattr(self, name), 1)
+        check_at_least('model.layer_scale_init', self.layer_scale_init, 0, whole=False)
+        for name in ('dropout_rate', 'attention_dropout_rate'):
+            check_rate(f'model.{name}', getattr(self, name))
+        check_choice('model.gelu', self.gelu, tuple(GELU))
+        if self.hidden_size % self.num_heads:
+            raise UserError(f'model.hidden_size {self.hidden_size} does not divide among '
+                            f'{self.num_heads} heads (model.num_heads).')
+        position.check(self.position, self.position_at, self.hidden_size)
+
+
 class Mlp(nn.Module):
     """Two dense layers with a GELU between, dropout after each (equation 3)."""
 
-    mlp_dim: int
-    dropout_rate: float
-    gelu: str
-    dtype: jax.typing.DTypeLike
+    fields: BlockFields
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'], train: bool):
+        fields = self.fields
         dense = functools.partial(nn.Dense, kernel_init=nn.initializers.xavier_uniform(),
-                                  bias_init=nn.initializers.normal(stddev=1e-6), dtype=self.dtype)
-        hidden_size = x.shape[-1]
-        x = dense(self.mlp_dim, name='dense1')(x)
-        x = GELU[self.gelu](nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
-        x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
-        x = dense(hidden_size, name='dense2')(x)
-        return nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+                                  bias_init=nn.initializers.normal(stddev=1e-6), dtype=fields.dtype)
+        x = dense(fields.mlp_dim, name='dense1')(x)
+        x = GELU[fields.gelu](nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
+        x = nn.Dropout(fields.dropout_rate, deterministic=not train)(x)
+        x = dense(fields.hidden_size, name='dense2')(x)
+        return nn.Dropout(fields.dropout_rate, deterministic=not train)(x)
 
 
 class StochasticDepth(nn.Module):
-    """Leaves the residual branch of whole images out, at random (arXiv 1603.09382).
-
-    What stays is divided by its probability, so that the expectation is the branch itself.
-    """
+    """Drops the residual branch of whole images at random (arXiv 1603.09382), unbiased."""
 
     @nn.compact
     def __call__(self, y: Float[Array, 'batch tokens hidden'], rate: Float[Array, ''],
-                 images: int):
-        """`batch` may hold several lines of each image; they are dropped together."""
+                 images: int) -> Float[Array, 'batch tokens hidden']:
+        """`batch` is a multiple of `images`: several lines of one image are dropped together."""
         keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - rate, (images,))
         factor = jnp.repeat(keep / (1 - rate), len(y) // images)
-        return (y * factor[:, None, None]).astype(y.dtype)  # 1 / (1 - rate) is no bfloat16
+        # In float32, because bfloat16 cannot represent 1 / (1 - rate).
+        return (y * factor[:, None, None]).astype(y.dtype)
 
 
 class EncoderBlock(nn.Module):
-    """Pre-norm attention and MLP, each with a residual connection (equations 2 and 3).
+    """Pre-norm attention and MLP, each with a residual connection (equations 2 and 3)."""
 
-    Attributes: those of ViT, and
-      grid, class_token: what the tokens are, see position.Position.
-      parts: entries of the batch that together are one image.
-    """
-
-    mlp_dim: int
-    num_heads: int
-    dropout_rate: float
-    attention_dropout_rate: float
-    layer_scale_init: float
-    gelu: str
-    layer_norm_epsilon: float
-    dtype: jax.typing.DTypeLike
-    position: str
-    position_at: str
-    grid: tuple[int, int]
-    class_token: bool
-    parts: int = 1
+    fields: BlockFields
+    grid: tuple[int, int]  # of the tokens, as in position.Position; so is the next
+    class_token: bool = False
+    lines: int = 1  # consecutive entries of the batch that are one image
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'],
@@ -80,51 +93,39 @@ class EncoderBlock(nn.Module):
                  return_intermediates: bool):
         """Returns the tokens, and a dict of intermediates or None: what nn.scan collects.
 
-        Args:
-          depth_rate: of stochastic depth in this layer; None: off.
-          embedding: the position embedding that all layers share, see position.Position.
+        `depth_rate` is of stochastic depth in this layer, `embedding` the position embedding that
+        all layers share; None for none.
         """
+        fields = self.fields
         # On many devices every example stays where it is, and parameters come to it.
         x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
-        if self.position_at == 'every_layer':
-            embedding = Position(self.position, self.grid, self.class_token, self.num_heads,
-                                 name='position')(x.shape[-1])
-        relative = embedding if self.position == 'relative' else None
-        if embedding is not None and relative is None:
-            x = x + embedding.astype(x.dtype)
-
-        norm = functools.partial(nn.LayerNorm, epsilon=self.layer_norm_epsilon, dtype=self.dtype)
+        x, relative = Position(fields.position, fields.position_at, self.grid, fields.num_heads,
+                               self.class_token, name='position').in_layer(x, embedding)
+        norm = functools.partial(nn.LayerNorm, epsilon=fields.layer_norm_epsilon,
+                                 dtype=fields.dtype)
         y = norm(name='norm1')(x)
-        y, weights = Attention(self.num_heads, self.attention_dropout_rate, self.dtype,
+        y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
                                name='attention')(y, y, relative, train, return_intermediates)
-        y = nn.Dropout(self.dropout_rate, deterministic=not train)(y)
+        y = nn.Dropout(fields.dropout_rate, deterministic=not train)(y)
         x = x + self.branch(y, depth_rate, train, 'scale1')
-        y = Mlp(self.mlp_dim, self.dropout_rate, self.gelu, self.dtype, name='mlp')(
-            norm(name='norm2')(x), train)
+        y = Mlp(fields, name='mlp')(norm(name='norm2')(x), train)
         x = x + self.branch(y, depth_rate, train, 'scale2')
         return x, {'tokens': x, 'attention': weights} if return_intermediates else None
 
     def branch(self, y, depth_rate, train, name):
-        """LayerScale (arXiv 2103.17239) and stochastic depth of a residual branch, if asked for."""
-        if self.layer_scale_init:
-            scale = self.param(name, nn.initializers.constant(self.layer_scale_init), y.shape[-1:])
-            y = y * scale.astype(y.dtype)
+        """LayerScale (arXiv 2103.17239) and stochastic depth of a residual branch, if enabled."""
+        init = self.fields.layer_scale_init
+        if init:
+            y = y * self.param(name, nn.initializers.constant(init), y.shape[-1:]).astype(y.dtype)
         if depth_rate is not None and train:
-            y = StochasticDepth()(y, depth_rate, len(y) // self.parts)
+            y = StochasticDepth()(y, depth_rate, len(y) // self.lines)
         return y
 
 
 class AxialBlock(nn.Module):
-    """Two encoder blocks: attention along each row, then along each column (appendix D.6).
+    """Two encoder blocks: attention along each row, then along each column (appendix D.6)."""
 
-    Attributes:
-      make_block: EncoderBlock without its fields about position and grid.
-      position, position_at, grid: as in EncoderBlock. There is no class token: it is on no grid.
-    """
-
-    make_block: Callable[..., EncoderBlock]
-    position: str
-    position_at: str
+    fields: BlockFields
     grid: tuple[int, int]
 
     @nn.compact
@@ -133,26 +134,21 @@ class AxialBlock(nn.Module):
                  return_intermediates: bool):
         """As EncoderBlock; attention weights are [batch, rows or columns, heads, query, key]."""
         batch, tokens, hidden_size = x.shape
-        rows, columns = self.grid
-        relative = self.position == 'relative'
-        if self.position_at == 'every_layer' and not relative:
-            embedding = Position(self.position, self.grid, class_token=False, num_heads=0,
-                                 name='position')(hidden_size)
-        if embedding is not None:
-            x = x + embedding.astype(x.dtype)
+        fields = self.fields
+        if fields.position != 'relative':  # which acts along each line
+            x, _ = Position(fields.position, fields.position_at, self.grid, fields.num_heads,
+                            name='position').in_layer(x, embedding)
+            fields = dataclasses.replace(fields, position='none', position_at='stem')
 
         def along(name, x):  # [batch, lines, length, hidden]
             lines, length = x.shape[1:3]
-            block = self.make_block(
-                position='relative' if relative else 'none',
-                position_at='every_layer' if relative else 'stem',
-                grid=(1, length), class_token=False, parts=lines, name=name)
+            block = EncoderBlock(fields, (1, length), lines=lines, name=name)
             y, out = block(x.reshape(-1, length, hidden_size), depth_rate, None, train,
                            return_intermediates)
             weights = out and out['attention'].reshape(batch, lines, -1, length, length)
             return y.reshape(x.shape), weights
 
-        x, row_weights = along('row', x.reshape(batch, rows, columns, hidden_size))
+        x, row_weights = along('row', x.reshape(batch, *self.grid, hidden_size))
         x, column_weights = along('column', x.swapaxes(1, 2))
         x = x.swapaxes(1, 2).reshape(batch, tokens, hidden_size)
         return x, {'tokens': x, 'row_attention': row_weights,
@@ -160,22 +156,15 @@ class AxialBlock(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query attends to all tokens, then an MLP (MAP, arXiv 2106.04560 section 3.2).
+    """One learned query attends to all tokens, then an MLP (MAP, arXiv 2106.04560 section 3.2)."""
 
-    Without dropout, as in big_vision.
-    """
-
-    mlp_dim: int
-    num_heads: int
-    gelu: str
-    layer_norm_epsilon: float
-    dtype: jax.typing.DTypeLike
+    fields: BlockFields  # of which the dropout does not act here, as in big_vision
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden']) -> Float[Array, 'batch hidden']:
+        fields = self.fields
         probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]))
         probe = jnp.tile(probe.astype(x.dtype), (x.shape[0], 1, 1))
-        x, _ = Attention(self.num_heads, 0.0, self.dtype, name='attention')(probe, x)
-        y = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name='norm')(x)
-        y = Mlp(self.mlp_dim, 0.0, self.gelu, self.dtype, name='mlp')(y, train=False)
-        return (x + y)[:, 0]
+        x, _ = Attention(fields.num_heads, 0.0, fields.dtype, name='attention')(probe, x)
+        y = nn.LayerNorm(epsilon=fields.layer_norm_epsilon, dtype=fields.dtype, name='norm')(x)
+        return (x + Mlp(fields, name='mlp')(y, train=False))[:, 0]

@@ -1,35 +1,32 @@
 """ResNets with GroupNorm and standardised convolutions (BiT, arXiv 1912.11370).
 
-One code path for the two that the paper uses: the baseline is pre-activated and pads by a fixed
-amount, as BiT's; the one under a hybrid normalises after each convolution and pads as TensorFlow
-does, as in the paper's released hybrids.
+One code path for the two that the paper uses. The baseline is BiT's: it normalises before each
+convolution and pads by a fixed amount. That of the paper's released hybrids normalises after each
+convolution and pads as TensorFlow does.
 """
 
 import functools
+from collections.abc import Mapping
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.models.stack import remat, stack
+from vit_jax.errors import UserError, check_at_least, check_choice, check_names
+from vit_jax.models import variants
+from vit_jax.models.stack import check_computation, remat, stack
 
 
 class StdConv(nn.Module):
-    """Convolution without bias; its kernel has mean 0 and variance 1 per output (1903.10520).
-
-    Attributes:
-      features, kernel_size, stride: as usual, square.
-      fixed_padding: (kernel_size - 1) / 2 on each side, else TensorFlow's 'SAME'.
-      epsilon, epsilon_on: added to the 'std' (Google) or to the 'variance' (timm) of the kernel.
-    """
+    """Convolution without bias; its kernel has mean 0 and variance 1 per output (1903.10520)."""
 
     features: int
     kernel_size: int
     stride: int
-    fixed_padding: bool
+    fixed_padding: bool  # (kernel_size - 1) / 2 on each side, else TensorFlow's 'SAME'
     epsilon: float
-    epsilon_on: str
+    epsilon_on: str  # it is added to the 'std' (Google) or to the 'variance' (timm) of the kernel
     dtype: jax.typing.DTypeLike
 
     @nn.compact
@@ -38,43 +35,35 @@ class StdConv(nn.Module):
         size, pad = self.kernel_size, (self.kernel_size - 1) // 2
         kernel = self.param('kernel', nn.initializers.lecun_normal(),
                             (size, size, x.shape[-1], self.features))
+        x = x.astype(self.dtype)
+        kernel = kernel - kernel.mean((0, 1, 2))  # in float32, whatever self.dtype is
+        variance = (kernel**2).mean((0, 1, 2))
+        if self.epsilon_on == 'std':
+            kernel = kernel / (jnp.sqrt(variance) + self.epsilon)
+        else:
+            kernel = kernel / jnp.sqrt(variance + self.epsilon)
         y = jax.lax.conv_general_dilated(
-            x.astype(self.dtype), self.standardise(kernel).astype(self.dtype),
-            (self.stride, self.stride), ((pad, pad), (pad, pad)) if self.fixed_padding else 'SAME',
+            x, kernel.astype(self.dtype), (self.stride, self.stride),
+            ((pad, pad), (pad, pad)) if self.fixed_padding else 'SAME',
             dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
         return nn.with_logical_constraint(y, ('batch', 'rows', 'columns', 'features'))
 
-    def standardise(self, kernel):
-        """In float32, whatever the computation's dtype."""
-        kernel = kernel - kernel.mean((0, 1, 2))
-        variance = (kernel**2).mean((0, 1, 2))
-        if self.epsilon_on == 'std':
-            return kernel / (jnp.sqrt(variance) + self.epsilon)
-        return kernel / jnp.sqrt(variance + self.epsilon)
-
 
 class ResidualUnit(nn.Module):
-    """Bottleneck unit: 1x1, 3x3 (with the stride), 1x1 to four times the features.
+    """Bottleneck unit: 1x1, 3x3 (with the stride), 1x1 to four times the features."""
 
-    Attributes:
-      features: of the first two convolutions.
-      conv, norm: StdConv and GroupNorm with the fields that all layers share.
-      preactivation: normalise before each convolution, else after it.
-    """
-
-    features: int
+    features: int  # of the first two convolutions
     stride: int
-    conv: functools.partial
-    norm: functools.partial
-    preactivation: bool
+    conv: functools.partial  # StdConv with the fields that all layers share
+    norm: functools.partial  # GroupNorm with those
+    preactivation: bool  # normalise before each convolution, else after it
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch height width channels']):
         """Returns the features and None: what nn.scan collects."""
         projects = self.stride > 1 or x.shape[-1] != 4 * self.features
-        if self.preactivation:
-            return self.normalised_before(x, projects), None
-        return self.normalised_after(x, projects), None
+        unit = self.normalised_before if self.preactivation else self.normalised_after
+        return unit(x, projects), None
 
     def normalised_before(self, x, projects):
         """ResNet-v2 (arXiv 1603.05027)."""
@@ -101,15 +90,11 @@ class ResidualUnit(nn.Module):
 
 
 class Stage(nn.Module):
-    """A unit that changes the shape, then units that keep it and are one stack.
-
-    Attributes:
-      unit: fields of ResidualUnit, without the stride.
-    """
+    """A unit that changes the shape, then units that keep it and are one stack."""
 
     units: int
     stride: int
-    unit: dict
+    unit: dict  # fields of ResidualUnit, without the stride
     unroll: int
     remat_policy: str
 
@@ -125,26 +110,17 @@ class Stage(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Images to a feature map: the root, then stages of residual units.
+    """Images to a feature map: the root, then stages of residual units."""
 
-    Attributes:
-      units: residual units of each stage; () leaves the root alone.
-      width: channels of the root; 64 times BiT's width factor.
-      preactivation, fixed_padding: True in BiT, False in the hybrids.
-      num_groups, group_norm_epsilon: of every GroupNorm.
-      weight_epsilon, weight_epsilon_on: of the standardised kernels, see StdConv.
-      dtype, unroll, remat_policy: as in ViT.
-    """
-
-    units: tuple[int, ...]
-    width: int
-    preactivation: bool
+    units: tuple[int, ...]  # residual units of each stage; with () there is only the root
+    width: int  # channels of the root; 64 times BiT's width factor
+    preactivation: bool  # True in BiT, False in the hybrids; so is the next
     fixed_padding: bool
-    num_groups: int
+    num_groups: int  # of every GroupNorm
     group_norm_epsilon: float
-    weight_epsilon: float
-    weight_epsilon_on: str
-    dtype: jax.typing.DTypeLike
+    weight_epsilon: float  # of the standardised kernels
+    weight_epsilon_on: str  # 'std' | 'variance', see StdConv
+    dtype: jax.typing.DTypeLike  # this and the following: as in ViT
     unroll: int
     remat_policy: str
 
@@ -160,7 +136,9 @@ class Backbone(nn.Module):
         x = conv(self.width, 7, 2, name='root_conv')(images)
         if not self.preactivation:
             x = nn.relu(norm(name='root_norm')(x))
-        outputs = [self.max_pool(x)]
+        if self.fixed_padding:
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # with zeros, not -inf, as in BiT
+        outputs = [nn.max_pool(x, (3, 3), (2, 2), 'VALID' if self.fixed_padding else 'SAME')]
         for i, units in enumerate(self.units):
             unit = dict(features=self.width * 2**i, conv=conv, norm=norm,
                         preactivation=self.preactivation)
@@ -169,16 +147,21 @@ class Backbone(nn.Module):
             outputs.append(stage(outputs[-1]))
         return outputs
 
-    def max_pool(self, x):
-        if not self.fixed_padding:
-            return nn.max_pool(x, (3, 3), (2, 2), 'SAME')
-        x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # with zeros, not -inf, as in BiT
-        return nn.max_pool(x, (3, 3), (2, 2), 'VALID')
 
-
-def feature_grid(image_size: tuple[int, int], num_stages: int) -> tuple[int, int]:
-    """(rows, columns) of the last feature map: every halving rounds up."""
-    return tuple(-(-side // stride(num_stages)) for side in image_size)
+def check_backbone(fields: Mapping) -> None:
+    """Raises UserError unless `fields`, `config.model.resnet`, make a Backbone."""
+    check_names('model.resnet', fields, variants.bit_resnet(()))
+    units = fields['units']
+    if not isinstance(units, (tuple, list)) or not all(
+            isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in units):
+        raise UserError(f'model.resnet.units is {units!r}: expected the number of residual units '
+                        'of each stage, as in 3,4,6,3.')
+    for name in ('width', 'num_groups'):
+        check_at_least(f'model.resnet.{name}', fields[name], 1)
+    if fields['width'] % fields['num_groups']:
+        raise UserError(f'model.resnet.width {fields["width"]} does not divide among '
+                        f'{fields["num_groups"]} groups (model.resnet.num_groups).')
+    check_choice('model.resnet.weight_epsilon_on', fields['weight_epsilon_on'], ('std', 'variance'))
 
 
 def stride(num_stages: int) -> int:
@@ -187,19 +170,13 @@ def stride(num_stages: int) -> int:
 
 
 class ResNet(nn.Module):
-    """The paper's baseline (section 4.1): images to logits. Attributes are `config.model`'s.
-
-    Attributes:
-      resnet: fields of Backbone, without dtype, unroll and remat_policy.
-      unroll: residual units compiled side by side in each stage's loop.
-      num_classes, head_bias_init, dtype, remat_policy: as in ViT.
-    """
+    """The paper's baseline (section 4.1), images to logits; other fields are as in ViT."""
 
     num_classes: int
-    resnet: dict
+    resnet: dict  # fields of Backbone, without dtype, unroll and remat_policy
     head_bias_init: float = 0.0
     dtype: str = 'float32'
-    unroll: int = 1
+    unroll: int = 1  # residual units compiled side by side in each stage's loop
     remat_policy: str = 'none'
 
     @nn.compact
@@ -207,10 +184,9 @@ class ResNet(nn.Module):
                  return_intermediates: bool = False):
         """Returns float32 logits [batch, num_classes], or the representation for num_classes=0.
 
-        Args:
-          train: has no effect: there is no dropout and GroupNorm knows no running averages.
-          return_intermediates: also return a dict with `stages`, the list of feature maps of the
-            root and every stage, and `representation` [batch, features].
+        `train` has no effect: there is no dropout, and GroupNorm has no running averages. With
+        `return_intermediates` also returns a dict with `stages`, the list of feature maps of the
+        root and every stage, and `representation` [batch, features].
         """
         stages = Backbone(**self.resnet, dtype=self.dtype, unroll=self.unroll,
                           remat_policy=self.remat_policy, name='resnet')(images)
@@ -227,5 +203,12 @@ class ResNet(nn.Module):
         return (x, outputs) if return_intermediates else x
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """(rows, columns) of the last feature map; any image will do."""
-        return feature_grid(image_size, len(self.resnet['units']))
+        """(rows, columns) of the last feature map; every halving rounds up, so every size fits."""
+        return tuple(-(-side // stride(len(self.resnet['units']))) for side in image_size)
+
+    def check(self) -> None:
+        """Raises UserError unless the fields fit together."""
+        check_computation(self.dtype, self.unroll, self.remat_policy)
+        check_backbone(self.resnet)
+        if not self.resnet['units']:
+            raise UserError('model.resnet.units is empty: a ResNet needs at least one stage.')

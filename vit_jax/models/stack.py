@@ -3,6 +3,8 @@
 import flax.linen as nn
 import jax
 
+from vit_jax.errors import check_at_least, check_choice
+
 # 'none' keeps every activation for the backward pass; the others are jax.checkpoint_policies.
 # Convolutions are kept by dots_saveable, not by dots_with_no_batch_dims_saveable.
 REMAT_POLICIES = ('none', 'nothing_saveable', 'dots_saveable',
@@ -16,12 +18,11 @@ def stack(block: type[nn.Module], length: int, *, unroll: int, remat_policy: str
     The parameters are the same whatever `unroll` and `remat_policy` are, so that checkpoints fit.
 
     Args:
-      block: its __call__ takes what is passed on and the arguments of `in_axes`, and returns what
-        is passed on and what is collected per repetition.
-      unroll: repetitions compiled side by side; `length` leaves no loop.
-      remat_policy: one of REMAT_POLICIES.
+      block: its __call__ takes what the previous repetition has passed on and the arguments of
+        `in_axes`; it returns what it passes on, and what is collected, one entry per repetition.
+      unroll: repetitions compiled side by side; with `length` there is no loop.
       in_axes: for each further argument 0 (an entry per repetition) or flax.linen.broadcast.
-      static_argnums: which arguments of __call__ are Python values; self counts as 0.
+      static_argnums: which arguments of __call__ are Python values, self being argument 0.
     """
     block = remat(block, remat_policy, static_argnums, prevent_cse=unroll >= length)
     return nn.scan(block, variable_axes={'params': 0}, in_axes=in_axes,
@@ -31,11 +32,19 @@ def stack(block: type[nn.Module], length: int, *, unroll: int, remat_policy: str
 
 def remat(block: type[nn.Module], policy: str, static_argnums: tuple[int, ...] = (),
           prevent_cse: bool = True) -> type[nn.Module]:
-    """`block`, which recomputes in the backward pass what `policy`, of REMAT_POLICIES, drops.
+    """`block`, recomputing in the backward pass what `policy`, of REMAT_POLICIES, does not keep.
 
-    Inside a loop nothing can be merged with the forward pass: there `prevent_cse` is not needed.
+    `prevent_cse` keeps the compiler from merging the recomputation with the forward pass, which it
+    cannot do inside a loop anyway.
     """
     if policy == 'none':
         return block
     return nn.remat(block, policy=getattr(jax.checkpoint_policies, policy),
                     static_argnums=static_argnums, prevent_cse=prevent_cse)
+
+
+def check_computation(dtype: str, unroll: int, remat_policy: str) -> None:
+    """Raises UserError unless the fields that say how a model is computed have possible values."""
+    check_choice('model.dtype', dtype, ('float32', 'bfloat16'))
+    check_at_least('model.unroll', unroll, 1)
+    check_choice('model.remat_policy', remat_policy, REMAT_POLICIES)

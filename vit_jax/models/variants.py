@@ -48,22 +48,14 @@ AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}  # appendix D.6
 
 def names() -> list[str]:
     """All model names: 'ti4', ..., 'so400m32', then axial models, hybrids and ResNets."""
-    return [f'{size}{patch}' for size in SIZES for patch in PATCHES] + [
-        *AXIAL, *HYBRIDS, *RESNETS]
+    return [*(f'{s}{patch}' for s in SIZES for patch in PATCHES), *AXIAL, *HYBRIDS, *RESNETS]
 
 
 def get(name: str) -> dict:
-    """Returns the numbers behind a model name; what it leaves out is the model's default.
+    """Fields of vit.ViT, or of resnet.ResNet for RESNETS; what is left out has its default there.
 
-    Args:
-      name: size and patch size in pixels, for example 'b16' ('g14' and 'G14' are two models), or a
-        key of AXIAL, HYBRIDS or RESNETS.
-
-    Returns:
-      Fields of vit.ViT, or of resnet.ResNet for RESNETS.
-
-    Raises:
-      UserError: the name is unknown; the message names the nearest ones.
+    A name is a size and a patch size in pixels, for example 'b16' ('g14' and 'G14' are two models),
+    or a key of AXIAL, HYBRIDS or RESNETS. Raises UserError, with the nearest names, for others.
     """
     if name in AXIAL:
         return {**get(AXIAL[name]), 'attention': 'axial', 'pool': 'gap'}
@@ -83,10 +75,8 @@ def get(name: str) -> dict:
 
 
 def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:
-    """Fields of resnet.Backbone for a hybrid, as in Google's code.
-
-    In timm the epsilons are 1e-5 and, on the variance, 1e-8.
-    """
+    """Fields of resnet.Backbone for a hybrid, as in Google's code."""
+    # In timm the epsilons are 1e-5 and, on the variance, 1e-8.
     return dict(units=units, width=width, preactivation=False, fixed_padding=False, num_groups=32,
                 group_norm_epsilon=1e-6, weight_epsilon=1e-5, weight_epsilon_on='std')
 

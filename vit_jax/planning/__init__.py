@@ -1,8 +1,6 @@
-"""What a run needs before there is a machine for it: chips, compiled programs, estimates.
+"""What a run needs, before there is a machine for it.
 
-    chips.py     numbers of the vendors
-    targets.py   devices to compile for, none of which need be there
-    hlo.py       FLOPs and communicated bytes of a compiled program
-    estimate.py  memory, time, and the largest batch
-    report.py    what to change, and the text
+In: a complete config and the chips to compile for, which need not exist. Out: memory, work and time
+of a training step, the largest batch, and what to change when a step does not fit.
+Imports training and the rooms below it; neither data nor weights.
 """

@@ -1,37 +1,35 @@
-"""Memory, work and time of a training step that is compiled for devices that need not be there."""
+"""Memory, work and time of a training step that is compiled for devices that need not exist."""
 
+import functools
 import logging
-import math
-import os
+import pathlib
 import re
 import tempfile
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.planning import hlo
+from vit_jax.planning import collectives
 from vit_jax.training import accumulation, chips, sharding
 from vit_jax.training.program import Program
 
 log = logging.getLogger(__name__)
 
-UNDER_WAY = 2  # batches on the devices beside the one of the step, as in training
 UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 TRIES = 3  # batches compiled in search of the largest
-AIM = 0.97  # of the memory in that search: layouts bend the line
+AIM = 0.97  # of the memory in that search: memory is not quite linear in the batch
 
 
 class Target(NamedTuple):
-    """What is compiled for.
+    """The devices that a step is compiled for.
 
     Attributes:
       name: of the chip in chips.CHIPS.
-      devices: of a TPU slice, or simulated.
-      simulated: whether the compiler is that of the CPU, whose program has to be corrected.
+      simulated: whether the devices are those of the CPU, whose compiler gives rougher numbers.
       limit: bytes of a device that a step may take.
     """
 
@@ -40,101 +38,60 @@ class Target(NamedTuple):
     simulated: bool
     limit: float
 
-    @property
-    def chip(self) -> chips.Chip:
-        """The chip's numbers."""
-        return chips.CHIPS[self.name]
+    def program(self, config: ConfigDict, changes: Mapping[str, Any] | None = None) -> Program:
+        """The program of a complete config, with `changes` by field, on these devices.
 
-
-class Memory(NamedTuple):
-    """Bytes per device.
-
-    Attributes:
-      params: parameters, and their average where there is one.
-      optimizer: state of the optimizer.
-      gradients: as large as the parameters, in their dtype.
-      batches: images of the step and of those under way.
-      activations: all else at the peak: what the backward pass needs, and room to work in.
-      peak: by the compiler, and the batches under way.
-    """
-
-    params: int
-    optimizer: int
-    gradients: int
-    batches: int
-    activations: int
-    peak: int
+        Raises UserError when the mesh, the batch or the model does not fit the devices.
+        """
+        config = config_lib.changed(config, changes or {})
+        return Program(config, sharding.make_mesh(config.mesh, self.devices))
 
 
 class Step(NamedTuple):
-    """A compiled training step, or one that the compiler refused.
+    """What a training step needs and does.
 
     Attributes:
-      needed: bytes per device at the peak, with batches under way; of a refused step what the
-        compiler says it needs.
-      counts: what a device does; None when refused.
-      traffic: bytes that it at least reads from memory and writes to it.
+      needed: bytes per device at the peak, batches under way included.
+      work: of a device, None if the compiler refused the step: `flops_per_device` of matrix
+        products and convolutions, recomputation included; `sent_bytes` and `collectives` (calls) by
+        kind of collective; `memory_traffic`, bytes at least read from memory and written to it.
     """
 
     needed: int
-    counts: hlo.Counts | None
-    traffic: int
+    work: dict[str, Any] | None
 
 
-class Time(NamedTuple):
-    """Seconds of a step by the roofline: none of the three can be faster than the chip is.
-
-    Attributes:
-      arithmetic: FLOPs by the peak.
-      memory: traffic by the bandwidth of the memory.
-      links: bytes sent by the rate of all links of the device at once.
-    """
-
-    arithmetic: float
-    memory: float
-    links: float
-
-    @property
-    def least(self) -> float:
-        """All three at the same time: no step is faster."""
-        return max(self)
-
-    @property
-    def one_after_another(self) -> float:
-        """Nothing overlaps."""
-        return sum(self)
-
-
-def compile_step(config: ConfigDict, target: Target) -> Step:
-    """Compiles the step of a settled config; allocates nothing on any device."""
-    program = Program(config, sharding.make_mesh(config.mesh, target.devices))
-    lowered = program.lower_train_step(config.accum_steps)
-    under_way = UNDER_WAY * share(program.abstract_batch)
+def compile_step(program: Program, target: Target) -> Step:
+    """Compiles the training step of a program; nothing is allocated on any device."""
+    under_way = sharding.BATCHES_UNDER_WAY * sharding.bytes_per_device(program.abstract_batch)
+    lowered = program.lower_train_step()
     start = time.perf_counter()
     try:
         compiled, text = _compile(lowered, target.simulated)
-        log.info('compiled a step of batch %d in %d parts: %.0f s', config.batch_size,
-                 config.accum_steps, time.perf_counter() - start)
     except jax.errors.JaxRuntimeError as error:
         refused = re.search(r'([\d.]+)([KMGT])\)? (?:of|exceeds)', str(error))
         if 'RESOURCE_EXHAUSTED' not in str(error) or not refused:
             raise
-        needed = float(refused.group(1)) * UNITS[refused.group(2)]
-        return Step(int(needed) + under_way, None, 0)
+        return Step(int(float(refused[1]) * UNITS[refused[2]]) + under_way, None)
+    log.info('compiled a step of batch %d in %d parts: %.0f s', program.config.batch_size,
+             program.config.accum_steps, time.perf_counter() - start)
     m = compiled.memory_analysis()
-    # Every argument is read, every result written, and what is kept in between both; the CPU keeps
-    # other things than an accelerator would.
+    # Arguments are read, results written, and temporary arrays both; those of the CPU are left out
+    # because they differ from an accelerator's.
     traffic = m.argument_size_in_bytes + m.output_size_in_bytes
     if not target.simulated:
         traffic += 2 * m.temp_size_in_bytes
-    return Step(accumulation.bytes_needed(compiled) + under_way, hlo.Module(text).count(), traffic)
+    sent, calls = collectives.count(text)
+    return Step(accumulation.bytes_needed(compiled) + under_way, {
+        'flops_per_device': program.flops_of_train_step() // len(target.devices),
+        'sent_bytes': sent, 'collectives': calls, 'memory_traffic': traffic})
 
 
 def _compile(lowered, simulated):
-    """The executable, and the program that a device runs as HLO text.
+    """The executable, and the program of one device as HLO text.
 
-    The CPU's compiler turns collectives of bfloat16 into float32 and knows no reduce-scatter: of a
-    simulated device the program is taken as it is when it has just been split over the devices.
+    The CPU's compiler turns collectives of bfloat16 into float32 and has no reduce-scatter: for
+    simulated devices the text is that of the program just after it was split over the devices.
     """
     if not simulated:
         compiled = lowered.compile()
@@ -142,108 +99,88 @@ def _compile(lowered, simulated):
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={
             'xla_dump_to': folder, 'xla_dump_hlo_pass_re': 'spmd-partitioning'})
-        names = sorted(os.listdir(folder))
-        split = [name for name in names if 'after_spmd-partitioning' in name]
-        whole = [name for name in names if name.endswith('before_optimizations.txt')]
-        with open(os.path.join(folder, (split or whole)[0]), encoding='utf-8') as file:
-            return compiled, file.read()
+        dumps = pathlib.Path(folder)
+        split = sorted(dumps.glob('*after_spmd-partitioning*'))
+        whole = sorted(dumps.glob('*before_optimizations.txt'))  # a single device
+        return compiled, (split or whole)[0].read_text(encoding='utf-8')
 
 
-def memory(config: ConfigDict, target: Target, needed: int) -> Memory:
-    """What the bytes of a compiled step are.
+def memory(program: Program, needed: int) -> dict[str, int]:
+    """The bytes of a device at the peak, by what they hold.
 
-    Args:
-      needed: of the Step.
+    Returns:
+      params (and their average if there is one), optimizer (its state), gradients (as large as the
+      parameters), batches (that of the step and those under way), activations (all else: what the
+      backward pass needs, and temporary memory), peak (`needed`).
     """
-    program = Program(config, sharding.make_mesh(config.mesh, target.devices))
-    state = program.abstract_state
-    gradients = share(state.params)
-    params = gradients + share(state.ema_params)
-    optimizer = share(state.opt_state)
-    batches = (1 + UNDER_WAY) * share(program.abstract_batch)
-    return Memory(params, optimizer, gradients, batches,
-                  max(needed - params - optimizer - gradients - batches, 0), needed)
+    state, size = program.abstract_state, sharding.bytes_per_device
+    parts = {'params': size((state.params, state.ema_params)), 'optimizer': size(state.opt_state),
+             'gradients': size(state.params),
+             'batches': (1 + sharding.BATCHES_UNDER_WAY) * size(program.abstract_batch)}
+    return parts | {'activations': max(needed - sum(parts.values()), 0), 'peak': needed}
 
 
-def share(tree: PyTree) -> int:
-    """Bytes of the arrays of a tree on one device, by their shardings."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-               for x in jax.tree.leaves(tree))
+def step_seconds(target: Target, work: dict[str, Any]) -> dict[str, float] | None:
+    """Seconds by the roofline for the work of a Step; None if the speed of the chip is unknown.
 
-
-def step_time(target: Target, step: Step) -> Time | None:
-    """The roofline of a compiled step; None for a chip whose speed is not known."""
-    chip = target.chip
+    Returns:
+      arithmetic (FLOPs by the peak), memory (traffic by the bandwidth), links (bytes sent by the
+      rate of all links of the device at once), least (all three at the same time: no step is
+      faster), one_after_another (nothing overlaps).
+    """
+    chip = chips.CHIPS[target.name]
     if chip.flops is None:
         return None
-    return Time(step.counts.flops / chip.flops, step.traffic / chip.bandwidth,
-                sum(step.counts.sent.values()) / chips.send_rate(chip, len(target.devices)))
+    seconds = {'arithmetic': work['flops_per_device'] / chip.flops,
+               'memory': work['memory_traffic'] / chip.bandwidth,
+               'links': (sum(work['sent_bytes'].values())
+                         / chips.send_rate(chip, len(target.devices)))}
+    return seconds | {'least': max(seconds.values()), 'one_after_another': sum(seconds.values())}
 
 
-def with_batch(config: ConfigDict, images: int, parts: int) -> ConfigDict:
-    """The config with so many images per device and part of the batch; as many steps as before."""
-    steps = config_lib.total_steps(config)
-    config = config.copy_and_resolve_references()
-    config.update(batch_size=images * parts * config.accum_steps, num_steps=steps, num_epochs=0.0)
-    return config
+def compile_split(program: Program, target: Target) -> tuple[Program, Step]:
+    """A program and its compiled step; accum_steps 0 becomes the smallest number that fits.
 
-
-def choose_parts(config: ConfigDict, target: Target) -> ConfigDict:
-    """The config, in which accum_steps 0 has become the fewest parts that fit.
-
-    Raises:
-      UserError: not even one image per device fits.
+    Raises UserError when not even one image per device fits.
     """
-    if config.accum_steps:
-        return config
-
-    def with_parts(accum_steps):
-        changed = config.copy_and_resolve_references()
-        changed.accum_steps = accum_steps
-        return changed
-
-    parts = sharding.batch_parts(sharding.make_mesh(config.mesh, target.devices))
-    accum_steps, _ = accumulation.choose(
-        lambda n: compile_step(with_parts(n), target), config.batch_size, parts,
-        limit=target.limit, size_of=lambda step: step.needed)
-    return with_parts(accum_steps)
+    step_of = functools.cache(lambda program: compile_step(program, target))
+    if not program.config.accum_steps:
+        program = accumulation.choose(program, limit=target.limit,
+                                      size_of=lambda program: step_of(program).needed)
+    return program, step_of(program)
 
 
-def largest_batch(config: ConfigDict, target: Target, first: Step) -> tuple[int, int] | None:
-    """The largest batch that fits, with the mesh and the accumulation of the config.
+def largest_batch(program: Program, target: Target, first: Step) -> tuple[int, int] | None:
+    """(batch size, bytes needed) of the largest batch found to fit with a program's mesh and split.
 
     Memory grows about linearly with the images per device: a line through the two largest compiled
     steps proposes a size, a compiled step of that size decides, and may correct the line.
 
     Args:
-      first: the compiled step of the config's own batch.
-
-    Returns:
-      (batch size, bytes needed), None when nothing was found to fit.
+      first: the step of the program.
     """
-    parts = sharding.batch_parts(sharding.make_mesh(config.mesh, target.devices))
-    needed = {config.batch_size // parts // config.accum_steps: first.needed}
+    parts = sharding.batch_parts(program.mesh) * program.config.accum_steps
+    own = program.config.batch_size // parts
+    needed = {own: first.needed}  # by images per device and part of the batch
 
     def fits(images):
         if images not in needed:
-            needed[images] = compile_step(with_batch(config, images, parts), target).needed
+            other = target.program(program.config, {
+                'batch_size': images * parts, 'num_steps': program.num_steps, 'num_epochs': 0.0})
+            needed[images] = compile_step(other, target).needed
         return needed[images] <= target.limit
 
-    (images,) = needed
-    best = max(filter(fits, (images // 2 or 2, images)), default=0)
+    best = max(filter(fits, (own // 2 or 2, own)), default=0)
     for _ in range(TRIES):
         (few, low), (many, high) = sorted(needed.items())[-2:]
         slope = (high - low) / (many - few)
-        proposed = _round(few + int((AIM * target.limit - low) / slope)) if slope > 0 else 0
+        proposed = few + int((AIM * target.limit - low) / slope) if slope > 0 else 0
+        if proposed >= 32:
+            proposed -= proposed % 8  # compilers pad to a multiple of 8
         if proposed <= best or proposed in needed:
             break
         if fits(proposed):
             best = proposed
             if needed[best] > 0.9 * target.limit:
                 break
-    return (best * parts * config.accum_steps, needed[best]) if best else None
-
-
-def _round(images):
-    """Down to a multiple of 8 where that is little: compilers pad to it."""
-    return images // 8 * 8 if images >= 32 else images
+    return (best * parts, needed[best]) if best else None

@@ -1,5 +1,6 @@
-"""Devices to compile for: a TPU slice that is described to its compiler, or simulated hosts."""
+"""Devices to compile for: a TPU slice that its compiler knows, or simulated CPU devices."""
 
+import contextlib
 import importlib.util
 import itertools
 import math
@@ -10,40 +11,30 @@ import jax
 from vit_jax.errors import UserError
 from vit_jax.training import chips
 
-# Slices of fewer than 64 chips have fixed shapes; then 3-D ones are made of cubes of 4x4x4.
+# Slices of fewer than 64 chips have these shapes; larger 3-D ones are made of cubes of 4x4x4.
 SHAPES = {2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
           3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))}
-CUBE, LONGEST = 4, 24  # chips of a side
+CUBE, LONGEST = 4, 24  # sides, in chips
 
 
-def shapes(chip: chips.Chip) -> list[tuple[int, ...]]:
-    """Shapes of all slices of a TPU, the most compact one for every number of chips."""
-    found = {math.prod(shape): shape for shape in SHAPES[chip.dims]}
-    if chip.dims == 3:
-        sides = range(CUBE, LONGEST + 1, CUBE)
-        for shape in sorted(itertools.combinations_with_replacement(sides, 3), key=sum):
-            found.setdefault(math.prod(shape), shape)
-    return [shape for size, shape in sorted(found.items()) if size <= chip.largest]
+def shapes(chip: chips.Chip) -> dict[int, tuple[int, ...]]:
+    """The most compact slice of a TPU for every possible number of chips."""
+    sides = range(CUBE, LONGEST + 1, CUBE) if chip.dims == 3 else ()
+    cubes = sorted(itertools.combinations_with_replacement(sides, 3), key=sum)
+    found = {}
+    for shape in (*SHAPES[chip.dims], *cubes):
+        found.setdefault(math.prod(shape), shape)
+    return {size: found[size] for size in sorted(found) if size <= chip.largest}
 
 
 def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
-    """The shape of a TPU slice, for example (4, 8, 8).
-
-    Args:
-      name: of the chip.
-      devices: chips of the slice.
-      topology: '4x8x8', or '' for the most compact shape.
-
-    Raises:
-      UserError: there is no such slice; the message names those nearby.
-    """
+    """The shape of a TPU slice: that of a topology such as '4x8x8', else the most compact one."""
     chip = chips.get(name)
     valid = shapes(chip)
-    sizes = [math.prod(shape) for shape in valid]
-    if not topology and devices in sizes:
-        return valid[sizes.index(devices)]
-    near = sorted(valid, key=lambda shape: abs(math.log(math.prod(shape) / max(devices, 1))))[:4]
-    near = ', '.join(f'{math.prod(shape)} ({text(shape)})' for shape in sorted(near, key=math.prod))
+    if not topology and devices in valid:
+        return valid[devices]
+    near = sorted(valid, key=lambda size: abs(math.log(size / max(devices, 1))))[:4]
+    near = ', '.join(f'{size} ({text(valid[size])})' for size in sorted(near))
     if not topology:
         raise UserError(f'{devices} devices are no slice of {name}. The nearest are: {near}.')
     try:
@@ -63,11 +54,7 @@ def text(shape: tuple[int, ...]) -> str:
 
 
 def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
-    """Devices of a TPU slice to compile for; no such machine is needed.
-
-    Raises:
-      UserError: libtpu is not installed, or does not know the slice.
-    """
+    """Devices of a TPU slice, which need not exist."""
     if importlib.util.find_spec('libtpu') is None:
         raise UserError("compiling for TPUs needs libtpu: pip install -e '.[plan]'. Or add "
                         '--simulate: simulated devices of this host, a rougher estimate.')
@@ -92,16 +79,10 @@ def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
 
 
 def simulated_devices(number: int) -> list[jax.Device]:
-    """So many CPU devices of this process, which must not have used jax before.
-
-    Raises:
-      UserError: it has, with fewer devices.
-    """
-    try:
+    """This many CPU devices; UserError if this process has used JAX before, with fewer devices."""
+    with contextlib.suppress(RuntimeError):  # JAX has started: its devices may be enough
         jax.config.update('jax_num_cpu_devices', number)
-        devices = jax.devices('cpu')
-    except RuntimeError:  # jax has started: what it has may be enough
-        devices = jax.devices('cpu')
+    devices = jax.devices('cpu')
     if len(devices) < number:
         raise UserError(f'this process has {len(devices)} devices and {number} were asked for: '
                         'plan in a process of its own.')

@@ -1,1 +1,6 @@
-"""Many processes act as one: they start, agree and stop together."""
+"""Many processes act as one: they start, decide and stop together, with public JAX functions only.
+
+In: who this process is (flags or the launcher's environment), values of each process, errors.
+Out: the same decision on all processes, and a last line that says why a process ended.
+Imports errors and JAX; never config, workdir, data or a command.
+"""

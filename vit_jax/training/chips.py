@@ -6,31 +6,18 @@ from vit_jax.errors import UserError, nearest_names
 
 
 class Chip(NamedTuple):
-    """What one jax device can do. Upper bounds: no program reaches all of them.
+    """What one jax device can do. Upper bounds: no program reaches all of them."""
 
-    Attributes:
-      kinds: parts of jax's device_kind, any of which names it.
-      flops: dense bfloat16 FLOP/s.
-      memory: bytes that a program may use.
-      bandwidth: bytes/s of that memory.
-      link: bytes/s that it sends to its neighbours, over all its links at once.
-      node: devices that reach each other over these links; 0: all of a slice.
-      network: bytes/s that a device sends to another node, where there are nodes.
-      dims: axes of the torus of a TPU slice, 0 for what is no TPU.
-      largest: devices of the largest slice, for a TPU.
-      source: where the numbers stand.
-    """
-
-    kinds: tuple[str, ...]
-    flops: float | None
-    memory: float | None
-    bandwidth: float | None
-    link: float | None
-    node: int = 0
-    network: float = 0.0
-    dims: int = 0
-    largest: int = 0
-    source: str = ''
+    kinds: tuple[str, ...]  # parts of jax's device_kind, any of which identifies it
+    flops: float | None  # dense bfloat16 FLOP/s
+    memory: float | None  # bytes that a program may use
+    bandwidth: float | None  # bytes/s of that memory
+    link: float | None  # bytes/s that it sends to its neighbours, over all its links at once
+    node: int = 0  # devices that reach each other over these links; 0: all of a slice
+    network: float = 0.0  # bytes/s that a device sends to another node
+    dims: int = 0  # axes of the torus of a TPU slice; 0: not a TPU
+    largest: int = 0  # devices of the largest TPU slice
+    source: str = ''  # of the numbers
 
 
 GIB = 2**30
@@ -60,7 +47,7 @@ CHIPS = {
 
 
 def get(name: str) -> Chip:
-    """The chip of a name of CHIPS; raises UserError, with the nearest names, when there is none."""
+    """The chip of a name of CHIPS; raises UserError, with the nearest names, for other names."""
     if name not in CHIPS:
         raise UserError(f'unknown chip {name!r}. {nearest_names(name.lower(), list(CHIPS))}'
                         f'Chips: {", ".join(CHIPS)}.')
@@ -69,16 +56,15 @@ def get(name: str) -> Chip:
 
 def peak_flops(device_kind: str) -> float | None:
     """Peak bfloat16 FLOP/s of a device kind such as 'NVIDIA H200', None where it is not known."""
-    # v5e stands before v5p in the table: 'TPU v5 lite' contains 'TPU v5'.
+    # v5e precedes v5p in the table, because 'TPU v5 lite' contains 'TPU v5'.
     return next((chip.flops for chip in CHIPS.values()
                  if any(kind in device_kind for kind in chip.kinds)), None)
 
 
 def send_rate(chip: Chip, devices: int) -> float | None:
-    """Bytes/s that a device sends at most in a collective over so many devices.
+    """Bytes/s that a device sends at most in a collective over `devices` devices.
 
-    Between nodes a ring passes through all adapters of a node side by side: what one device sends
-    then leaves over `node` of them.
+    Between nodes a ring passes through all `node` adapters of a node side by side.
     """
     if chip.node and devices > chip.node:
         return min(chip.link, chip.node * chip.network)

@@ -14,9 +14,7 @@ from vit_jax.errors import UserError
 def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
     """Learning rate of update k = 0, 1, ...: linear warm-up from 0, then the decay.
 
-    Args:
-      config: `config.optimizer`.
-      num_steps: length of the run; the decay reaches `end_learning_rate` there.
+    `config` is `config.optimizer`; the decay reaches its `end_learning_rate` at `num_steps`.
     """
     peak, end = config.learning_rate, config.end_learning_rate
     decay_steps = num_steps - config.warmup_steps
@@ -29,63 +27,56 @@ def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
     return optax.join_schedules([warmup, decay], [config.warmup_steps])
 
 
-def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree | None = None
+                   ) -> optax.GradientTransformation:
     """Clipping, then Adam or SGD, then decoupled weight decay, then the learning rate.
 
-    Weight decay is optax's: multiplied by the learning rate, and here only on parameters whose
-    last name is in `config.decay_names`. Parameters that `config.lr_factors` freezes have no part
-    in the gradient norm, no optimizer state and no decay.
+    Weight decay is optax's: multiplied by the learning rate, and here only for parameters whose
+    last name is in `config.decay_names`. Parameters with factor 0 are frozen: they have no part in
+    the gradient norm, no optimizer state and no decay.
 
     Args:
       config: `config.optimizer`.
-      schedule: learning rate of every step.
+      factors: from lr_factors; None: 1 for every parameter.
     """
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    direction = {
-        'adam': optax.scale_by_adam(config.b1, config.b2),
-        'sgd': optax.trace(config.momentum),
-    }[config.name]
-
     def decays(params):
         return jax.tree.map_with_path(lambda path, _: path[-1].key in config.decay_names, params)
 
-    chain = optax.chain(clip, direction,
-                        optax.add_decayed_weights(config.weight_decay, mask=decays),
-                        optax.scale_by_learning_rate(schedule))
-    if not config.lr_factors:
+    chain = optax.chain(
+        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        {'adam': optax.scale_by_adam(config.b1, config.b2),
+         'sgd': optax.trace(config.momentum)}[config.name],
+        optax.add_decayed_weights(config.weight_decay, mask=decays),
+        optax.scale_by_learning_rate(schedule))
+    if factors is None:
         return chain
-
-    def trained(params):
-        return jax.tree.map(bool, lr_factors(params, config.lr_factors))
-
-    def frozen(params):
-        return jax.tree.map(lambda factor: not factor, lr_factors(params, config.lr_factors))
-
-    def multiply(updates, params):
-        return jax.tree.map(lambda u, factor: u * factor, updates,
-                            lr_factors(params, config.lr_factors))
-
+    trained = jax.tree.map(lambda factor: factor > 0, factors)
+    frozen = jax.tree.map(lambda factor: factor == 0, factors)
+    multiply = optax.stateless(
+        lambda updates, _: jax.tree.map(lambda u, factor: u * factor, updates, factors))
     return optax.chain(optax.masked(chain, trained), optax.masked(optax.set_to_zero(), frozen),
-                       optax.stateless(multiply))
+                       multiply)
 
 
-def lr_factors(params: PyTree, rules: str) -> PyTree:
-    """What the learning rate of each parameter is multiplied with.
+def lr_factors(params: PyTree, rules: str) -> PyTree | None:
+    """What the learning rate of each parameter is multiplied by, a float; None without rules.
 
     Args:
-      params: nested dict.
-      rules: 'REGEX=FACTOR,...'; the first one whose expression is found in the path, as in
-        'blocks/mlp/dense1/kernel', decides, and without one the factor is 1.
+      params: nested dict of arrays, or of their shapes.
+      rules: 'REGEX=FACTOR,...'; the first one whose expression is found in the path, for example
+        'blocks/mlp/dense1/kernel', decides; where none is, the factor is 1.
 
     Raises:
       UserError: a rule cannot be read or fits no parameter, or all factors are 0.
     """
-    parsed = {rule: parse_rule(rule) for rule in rules.split(',')}
+    if not rules:
+        return None
+    parsed = {rule: _parse_rule(rule) for rule in rules.split(',')}
     names = jax.tree.map_with_path(
         lambda path, _: jax.tree_util.keystr(path, simple=True, separator='/'), params)
     for rule, (pattern, _) in parsed.items():
         if not any(map(pattern.search, jax.tree.leaves(names))):
-            raise UserError(f'optimizer.lr_factors {rule!r} fits no parameter. Their paths are: '
+            raise UserError(f'optimizer.lr_factors {rule!r} matches no parameter. Their paths are: '
                             f'{", ".join(jax.tree.leaves(names))}.')
     factors = jax.tree.map(
         lambda name: next((factor for pattern, factor in parsed.values() if pattern.search(name)),
@@ -96,16 +87,8 @@ def lr_factors(params: PyTree, rules: str) -> PyTree:
     return factors
 
 
-def stop_frozen(params: PyTree, rules: str) -> PyTree:
-    """The same parameters, of which those with factor 0 take no part in differentiation."""
-    if not rules:
-        return params
-    return jax.tree.map(lambda x, factor: x if factor else jax.lax.stop_gradient(x), params,
-                        lr_factors(params, rules))
-
-
-def parse_rule(rule: str) -> tuple[re.Pattern, float]:
-    """'^head=1' as (compiled '^head', 1.0); raises UserError when it is nothing of the kind."""
+def _parse_rule(rule) -> tuple[re.Pattern, float]:
+    """'^head=1' as (compiled '^head', 1.0)."""
     pattern, _, factor = rule.rpartition('=')
     try:
         parsed = re.compile(pattern), float(factor)

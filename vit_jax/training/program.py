@@ -1,9 +1,10 @@
 """What a run computes, from its config and a mesh alone: state by shape, and compiled steps.
 
-Nothing is read and nothing allocated before `initial_state`, so that the same program that trains
-can be planned for devices that are not there.
+Nothing is read and nothing allocated before `initial_state`, so that the program that trains can
+also be planned for devices that this machine does not have.
 """
 
+import copy
 import functools
 
 import jax
@@ -14,84 +15,112 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax.evaluators import classification
+from vit_jax.evaluators.batches import Batch
 from vit_jax.models import cost
-from vit_jax.training import optimizer, sharding, steps
+from vit_jax.training import losses, optimizer, sharding, steps
 from vit_jax.training import state as train_state
 from vit_jax.training.state import TrainState
 
 
 class Program:
-    """Model, optimizer and steps of a settled config on a mesh.
+    """Model, optimizer and steps of a resolved config on a mesh.
 
-    Attributes:
-      config: settled, see config.settle.
-      mesh: from sharding.make_mesh.
-      num_steps: updates of the whole run.
-      model: flax module, images to logits.
-      abstract_state: TrainState of jax.ShapeDtypeStruct with shardings.
-      abstract_batch: likewise, a batch of the whole mesh.
+    Both steps split the batch into `config.accum_steps` equal parts, 0 counting as 1.
+    `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
+    jax.ShapeDtypeStruct with shardings; `lr_factors` are from optimizer.lr_factors.
     """
 
     def __init__(self, config: ConfigDict, mesh: Mesh):
         """Raises UserError when the batch or the model cannot be split over the mesh."""
-        sharding.check_batch(config.batch_size, config.accum_steps, mesh)
         sharding.check_model(config.model, mesh)
-        self.config, self.mesh = config, mesh
+        sharding.data_share(mesh, mesh.devices.flat[0].process_index)
+        self.mesh = mesh
         self.num_steps = config_lib.total_steps(config)
         self.model = models.build(config.model, config.dataset.num_classes)
+        self._loss = losses.make_loss(**config.loss)
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
-        self._tx = optimizer.make_optimizer(config.optimizer, self._schedule)
-        self._init = functools.partial(train_state.init_state, self.model, self._tx,
-                                       (*config.image_size, 3), config.seed,
-                                       bool(config.ema_decay))
+        image_shape = (*config.image_size, 3)
+        self.lr_factors = None
+        if config.optimizer.lr_factors:
+            params = jax.eval_shape(functools.partial(train_state.init_params, self.model,
+                                                      image_shape, config.seed))
+            self.lr_factors = optimizer.lr_factors(params, config.optimizer.lr_factors)
+        self._tx = optimizer.make_optimizer(config.optimizer, self._schedule, self.lr_factors)
+        self._init = functools.partial(train_state.init_state, self.model, self._tx, image_shape,
+                                       config.seed, bool(config.ema_decay))
         state = jax.eval_shape(self._init)
         self._shardings = sharding.state_shardings(state, mesh)
         self.abstract_state = jax.tree.map(
             lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
             state, self._shardings)
-        by_example = sharding.batch_sharding(mesh)
-        shape = (config.batch_size, *config.image_size, 3)
+        size, placed = config.batch_size, sharding.batch_sharding(mesh)
         self.abstract_batch = {
-            'image': jax.ShapeDtypeStruct(shape, jnp.float32, sharding=by_example),
-            'label': jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=by_example),
-            'mask': jax.ShapeDtypeStruct(shape[:1], jnp.bool_, sharding=by_example)}
+            'image': jax.ShapeDtypeStruct((size, *image_shape), jnp.float32, sharding=placed),
+            'label': jax.ShapeDtypeStruct((size,), jnp.int32, sharding=placed),
+            'mask': jax.ShapeDtypeStruct((size,), jnp.bool_, sharding=placed)}
+        self._set_steps(config)
+
+    def with_accum_steps(self, accum_steps: int) -> 'Program':
+        """This program with another split of the batch; model and shapes are shared.
+
+        Raises UserError when the parts cannot be spread evenly over the devices.
+        """
+        config = config_lib.changed(self.config, {'accum_steps': accum_steps})
+        program = copy.copy(self)
+        program._set_steps(type(self.config)(config))
+        return program
+
+    def _set_steps(self, config):
+        """Everything that depends on the split of the batch."""
+        sharding.check_batch(config.batch_size, config.accum_steps, self.mesh)
+        self.config = config
+        accum_steps = config.accum_steps or 1
+        everywhere = sharding.replicated(self.mesh)
+        train_step = functools.partial(
+            steps.train_step, model=self.model, tx=self._tx, schedule=self._schedule,
+            loss=self._loss, seed=config.seed, accum_steps=accum_steps,
+            ema_decay=config.ema_decay, factors=self.lr_factors,
+            place_grads=functools.partial(jax.lax.with_sharding_constraint,
+                                          shardings=self._shardings.params))
+        self._train_step = jax.jit(train_step, donate_argnums=0,
+                                   out_shardings=(self._shardings, everywhere))
+        eval_step = functools.partial(classification.eval_step, model=self.model,
+                                      loss=self._loss, accum_steps=accum_steps)
+        self._eval_step = jax.jit(eval_step, out_shardings=everywhere)
+        self._compiled = None
 
     def initial_state(self) -> TrainState:
         """The state before the first step, each device making its own part of it."""
         return jax.jit(self._init, out_shardings=self._shardings)()
 
-    def lower_train_step(self, accum_steps: int) -> jax.stages.Lowered:
-        """steps.train_step (state, batch) -> (state, metrics), to be compiled; donates the state.
+    @property
+    def train_step(self) -> jax.stages.Compiled:
+        """steps.train_step (state, batch) -> (state, metrics), compiled once; donates the state."""
+        if self._compiled is None:
+            self._compiled = self.lower_train_step().compile()
+        return self._compiled
 
-        Args:
-          accum_steps: parts that the batch is worked off in.
-        """
-        config = self.config
-        step = functools.partial(
-            steps.train_step, model=self.model, tx=self._tx, schedule=self._schedule,
-            loss=config.loss, seed=config.seed, accum_steps=accum_steps,
-            ema_decay=config.ema_decay, lr_factors=config.optimizer.lr_factors,
-            place_grads=self._place_like_params)
-        step = jax.jit(step, donate_argnums=0,
-                       out_shardings=(self._shardings, sharding.replicated(self.mesh)))
+    def lower_train_step(self) -> jax.stages.Lowered:
+        """The training step before it is compiled."""
         with sharding.on_mesh(self.mesh):
-            return step.lower(self.abstract_state, self.abstract_batch)
+            return self._train_step.lower(self.abstract_state, self.abstract_batch)
 
-    def eval_step(self, params: PyTree, batch: steps.Batch) -> dict[str, Array]:
-        """steps.eval_step, compiled when first called; the sums are on every device."""
+    def eval_step(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+        """classification.eval_step, compiled when first called; the sums are on every device."""
         with sharding.on_mesh(self.mesh):
             return self._eval_step(params, batch)
 
     def flops_per_step(self) -> int:
-        """Model FLOPs: three times the forward pass, the backward pass being two of it."""
+        """FLOPs of a step on all devices, as usually counted: three times the forward pass."""
         forward = cost.of_model(self.model, self.config.image_size).flops
         return 3 * forward * self.config.batch_size
 
-    @functools.cached_property
-    def _eval_step(self):
-        return jax.jit(functools.partial(steps.eval_step, model=self.model, loss=self.config.loss,
-                                         accum_steps=self.config.accum_steps or 1),
-                       out_shardings=sharding.replicated(self.mesh))
+    def flops_of_train_step(self) -> int:
+        """FLOPs of a step on all devices, as it is traced.
 
-    def _place_like_params(self, grads):
-        return jax.lax.with_sharding_constraint(grads, self._shardings.params)
+        The backward pass computes forward products again where the config says so, and computes
+        no gradient that nothing needs, such as that of the images.
+        """
+        with sharding.on_mesh(self.mesh):
+            return cost.count_flops(self._train_step, self.abstract_state, self.abstract_batch)

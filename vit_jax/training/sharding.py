@@ -1,14 +1,15 @@
-"""The device mesh and how arrays lie on it: batches, parameters, optimizer state, activations.
+"""The device mesh and how arrays are split over it: batches, the training state, activations.
 
 The mesh has three axes. Over `data` and `fsdp` the batch is split; over `fsdp` also every large
 parameter, its gradient and its optimizer state, gathered where they are used; over `tensor` the
-heads and the hidden layers of the MLPs, which then are computed in parts.
+heads and the hidden layers of the MLPs, so that each device computes some of them.
 """
 
+import collections
 import contextlib
-import logging
 import math
 import re
+from collections.abc import Iterable, Iterator
 
 import flax.linen as nn
 import jax
@@ -20,12 +21,14 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 
-log = logging.getLogger(__name__)
-
 AXES = ('data', 'fsdp', 'tensor')
 
+LOOKAHEAD = 1  # batches that `feed` puts on the devices before they are asked for
+# Batches on the devices besides that of the running step: the next one is asked for meanwhile.
+BATCHES_UNDER_WAY = LOOKAHEAD + 1
+
 # Names of the last axes of a parameter, by the end of its path; axes before them (layers) are never
-# split. What fits no line (scales, most biases, small position embeddings) is whole everywhere.
+# split. What matches no line (scales, most biases, small position embeddings) is whole everywhere.
 PARAMETERS = (
     (r'(query|key|value)/kernel', ('embed', 'heads', 'head_dim')),
     (r'(query|key|value)/bias', ('heads', 'head_dim')),
@@ -50,14 +53,9 @@ ACTIVATIONS = (('batch', ('data', 'fsdp')), ('heads', 'tensor'), ('mlp', 'tensor
 
 
 def make_mesh(config: ConfigDict, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh of `config.mesh` over all devices.
+    """The mesh of `config.mesh` over some devices, by default all of all processes.
 
-    Args:
-      config: `config.mesh`: devices per axis of AXES; one may be -1 and takes what is left.
-      devices: default all devices of all processes.
-
-    Raises:
-      UserError: the sizes do not multiply to the number of devices.
+    Raises UserError when the sizes do not multiply to the number of devices; one may be -1.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {name: config[name] for name in AXES}
@@ -94,27 +92,23 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def state_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
     """A NamedSharding for every array of a training state, or of its parameters alone.
 
-    Args:
-      tree: arrays or jax.ShapeDtypeStruct. Optimizer state is found by the path of the parameter
-        that it belongs to, which its own path ends with.
+    The path of optimizer state ends with that of the parameter to which it belongs.
     """
-    def place(path, x):
-        return NamedSharding(mesh, PartitionSpec(*_split(_name(path), x.shape, mesh)))
-
-    return jax.tree.map_with_path(place, tree)
+    return jax.tree.map_with_path(
+        lambda path, x: NamedSharding(mesh, PartitionSpec(*_split(_axes(path), x.shape, mesh))),
+        tree)
 
 
 def unsplit(params: PyTree, mesh: Mesh) -> list[str]:
     """Large parameters that the fsdp axis does not divide, as 'path (shape)'."""
-    if mesh.shape['fsdp'] == 1:
-        return []
     return [f'{_name(path)} {tuple(x.shape)}' for path, x in jax.tree.leaves_with_path(params)
-            if 'embed' in _axes(_name(path)) and 'fsdp' not in _split(_name(path), x.shape, mesh)]
+            if mesh.shape['fsdp'] > 1 and 'embed' in (axes := _axes(path))
+            and 'fsdp' not in _split(axes, x.shape, mesh)]
 
 
 @contextlib.contextmanager
 def on_mesh(mesh: Mesh):
-    """While a model is traced in this context, its activations are split as ACTIVATIONS says."""
+    """A context in which a model is traced with its activations split as ACTIVATIONS says."""
     with jax.set_mesh(mesh), nn.logical_axis_rules(ACTIVATIONS):
         yield
 
@@ -145,23 +139,16 @@ def check_model(config: ConfigDict, mesh: Mesh) -> None:
 
 
 def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
-    """Which part of every batch a process reads: (index, number of parts).
+    """Which part of every batch a process, by default this one, reads: (index, number of parts).
 
     Processes whose devices hold the same examples, because the tensor axis spans them, read the
-    same part.
-
-    Args:
-      process: default this one.
-
-    Raises:
-      UserError: processes hold unequal parts, or parts that overlap.
+    same part. Raises UserError when processes hold unequal parts, or parts that overlap.
     """
     process = jax.process_index() if process is None else process
     rows = mesh.devices.reshape(batch_parts(mesh), -1)
-    of_process = {}
-    for row, devices in enumerate(rows):
-        for device in devices:
-            of_process.setdefault(device.process_index, set()).add(row)
+    of_process = collections.defaultdict(set)
+    for (row, _), device in np.ndenumerate(rows):
+        of_process[device.process_index].add(row)
     shares = sorted(set(map(frozenset, of_process.values())), key=min)
     if sum(map(len, shares)) != len(rows) or len(set(map(len, shares))) > 1:
         raise UserError(f'mesh {dict(mesh.shape)} gives {len(of_process)} processes unequal parts '
@@ -175,26 +162,34 @@ def shard_batch(batch: PyTree, sharding: NamedSharding) -> PyTree:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
-def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """An array that every process has whole, of which each device gets its part only."""
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+def feed(batches: Iterable[PyTree], mesh: Mesh) -> Iterator[PyTree]:
+    """Batches as global arrays on the mesh, LOOKAHEAD of them made ahead; see shard_batch."""
+    ahead = []
+    for batch in batches:
+        ahead.append(shard_batch(batch, batch_sharding(mesh)))
+        if len(ahead) > LOOKAHEAD:
+            yield ahead.pop(0)
+    yield from ahead
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """Bytes that one device holds of the arrays of a tree, by their shardings."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+               for x in jax.tree.leaves(tree))
 
 
 def _name(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
-def _axes(name):
+def _axes(path):
     """Names of the last axes of a parameter, () where nothing is to be split."""
     return next((axes for pattern, axes in PARAMETERS
-                 if re.search(rf'(^|/){pattern}$', name)), ())
+                 if re.search(rf'(^|/){pattern}$', _name(path))), ())
 
 
-def _split(name, shape, mesh):
+def _split(axes, shape, mesh):
     """The mesh axis of every axis of an array, None where it is not split."""
-    axes = _axes(name)
-    if len(axes) > len(shape):
-        return ()
     first = len(shape) - len(axes)
     split = [None] * len(shape)
     for mesh_axis, candidates in SPLITS:
@@ -205,4 +200,4 @@ def _split(name, shape, mesh):
                 and split[d := first + axes.index(name)] is None and shape[d] % size == 0]
         if fits:
             split[fits[0]] = mesh_axis
-    return tuple(split)
+    return split

@@ -3,23 +3,19 @@
 import flax.linen as nn
 import flax.struct
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PyTree
 
 
 @flax.struct.dataclass
 class TrainState:
-    """Attributes:
-      step: int32 scalar, updates done.
-      params: parameters, float32.
-      opt_state: state of the optax chain.
-      ema_params: Polyak average of the parameters, None when off.
-    """
+    """The state of training after some updates."""
 
-    step: Int[Array, '']
-    params: PyTree
-    opt_state: PyTree
-    ema_params: PyTree | None
+    step: Int[Array, '']  # updates done, int32
+    params: PyTree  # float32
+    opt_state: PyTree  # of the optax chain
+    ema_params: PyTree | None  # Polyak average of the parameters, None when off
 
 
 def init_state(model: nn.Module, tx: optax.GradientTransformation, image_shape: tuple[int, ...],
@@ -28,10 +24,13 @@ def init_state(model: nn.Module, tx: optax.GradientTransformation, image_shape: 
 
     Args:
       image_shape: (height, width, channels) of a training image.
-      seed: decides the initial parameters.
       ema: whether an average of the parameters is kept.
     """
-    images = jax.numpy.zeros((1, *image_shape))
-    params = model.init(jax.random.key(seed), images)['params']
-    return TrainState(step=jax.numpy.zeros((), 'int32'), params=params, opt_state=tx.init(params),
+    params = init_params(model, image_shape, seed)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=tx.init(params),
                       ema_params=params if ema else None)
+
+
+def init_params(model: nn.Module, image_shape: tuple[int, ...], seed: int) -> PyTree:
+    """The parameters of init_state, also a pure function."""
+    return model.init(jax.random.key(seed), jnp.zeros((1, *image_shape)))['params']

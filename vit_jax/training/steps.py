@@ -1,6 +1,5 @@
-"""One training step and one evaluation step, pure: jit and shardings are applied by the caller."""
+"""One training step, pure: jit and shardings are applied by the caller."""
 
-import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -8,32 +7,28 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
-from ml_collections import ConfigDict
 
-from vit_jax.training import losses, optimizer
+from vit_jax.evaluators.batches import Batch, split
 from vit_jax.training.state import TrainState
-
-Batch = dict[str, Array]
 
 
 def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
-               tx: optax.GradientTransformation, schedule: optax.Schedule, loss: ConfigDict,
-               seed: int, accum_steps: int = 1, ema_decay: float = 0.0, lr_factors: str = '',
+               tx: optax.GradientTransformation, schedule: optax.Schedule, loss: Callable,
+               seed: int, accum_steps: int = 1, ema_decay: float = 0.0,
+               factors: PyTree | None = None,
                place_grads: Callable[[PyTree], PyTree] = lambda grads: grads
                ) -> tuple[TrainState, dict[str, Array]]:
     """One update from one batch.
 
     Args:
-      state: before the update.
-      batch: `image` float32 [batch, height, width, channels], `label` int32 [batch] or float32
-        [batch, classes].
-      schedule: learning rate by step, reported only; `tx` applies its own.
-      loss: `config.loss`.
+      batch: `image` and `label`, see batches.Batch.
+      schedule: only to report the learning rate, which `tx` applies itself.
+      loss: from losses.make_loss.
       seed: randomness of step k is fold_in(key(seed), k).
-      accum_steps: the batch is worked off in this many equal parts; equal to the whole at once
-        up to rounding, when there is no dropout.
-      ema_decay: factor of the parameter average, 0 when `state.ema_params` is None.
-      lr_factors: `config.optimizer.lr_factors`; nothing is computed for frozen parameters.
+      accum_steps: the batch is split into this many equal parts, whose gradients are averaged;
+        without dropout the result equals that of the whole batch up to rounding.
+      ema_decay: of the parameter average, if the state has one.
+      factors: from optimizer.lr_factors; nothing is computed for parameters whose factor is 0.
       place_grads: constrains gradients to the devices that hold the parameters.
 
     Returns:
@@ -43,10 +38,12 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
     step_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
     def mean_loss(params, batch, key):
-        params = optimizer.stop_frozen(params, lr_factors)
+        if factors is not None:
+            params = jax.tree.map(lambda x, factor: x if factor else jax.lax.stop_gradient(x),
+                                  params, factors)
         logits = model.apply({'params': params}, batch['image'], train=True,
                              rngs={'dropout': key})
-        return losses.classification_loss(logits, batch['label'], **loss).mean()
+        return loss(logits, batch['label']).mean()
 
     def value_and_grad(params, batch, key):
         value, grads = jax.value_and_grad(mean_loss)(params, batch, key)
@@ -73,45 +70,7 @@ def accumulate(value_and_grad, params: PyTree, batch: Batch, key: Array, accum_s
         result = value_and_grad(params, part, jax.random.fold_in(key, i))
         return jax.tree.map(jnp.add, total, result), None
 
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype),
-                        jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[:1], batch),
-                                       key))
+    one = jax.tree.map(lambda x: x[:1], batch)
+    zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(value_and_grad, params, one, key))
     total, _ = jax.lax.scan(add, zero, (jnp.arange(accum_steps), split(batch, accum_steps)))
     return jax.tree.map(lambda x: x / accum_steps, total)
-
-
-def split(batch: Batch, parts: int) -> Batch:
-    """[batch, ...] to [parts, batch / parts, ...].
-
-    A part takes every parts-th example, so that no data moves between devices.
-    """
-    return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
-
-
-def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: ConfigDict,
-              accum_steps: int = 1) -> dict[str, Array]:
-    """Sums over the examples of a batch whose `mask` is set.
-
-    Args:
-      batch: as for `train_step`, integer labels, and `mask` [batch], 0 for padding.
-      accum_steps: the batch is worked off in this many parts, as in training, to fit in memory.
-
-    Returns:
-      float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss.
-    """
-    if accum_steps > 1:
-        part_sums = jax.lax.map(
-            functools.partial(eval_step, params, model=model, loss=loss), split(batch, accum_steps))
-        return jax.tree.map(lambda x: x.sum(axis=0), part_sums)
-    return logit_sums(model.apply({'params': params}, batch['image'], train=False), batch, loss)
-
-
-def logit_sums(logits: Array, batch: Batch, loss: ConfigDict) -> dict[str, Array]:
-    """The sums of eval_step from float32 logits [batch, classes]."""
-    labels, mask = batch['label'], batch['mask'].astype(jnp.float32)
-    _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
-    hits = top == labels[:, None]
-    value = losses.classification_loss(logits, labels, **loss)
-    total = functools.partial(jnp.sum, where=mask > 0)
-    return {'count': mask.sum(), 'correct': total(hits[:, 0].astype(jnp.float32)),
-            'correct_top5': total(hits.any(axis=-1).astype(jnp.float32)), 'loss': total(value)}

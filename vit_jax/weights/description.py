@@ -1,9 +1,5 @@
-"""What must be known of weights besides the arrays: how images are prepared, and names of classes.
+"""How images are prepared and what classes are called: from weights, command line or defaults."""
 
-Some layouts do not say it. Then the command line does, or, for the images, the defaults.
-"""
-
-import argparse
 import dataclasses
 import json
 import logging
@@ -16,30 +12,16 @@ from vit_jax.weights import Weights
 log = logging.getLogger(__name__)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds --preprocess and --classes, whose values `described` takes."""
-    parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
-                        help='of images, instead of what the weights say: resize=bicubic, '
-                        'crop_ratio=0.9, mean=R,G,B or std=R,G,B; may be repeated')
-    parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '
-                        'as a JSON array, instead of those in the weights')
-
-
 def described(loaded: Weights, preprocess: Sequence[str], classes: str | None) -> Weights:
-    """The weights with what the command line says of them.
+    """The weights with the fields of --preprocess and the names in the file of --classes.
 
-    Args:
-      preprocess: see parse_preprocess.
-      classes: a file with a name per line, or a JSON array.
-
-    Raises:
-      UserError: a field or value is impossible, or there are not as many names as classes.
+    Raises UserError if a field or value is impossible, or there are not as many names as classes.
     """
     if preprocess:
         loaded = dataclasses.replace(
             loaded, preprocess=(loaded.preprocess or {}) | parse_preprocess(preprocess))
     if classes:
-        names = _read_names(classes)
+        names = read_names(classes)
         if len(names) != loaded.num_classes:
             raise UserError(f'--classes={classes} has {len(names)} names; {loaded.source} has '
                             f'{loaded.num_classes} classes.')
@@ -48,31 +30,26 @@ def described(loaded: Weights, preprocess: Sequence[str], classes: str | None) -
 
 
 def check_rgb(loaded: Weights) -> None:
-    """Raises UserError where the model takes other images than are read from files."""
+    """Raises UserError unless the model takes the RGB images that are read from files."""
     if loaded.channels() != 3:
         raise UserError(f'{loaded.source} takes images of {loaded.channels()} channels; image '
                         'files are read as the 3 of RGB.')
 
 
 def complete_preprocess(loaded: Weights) -> dict:
-    """All fields of `preprocess`; those that the weights do not say, by default, are logged."""
-    fields, stated = dict(config.base().preprocess), loaded.preprocess or {}
-    missing = sorted(fields.keys() - stated.keys())
-    if missing:
-        log.info('%s does not say %s of images: taken are %s. To change that, add --preprocess '
-                 'FIELD=VALUE.', loaded.source, ', '.join(missing),
-                 ' '.join(f'{name}={fields[name]}' for name in missing))
-    return {name: stated.get(name, default) for name, default in fields.items()}
+    """All fields of `preprocess`; logs the defaults of those that the weights do not state."""
+    defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
+    if missing := sorted(defaults.keys() - stated.keys()):
+        log.info('%s does not say %s of images: the defaults %s are used. To change that, add '
+                 '--preprocess FIELD=VALUE.', loaded.source, ', '.join(missing),
+                 ' '.join(f'{name}={defaults[name]}' for name in missing))
+    return {name: stated.get(name, default) for name, default in defaults.items()}
 
 
-def parse_preprocess(given: list[str]) -> dict:
-    """Values of `preprocess` from a command line; where a field is given twice, the last counts.
+def parse_preprocess(given: Sequence[str]) -> dict:
+    """Fields of `preprocess` from ['resize=bicubic', 'mean=0.485,0.456,0.406']; the last counts.
 
-    Args:
-      given: such as ['resize=bicubic', 'crop_ratio=0.9', 'mean=0.485,0.456,0.406'].
-
-    Raises:
-      UserError: a field is unknown or cannot have the value.
+    Raises UserError if a field is unknown or cannot have the value.
     """
     fields = {}
     for text in given:
@@ -80,33 +57,34 @@ def parse_preprocess(given: list[str]) -> dict:
         check_choice('the field of --preprocess', name, tuple(config.base().preprocess))
         if name == 'resize':
             check_choice('preprocess.resize', value, config.CHOICES['preprocess.resize'])
-            fields[name] = value
-            continue
-        try:
-            numbers = tuple(float(x) for x in value.split(','))
-        except ValueError:
-            numbers = ()
-        count = 1 if name == 'crop_ratio' else 3
-        if (len(numbers) != count or not all(0 <= x <= 1 for x in numbers)
-                or (name != 'mean' and 0 in numbers)):
-            what = 'a number' if count == 1 else 'three numbers (red, green, blue)'
-            least = 'from 0' if name == 'mean' else 'above 0 and up'
-            raise UserError(f'--preprocess={text}: expected {what} {least} to 1, as in '
-                            f'{name}={",".join(["0.5"] * count)}.')
-        fields[name] = numbers if count == 3 else numbers[0]
+        fields[name] = value if name == 'resize' else _parse_numbers(name, value, text)
     return fields
 
 
-def _read_names(path):
+_NUMBERS = {'crop_ratio': 'a number above 0 and up to 1, as in crop_ratio=0.5',
+            'mean': 'three numbers (red, green, blue) from 0 to 1, as in mean=0.5,0.5,0.5',
+            'std': 'three numbers (red, green, blue) above 0 and up to 1, as in std=0.5,0.5,0.5'}
+
+
+def _parse_numbers(name, value, text):
+    try:
+        numbers = tuple(map(float, value.split(',')))
+    except ValueError:
+        numbers = ()
+    possible = all(0 <= x <= 1 and (x or name == 'mean') for x in numbers)
+    if len(numbers) != (1 if name == 'crop_ratio' else 3) or not possible:
+        raise UserError(f'--preprocess={text}: expected {_NUMBERS[name]}.')
+    return numbers[0] if name == 'crop_ratio' else numbers
+
+
+def read_names(path: str) -> list[str]:
+    """Names of classes from a file with one per line, or a JSON array."""
     try:
         with open(path, encoding='utf-8') as file:
             text = file.read().strip()
+        names = json.loads(text) if text.startswith(('[', '{')) else text.splitlines()
     except (OSError, ValueError) as error:
         raise UserError(f'--classes={path} cannot be read: {error}') from error
-    try:
-        names = json.loads(text) if text.startswith(('[', '{')) else text.splitlines()
-    except ValueError as error:
-        raise UserError(f'--classes={path} is no JSON array: {error}') from error
     if not isinstance(names, list):
         raise UserError(f'--classes={path} is a JSON object: expected an array, or a name per '
                         'line, class 0 first.')

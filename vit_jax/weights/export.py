@@ -1,13 +1,13 @@
 """Programs that need no vit_jax: StableHLO through jax.export, and ONNX.
 
-Both take normalised images float32 [batch, height, width, channels], for any batch, and give logits
-[batch, classes], computed in float32 whatever the parameters and the model's dtype in training are;
-the parameters are in the file.
+Both take normalised images float32 [batch, height, width, channels] of any batch size and give
+logits [batch, classes], computed in float32; the parameters are in the file.
 """
 
 import importlib
 import logging
 import os
+from collections.abc import Callable
 
 import jax
 import jax.extend
@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.weights import files
 from vit_jax.weights.model import Weights
 
 FORMATS = ('stablehlo', 'onnx')
@@ -27,29 +28,20 @@ def save(weights: Weights, path: str, to: str) -> None:
     """Writes the model as one of FORMATS; read it with jax.export.deserialize or an ONNX runtime.
 
     An ONNX file cannot exceed 2 GiB: the parameters of larger models go into PATH.data.
-
-    Raises:
-      UserError: ONNX is asked for and jax2onnx is not installed or cannot convert the model.
+    Raises UserError if jax2onnx is needed and not installed, or cannot convert the model.
     """
-    temporary = f'{path}.writing-{os.getpid()}'
-    try:
-        (_save_onnx if to == 'onnx' else _save_stablehlo)(weights, temporary, path)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+    with files.replacing(path) as temporary:
+        if to == 'onnx':
+            _save_onnx(weights, temporary, f'{path}.data')
+        else:
+            batch, = jax.export.symbolic_shape('batch')
+            images = jax.ShapeDtypeStruct((batch, *_image_shape(weights)), jnp.float32)
+            exported = jax.export.export(jax.jit(function(weights)), platforms=PLATFORMS)(images)
+            with open(temporary, 'wb') as file:
+                file.write(exported.serialize())
 
 
-def _save_stablehlo(weights, temporary, _):
-    shape = (*weights.image_size(), weights.channels())
-    batch, = jax.export.symbolic_shape('batch')
-    exported = jax.export.export(jax.jit(function(weights)), platforms=PLATFORMS)(
-        jax.ShapeDtypeStruct((batch, *shape), jnp.float32))
-    with open(temporary, 'wb') as file:
-        file.write(exported.serialize())
-
-
-def _save_onnx(weights, temporary, path):
+def _save_onnx(weights, path, data):
     jax2onnx, onnx = _import('jax2onnx'), _import('onnx')
     if weights.model['resnet']:
         raise UserError('jax2onnx cannot convert the max-pooling of a ResNet for batches of any '
@@ -57,38 +49,38 @@ def _save_onnx(weights, temporary, path):
     if any(x.dtype == np.float16 for x in jax.tree.leaves(weights.params)):
         raise UserError('jax2onnx writes float16 arrays with the type of float32: add '
                         '--dtype=float32 or --dtype=bfloat16.')
-    for name in ('jax2onnx', 'onnx_ir'):  # they warn of what is not needed here
+    for name in ('jax2onnx', 'onnx_ir'):  # their warnings do not concern users
         logging.getLogger(name).setLevel(logging.ERROR)
-    shape = (*weights.image_size(), weights.channels())
-    program = jax2onnx.to_onnx(function(weights), inputs=[('batch', *shape)], model_name='vit_jax',
-                               input_names=['images'], output_names=['logits'])
-    data = f'{path}.data'
+    program = jax2onnx.to_onnx(
+        function(weights), inputs=[('batch', *_image_shape(weights))], model_name='vit_jax',
+        input_names=['images'], output_names=['logits'])
     if os.path.exists(data):
         os.remove(data)  # of the file that is replaced; onnx appends to it
     large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
-    onnx.save_model(program, temporary, save_as_external_data=large,
+    onnx.save_model(program, path, save_as_external_data=large,
                     location=os.path.basename(data))
 
 
-def function(weights: Weights):
+def _image_shape(weights):
+    return (*weights.image_size(), weights.channels())
+
+
+def function(weights: Weights) -> Callable[[jax.Array], jax.Array]:
     """Images to logits, without a trace of Flax.
 
-    The model sees a single image: vmap adds the batch, whose size is not known, and jax2onnx would
-    take Flax's layers for operations of its own, which have no vmap.
+    The model sees a single image and vmap adds the batch, whose size is unknown. jax2onnx would
+    replace Flax's layers by operations of its own, which have no vmap.
     """
     model = models.build(weights.model, weights.num_classes, dtype='float32')
     params = jax.tree.map(jnp.asarray, weights.params)
-    image = jax.ShapeDtypeStruct((*weights.image_size(), weights.channels()), jnp.float32)
+    image = jax.ShapeDtypeStruct(_image_shape(weights), jnp.float32)
     program = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(
         lambda image: model.apply({'params': params}, image[None])[0])(image))
     return jax.vmap(lambda image: program(image)[0])
 
 
 def run(path: str, to: str, images: np.ndarray) -> tuple[np.ndarray, str]:
-    """What the file makes of images, and which program ran it.
-
-    Raises UserError when onnxruntime is not installed.
-    """
+    """Logits that the file gives, and which program ran it; ONNX needs onnxruntime."""
     if to == 'onnx':
         runtime = _import('onnxruntime')
         options = runtime.SessionOptions()

@@ -1,8 +1,11 @@
 """Containers of arrays: .npz, .safetensors and PyTorch's .pth, told apart by their content."""
 
-import json
+import contextlib
 import os
+import shutil
 import zipfile
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -11,20 +14,27 @@ import safetensors.numpy
 
 from vit_jax.errors import UserError
 from vit_jax.weights import torch_file
+from vit_jax.workdir.record import read_json
 
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
-_INDEX = '.index.json'
-_OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # seen beside models
+_OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # found beside models
 _DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U64', 'U32', 'U16', 'U8',
            'BOOL')  # of .safetensors
 _SIDECARS = ('config.json', 'preprocessor_config.json')
 
 
+class Contents(NamedTuple):
+    """What a file or a directory with one model holds."""
+
+    arrays: dict[str, np.ndarray]
+    metadata: dict[str, str]  # of a .safetensors file, {} of others
+    sidecars: dict[str, dict]  # config.json and preprocessor_config.json, where they exist
+
+
 def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Arrays by name as they are in a file, and the metadata of a .safetensors file.
 
-    Raises:
-      UserError: the file is missing, damaged, of no known kind or holds more than arrays.
+    Raises UserError if the file is missing, damaged, of an unknown kind or holds more than arrays.
     """
     try:
         with open(path, 'rb') as file:
@@ -34,22 +44,22 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         if start[8:] == b'{':
             return _read_safetensors(path)
     except FileNotFoundError:
-        raise UserError(f'no file {path!r}: expected a file, a directory, hf:ORGANISATION/NAME or '
-                        'timm:NAME.') from None
+        raise UserError(f'there is no file {path!r}: expected a file, a directory, '
+                        'hf:ORGANISATION/NAME or timm:NAME.') from None
     except UserError as error:
         raise UserError(f'{path} was refused: {error}.') from error
     except MemoryError:
         raise
     except OSError as error:
         raise UserError(f'{path!r} cannot be read: {error.strerror or error}.') from error
-    except Exception as error:  # zip, NumPy and pickle raise all kinds for a broken file
+    except Exception as error:  # zip, NumPy and pickle raise any kind for a broken file
         raise UserError(f'{path} is damaged or cut short ({error}): copy or download it again.'
                         ) from error
     if start.startswith(b'\x80'):
         raise UserError(f'{path} is a bare pickle, as PyTorch wrote before version 1.6, which is '
                         'not read: it can run any command. If you trust it, write it again with '
                         "torch.save(torch.load(..., weights_only=True), ...) of today's PyTorch.")
-    raise UserError(f'{path} is no weights file: it begins with {start!r}, expected an .npz, '
+    raise UserError(f'{path} is not a weights file: it begins with {start!r}, expected an .npz, '
                     '.safetensors or .pth file (whatever its name). Programs (ONNX, StableHLO) '
                     'are written only: read the weights that they were made of.')
 
@@ -64,7 +74,9 @@ def _read_zip(path):
         arrays = {}
         for name in file.files:
             try:
-                x = _restore_bfloat16(file[name])
+                x = file[name]
+                if x.dtype == 'V2':  # what NumPy makes of bfloat16
+                    x = x.view(ml_dtypes.bfloat16)
                 arrays[name] = x.astype(x.dtype.newbyteorder('='), copy=False)
             except ValueError as error:
                 if 'allow_pickle' not in str(error):
@@ -73,10 +85,6 @@ def _read_zip(path):
                                 'If you trust it, load it with numpy and save the arrays alone'
                                 ) from error
         return arrays
-
-
-def _restore_bfloat16(x):
-    return x.view(ml_dtypes.bfloat16) if x.dtype == np.dtype('V2') else x  # so NumPy writes it
 
 
 def _read_safetensors(path):
@@ -94,7 +102,10 @@ def _read_safetensors(path):
 
 def write(path: str, arrays: dict[str, np.ndarray], kind: str,
           metadata: dict[str, str] | None = None) -> None:
-    """Writes arrays as `kind`, one of WEIGHT_FILES; equal arrays give equal bytes."""
+    """Writes arrays as `kind`, one of WEIGHT_FILES; equal arrays give equal bytes.
+
+    Raises UserError if the kind is one of PyTorch's and PyTorch is not installed.
+    """
     arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in sorted(arrays.items())}
     if kind == '.npz':
         with open(path, 'wb') as file:  # or NumPy would add .npz to the name
@@ -105,19 +116,24 @@ def write(path: str, arrays: dict[str, np.ndarray], kind: str,
         torch_file.write(path, arrays)
 
 
-def read_path(path: str) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, dict]]:
-    """Arrays and metadata of a file or of a directory with one model, and the JSON files there.
+def read_path(path: str) -> Contents:
+    """Reads a file, or a directory with one model, which may have several .safetensors files.
 
-    A directory's model may be spread over several .safetensors files.
-
-    Raises:
-      UserError: as `read`; there is no weights file, or there are several.
+    Raises UserError as `read` does, and if there is no weights file or there are several.
     """
-    if not os.path.isdir(path):
-        arrays, metadata = read(path)
-        return arrays, metadata, _read_sidecars(os.path.dirname(path))
+    directory = path if os.path.isdir(path) else os.path.dirname(path)
+    arrays, metadata = {}, {}
+    for file in _files_of_model(path) if os.path.isdir(path) else [path]:
+        more, metadata = read(file)
+        arrays |= more
+    sidecars = {name: read_json(file, dict) for name in _SIDECARS
+                if os.path.isfile(file := os.path.join(directory, name))}
+    return Contents(arrays, metadata, sidecars)
+
+
+def _files_of_model(path):
     names = sorted(os.listdir(path))
-    kinds = ('model.safetensors', 'model.safetensors.index.json', *WEIGHT_FILES)
+    kinds = ('model.safetensors', 'model.safetensors.index.json', *WEIGHT_FILES)  # best first
     found = next((files for kind in kinds if (files := [
         n for n in names if n.endswith(kind) and n not in _OTHERS])), [])
     if len(found) != 1:
@@ -125,51 +141,41 @@ def read_path(path: str) -> tuple[dict[str, np.ndarray], dict[str, str], dict[st
             f'none, but {", ".join(names[:8])}' if names else 'none: the directory is empty')
         raise UserError(f'{path}: expected one weights file ({", ".join(WEIGHT_FILES)}) or a '
                         f'workdir with checkpoints/, found {what}.')
-    files = [found[0]]
-    if found[0].endswith(_INDEX):
-        index = os.path.join(path, found[0])
-        shards = read_json(index).get('weight_map')
-        if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
-            raise UserError(f'{index}: expected weight_map, the file of each array by its name, '
-                            f'found {str(shards):.80}: copy or download it again.')
-        files = sorted(set(shards.values()))
-    arrays, metadata = {}, {}
-    for name in files:
-        more, metadata = read(os.path.join(path, name))
-        arrays |= more
-    return arrays, metadata, _read_sidecars(path)
+    file = os.path.join(path, found[0])
+    if not file.endswith('.json'):
+        return [file]
+    shards = read_json(file, dict).get('weight_map')
+    if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+        raise UserError(f'{file}: expected weight_map, the file of each array by its name, '
+                        f'found {str(shards):.80}: copy or download it again.')
+    return [os.path.join(path, name) for name in sorted(set(shards.values()))]
 
 
 def is_directory(path: str) -> bool:
-    """Whether weights written to `path` go into a directory: its name is no weights file's."""
+    """Whether weights written to `path` go into a directory: its name is not of a weights file."""
     return not path.endswith(WEIGHT_FILES)
 
 
 def check_replaceable(path: str) -> None:
     """Raises UserError for a directory with anything in it that is not written here."""
-    others = set(os.listdir(path)) - {'model.safetensors', *_SIDECARS} if (
-        os.path.isdir(path)) else ()
-    if others:
+    found = os.listdir(path) if os.path.isdir(path) else ()
+    if others := set(found) - {'model.safetensors', *_SIDECARS}:
         raise UserError(f'{path} is a directory that holds more than weights '
                         f'({", ".join(sorted(others)[:3])}): name another destination.')
 
 
-def _read_sidecars(folder):
-    paths = {name: os.path.join(folder, name) for name in _SIDECARS}
-    return {name: read_json(path) for name, path in paths.items() if os.path.isfile(path)}
-
-
-def read_json(path: str, kind: type = dict) -> dict | list:
-    """The object, or the list, in a JSON file.
-
-    Raises UserError when it cannot be read or holds anything but a `kind`, which is dict or list.
-    """
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """The name for a new file or directory, which then takes the place of what is at `path`."""
+    check_replaceable(path)
+    temporary = f'{path.rstrip("/")}.writing-{os.getpid()}'
     try:
-        with open(path, encoding='utf-8') as file:
-            value = json.load(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path} cannot be read: {error}') from error
-    if not isinstance(value, kind):
-        expected = 'an object' if kind is dict else 'a list'
-        raise UserError(f'{path} holds {json.dumps(value):.80}, expected {expected}.')
-    return value
+        yield temporary
+        if os.path.isdir(path):  # which cannot be replaced in one step
+            shutil.rmtree(path)
+        os.replace(temporary, path.rstrip('/'))
+    finally:
+        if os.path.isdir(temporary):
+            shutil.rmtree(temporary)
+        elif os.path.exists(temporary):
+            os.remove(temporary)

@@ -11,10 +11,9 @@ _KINDS = (['model.safetensors', 'model-*.safetensors', 'model.safetensors.index.
 
 
 def fetch(source: str) -> str:
-    """A local path: of what 'hf:ORG/NAME', 'hf:ORG/NAME/FILE' or 'timm:NAME' names, or `source`.
+    """The local path of 'hf:ORG/NAME', 'hf:ORG/NAME/FILE' or 'timm:NAME'; of others, `source`.
 
-    Raises:
-      UserError: the hub has no such model, or it cannot be reached and the cache lacks it.
+    Raises UserError if the hub has no such model, or cannot be reached and the cache lacks it.
     """
     kind, colon, name = source.partition(':')
     if not colon or kind not in ('hf', 'timm'):
@@ -30,7 +29,7 @@ def fetch(source: str) -> str:
         folder = _download(source, repository, patterns + _JSON)
         if file:
             return os.path.join(folder, *file)
-        names = os.listdir(folder) if os.path.isdir(folder) else ()  # no file, no directory
+        names = os.listdir(folder) if os.path.isdir(folder) else ()  # no directory without files
         if any(not name.endswith('.json') for name in names):
             return folder
     raise UserError(f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz '
@@ -47,11 +46,7 @@ def _download(source, repository, patterns):
         raise UserError(f'{source}: the Hugging Face hub has no public model {repository!r}; for '
                         'a private one set HF_TOKEN.') from error
     except (errors.HTTPError, errors.OfflineModeIsEnabled, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f'{source}: the Hugging Face hub cannot be reached and its cache on this '
-                        f'machine lacks {repository!r} ({_first_line(error)}). Try again with a '
-                        'network, or download the files elsewhere and name their directory.'
-                        ) from error
-
-
-def _first_line(error):
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+                        f'machine lacks {repository!r} ({reason:.200}). Try again with a network, '
+                        'or download the files elsewhere and name their directory.') from error

@@ -17,65 +17,56 @@ from vit_jax.models.vit import as_pair
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Parameters, the model they are for, and what its images are.
+    """Parameters, the model they are for, and how its images are prepared.
 
-    Attributes:
-      params: nested dict of NumPy arrays, as model.init gives them; dtypes as in the source.
-      model: all fields of the model, for models.build(model, num_classes).
-      num_classes: outputs of the head, 0 where there is none.
-      classes: their names, where known.
-      preprocess: what is known of image_size (height, width), resize, crop_ratio, mean and std
-        (see config.base); None when the source says nothing.
-      layout: a key of LAYOUTS, or 'workdir'.
-      source: where they come from.
+    `preprocess` is what the source states of image_size (height, width), resize, crop_ratio, mean
+    and std (see config.base), None if it states nothing.
     """
 
-    params: dict
-    model: dict
-    num_classes: int
-    classes: list[str] | None
+    params: dict  # nested, NumPy arrays, as model.init gives them; dtypes as in the source
+    model: dict  # all fields, for models.build(model, num_classes)
+    num_classes: int  # outputs of the head, 0 for none
+    classes: list[str] | None  # their names, None if the source does not state them
     preprocess: dict | None
-    layout: str
+    layout: str  # a key of LAYOUTS, or 'workdir'
     source: str
 
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of patches that the learned_1d position embedding was made for.
 
-        From `preprocess` where that fits; otherwise the grid is taken to be square. None when there
-        is no such embedding, or it is not square and the source does not say what it is.
+        From `preprocess` if that fits, otherwise a square. None if there is no such embedding, or
+        its patches do not form a square and the source does not state the grid.
         """
-        patches = _patches(flatten(self.params), self.model)
-        stated = self.stated_grid()
+        patches, stated = _patches(flatten(self.params), self.model), self.stated_grid()
         if stated and math.prod(stated) == patches:
             return stated
         side = math.isqrt(patches)
         return (side, side) if patches and side * side == patches else None
 
     def image_size(self) -> tuple[int, int]:
-        """(height, width) of the images that the model wants, 224x224 where any will do.
+        """(height, width) of the images that the model expects, 224x224 if it accepts any.
 
-        Raises UserError when the position embeddings are of no square and the source is silent.
+        Raises UserError if the position embeddings do not form a square and no size is stated.
         """
-        stated, grid = (self.preprocess or {}).get('image_size'), self.grid()
-        if self.model.get('position') != 'learned_1d' or (
-                grid and grid == self.stated_grid()):
-            return as_pair(stated or 224)
+        grid = self.grid()
+        if self.model.get('position') != 'learned_1d' or (grid and grid == self.stated_grid()):
+            return as_pair((self.preprocess or {}).get('image_size') or 224)
         if grid is None:
             patches = _patches(flatten(self.params), self.model)
-            raise UserError(f'{self.source} has position embeddings of {patches} patches, which '
-                            'are no square, and does not say for which image size.')
+            raise UserError(f'{self.source} has position embeddings of {patches} patches, which do '
+                            'not form a square, and does not say for which image size.')
         return tuple(n * p for n, p in zip(grid, _patch_in_pixels(self.model), strict=True))
 
     def stated_grid(self) -> tuple[int, int] | None:
-        """(rows, columns) of patches of `preprocess`'s image_size, None where it does not say."""
+        """(rows, columns) of patches of the image_size in `preprocess`, None if it states none."""
         size = (self.preprocess or {}).get('image_size')
         try:
             return size and models.build(self.model, self.num_classes).grid(as_pair(size))
-        except UserError:  # patches do not tile it: it belongs to something else
+        except UserError:  # patches do not tile it: it is not the size of the model's images
             return None
 
     def channels(self) -> int:
-        """Channels of its images."""
+        """Channels of the model's images."""
         return _channels(flatten(self.params))
 
 
@@ -84,27 +75,23 @@ def flatten(params: Mapping) -> dict[str, np.ndarray]:
     return flax.traverse_util.flatten_dict(params, sep='/')
 
 
-def describe(flat: Mapping[str, np.ndarray], known: Mapping) -> tuple[dict, int]:
-    """The model that has such parameters.
+def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int]:
+    """All fields of the model that has such parameters, and its number of classes.
 
     Args:
-      flat: from table.parts, one name per layer.
-      known: fields that arrays do not show, such as gelu, epsilons and, in 'resnet', those of the
-        ResNet; num_heads where known, otherwise see guess_heads.
-
-    Returns:
-      All fields of the model, and the number of classes.
+      flat: from table.parameters, one name per layer.
+      stated: fields that arrays do not show, such as gelu, epsilons and, in 'resnet', those of the
+        ResNet; num_heads if the source states it, otherwise see guess_heads.
     """
-    known = dict(known)
-    formulas = known.pop('resnet', {})
-    fields = {}
+    stated, fields = dict(stated), {}
+    formulas = stated.pop('resnet', {})
     if 'resnet/root_conv/kernel' in flat:
-        plain = 'resnet/root_norm/scale' in flat
         units = [_count(flat, f'resnet/{s}/') for s in range(_count(flat, 'resnet/'))]
-        base = variants.hybrid_resnet if plain else variants.bit_resnet
-        width = _get(flat, 'resnet/root_conv/kernel', 4).shape[-1]
-        fields['resnet'] = base(tuple(units), width) | formulas
-    num_classes = _length(flat, 'head/bias')
+        hybrid = 'resnet/root_norm/scale' in flat
+        fields['resnet'] = (variants.hybrid_resnet if hybrid else variants.bit_resnet)(
+            tuple(units), _get(flat, 'resnet/root_conv/kernel', 4).shape[-1]) | formulas
+    num_classes, representation_size = (len(_get(flat, name, 1)) if name in flat else 0
+                                        for name in ('head/bias', 'pre_logits/bias'))
     if 'embedding/kernel' not in flat:
         return with_defaults(fields), num_classes
     kernel = _get(flat, 'embedding/kernel', 4)
@@ -113,24 +100,19 @@ def describe(flat: Mapping[str, np.ndarray], known: Mapping) -> tuple[dict, int]
         num_layers=_count(flat, 'blocks/'), mlp_dim=len(_get(flat, 'blocks/0/mlp/dense1/bias', 1)),
         pool='cls' if 'cls' in flat else 'map' if 'pool/probe' in flat else 'gap',
         position='learned_1d' if 'position/embedding' in flat else 'none',
-        representation_size=_length(flat, 'pre_logits/bias'),
+        representation_size=representation_size,
         layer_scale_init=1e-5 if 'blocks/0/scale1' in flat else 0.0)
     query = flat.get('blocks/0/attention/query/kernel')
     fields['num_heads'] = guess_heads(fields) if query is None or query.ndim < 3 else query.shape[1]
-    return with_defaults(fields | known), num_classes
+    return with_defaults(fields | stated), num_classes
 
 
 def with_defaults(fields: Mapping) -> dict:
-    """All fields of a model, given those that differ from the defaults and its sizes."""
+    """All fields of a model, from its sizes and those that differ from the defaults."""
     return models.fields('b16' if 'hidden_size' in fields else 'r50x1') | fields
 
 
-def _length(flat, name):
-    return len(_get(flat, name, 1)) if name in flat else 0
-
-
 def _get(flat, name, ndim):
-    """An array that says how large the model is."""
     if name not in flat or flat[name].ndim != ndim:
         found = f'has shape {flat[name].shape}' if name in flat else 'is missing'
         raise UserError(f'the array for {name}, which tells the size of the model, {found}.')
@@ -139,20 +121,17 @@ def _get(flat, name, ndim):
 
 def guess_heads(model: Mapping) -> int:
     """Heads of the published size, otherwise one per 64 features: linear layers hide them."""
-    for hidden_size, num_layers, mlp_dim, num_heads in variants.SIZES.values():
-        if (hidden_size, num_layers, mlp_dim) == tuple(
-                model[name] for name in ('hidden_size', 'num_layers', 'mlp_dim')):
-            return num_heads
-    return max(1, model['hidden_size'] // 64)
+    sizes = tuple(model[name] for name in ('hidden_size', 'num_layers', 'mlp_dim'))
+    published = {numbers[:3]: numbers[3] for numbers in variants.SIZES.values()}
+    return published.get(sizes, max(1, model['hidden_size'] // 64))
 
 
 def shapes(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
            preprocess: Mapping | None) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter by flat name, layers stacked.
 
-    Args:
-      flat: tells how many patches a learned_1d position embedding was made for.
-      preprocess: its image_size, for models with others.
+    The image size is that of the learned_1d position embedding in `flat`; without one, it is that
+    of `preprocess`.
     """
     module = models.build(model, num_classes)
     image_size = (preprocess or {}).get('image_size')
@@ -177,7 +156,7 @@ def _channels(flat):
 
 
 def _patches(flat, model):
-    """How many patches a learned_1d position embedding is of; 0 where there is none."""
+    """The number of patches of a learned_1d position embedding, 0 if there is none."""
     if model.get('position') == 'learned_1d':
         for name in ('position/embedding', 'blocks/position/embedding'):  # once, or in every layer
             if name in flat and flat[name].ndim > 1:

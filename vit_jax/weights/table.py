@@ -31,10 +31,10 @@ KINDS = {
 
 
 class Entry(NamedTuple):
-    """Ours, theirs, and a key of KINDS; more than one of ours stand behind each other on axis 0.
+    """Names of ours and theirs, and a key of KINDS; several of ours are concatenated on axis 0.
 
-    Placeholders are {i}, {s} and {j}, counted from 0; {s1} and {j1} count from 1, {j01} likewise
-    in two digits.
+    Placeholders are {i}, {s} and {j}, counted from 0; {s1} and {j1} count from 1, and so does {j01}
+    with two digits.
     """
 
     ours: tuple[str, ...]
@@ -42,93 +42,81 @@ class Entry(NamedTuple):
     kind: str = 'same'
 
 
-def same(ours: str, theirs: str, leaves: str = 'kernel bias', kind: str = 'same') -> list[Entry]:
-    """Entries of a module whose arrays have our names."""
-    return [Entry((f'{ours}/{leaf}',), f'{theirs}/{leaf}', kind) for leaf in leaves.split()]
+def flax_modules(modules: Mapping[str, str], norm_kind: str = 'same') -> list[Entry]:
+    """Entries of Flax modules {ours: theirs}, some without a bias; their arrays have our names."""
+    entries = []
+    for ours, theirs in modules.items():
+        norm = 'norm' in ours.rpartition('/')[2]
+        entries += [Entry((f'{ours}/{leaf}',), f'{theirs}/{leaf}', norm_kind if norm else 'same')
+                    for leaf in ('scale' if norm else 'kernel', 'bias')]
+    return entries
 
 
-def torch_norm(ours: str, theirs: str) -> list[Entry]:
-    """Entries of a PyTorch LayerNorm or GroupNorm."""
-    return [Entry((f'{ours}/scale',), f'{theirs}.weight'),
-            Entry((f'{ours}/bias',), f'{theirs}.bias')]
+# The kind of a module of PyTorch, by what the last part of our name contains.
+_TORCH_KINDS = {'norm': 'same', 'conv|embedding': 'conv', 'query|key|value': 'to_heads',
+                'out': 'from_heads', '': 'dense'}
 
 
-def torch_dense(ours: str, theirs: str, kind: str = 'dense') -> list[Entry]:
-    """Entries of a PyTorch Linear, or of a Conv2d that is one (`kind`)."""
-    return [Entry((f'{ours}/kernel',), f'{theirs}.weight', kind),
-            Entry((f'{ours}/bias',), f'{theirs}.bias')]
+def torch_modules(modules: Mapping[str, str], kind: str | None = None) -> list[Entry]:
+    """Entries of PyTorch modules {ours: theirs}, some without a bias.
 
-
-def torch_conv(ours: str, theirs: str) -> list[Entry]:
-    """Entries of a PyTorch Conv2d; its bias is found only where there is one."""
-    return torch_dense(ours, theirs, 'conv')
-
-
-def torch_heads(attention: str, theirs: str, names: str) -> list[Entry]:
-    """Entries of a PyTorch Linear for one or more of query, key, value.
-
-    theirs: ends with what stands before 'weight' and 'bias'.
+    'attention/query key value' are three of ours in one Linear; `kind` is that of the weights if
+    our name does not tell it.
     """
-    ours = [f'{attention}/{name}' for name in names.split()]
-    return [Entry(tuple(f'{o}/kernel' for o in ours), f'{theirs}weight', 'to_heads'),
-            Entry(tuple(f'{o}/bias' for o in ours), f'{theirs}bias', 'flat')]
+    entries = []
+    for ours, theirs in modules.items():
+        parent, slash, last = ours.rpartition('/')
+        names = [f'{parent}{slash}{name}' for name in last.split()]
+        this = kind or next(k for part, k in _TORCH_KINDS.items() if re.search(part, last))
+        weight = 'scale' if this == 'same' else 'kernel'
+        prefix = theirs if theirs.endswith('_') else f'{theirs}.'
+        entries += [Entry(tuple(f'{name}/{weight}' for name in names), f'{prefix}weight', this),
+                    Entry(tuple(f'{name}/bias' for name in names), f'{prefix}bias',
+                          'flat' if this == 'to_heads' else 'same')]
+    return entries
 
 
-class Found(NamedTuple):
-    """Where parameters were found: names of ours, in order; the array's name, its kind, itself."""
-
-    ours: tuple[str, ...]
-    theirs: str
-    kind: str
-    array: np.ndarray
+Found = list[tuple[Entry, np.ndarray]]  # arrays, each with its entry, placeholders filled in
 
 
-def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]
-              ) -> tuple[list[Found], list[str]]:
-    """The arrays that the table knows, and the names of those that it does not."""
+def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple[Found, list[str]]:
+    """The arrays that the table has, and the names of those that it does not have."""
     found, unknown = [], []
     for name, array in arrays.items():
-        for entry in table:
-            match = _regex(entry.theirs).fullmatch(name)
-            if match:
-                ours = tuple(_render(o, _indices(match)) for o in entry.ours)
-                found.append(Found(ours, name, entry.kind, array))
-                break
+        if entry := _find(name, table, lambda entry: [entry.theirs]):
+            found.append((entry._replace(theirs=name), array))
         else:
             unknown.append(name)
     return found, unknown
 
 
-def parts(found: Iterable[Found]) -> dict[str, np.ndarray]:
-    """Our parameters by flat name; the axes of heads may still be one."""
+def parameters(found: Found) -> dict[str, np.ndarray]:
+    """Our parameters by flat name; heads may still share an axis with their features."""
     flat = {}
-    for ours, _, kind, array in found:
-        pieces = np.array_split(array, len(ours)) if array.ndim else [array] * len(ours)
-        flat |= dict(zip(ours, map(KINDS[kind][1], pieces), strict=True))
+    for entry, array in found:
+        count = len(entry.ours)
+        pieces = np.array_split(array, count) if array.ndim else [array] * count
+        flat |= dict(zip(entry.ours, map(KINDS[entry.kind][1], pieces), strict=True))
     return flat
 
 
-def fit(found: list[Found], unknown: list[str], shapes: Mapping[str, tuple[int, ...]],
+def fit(found: Found, unknown: list[str], shapes: Mapping[str, tuple[int, ...]],
         table: Iterable[Entry]) -> dict[str, np.ndarray]:
     """Our parameters by flat name, each with its shape in the model.
 
-    Args:
-      found, unknown: what `translate` gave.
-      shapes: of every parameter of the model.
-      table: that of `translate`, for the names of what is missing.
-
-    Raises:
-      UserError: an array is missing, has no place in the model or another shape.
+    Raises UserError if arrays are missing (by their names in `table`), have no place in the model
+    or have another shape.
     """
     lines = [f'no place for {name}' for name in unknown]
-    for ours, theirs, kind, array in found:
-        if not all(name in shapes for name in ours):
-            lines.append(f'no place for {theirs}')
-        elif array.shape != (expected := _their_shape([shapes[n] for n in ours], kind)):
-            lines.append(f'{theirs} has shape {array.shape}, expected {expected}')
-    flat = parts(found)
-    missing = sorted(shapes.keys() - flat.keys())
-    lines += [f'no {name}' for name in dict.fromkeys(their_name(n, table) or n for n in missing)]
+    for entry, array in found:
+        if not all(name in shapes for name in entry.ours):
+            lines.append(f'no place for {entry.theirs}')
+        elif array.shape != (expected := _their_shape(entry, shapes)):
+            lines.append(f'{entry.theirs} has shape {array.shape}, expected {expected}')
+    flat = parameters(found)
+    missing = [_find(name, table) or Entry((name,), name)
+               for name in sorted(shapes.keys() - flat.keys())]
+    lines += dict.fromkeys(f'no {entry.theirs}' for entry in missing)
     if lines:
         more = f'\n  and {len(lines) - 10} more' if len(lines) > 10 else ''
         raise UserError('the arrays do not fit the model that their sizes and config.json '
@@ -137,40 +125,26 @@ def fit(found: list[Found], unknown: list[str], shapes: Mapping[str, tuple[int, 
 
 
 def to_theirs(flat: Mapping[str, np.ndarray], table: Iterable[Entry]) -> dict[str, np.ndarray]:
-    """Their arrays from ours by flat name.
-
-    Raises UserError for parameters that the layout has no place for.
-    """
+    """Their arrays from ours by flat name; UserError if the layout has no place for one."""
     left, arrays = dict(flat), {}
     for name in flat:
-        entry, indices = _find(name, table)
-        if entry is None or name not in left:
-            continue
-        names = [_render(o, indices) for o in entry.ours]
-        pieces = [KINDS[entry.kind][0](left.pop(n)) for n in names]
-        arrays[_render(entry.theirs, indices)] = pieces[0] if len(pieces) == 1 else (
-            np.concatenate(pieces))
+        if name in left and (entry := _find(name, table)):
+            pieces = [KINDS[entry.kind][0](left.pop(n)) for n in entry.ours]
+            arrays[entry.theirs] = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     if left:
         raise UserError(f'the layout has no place for {", ".join(sorted(left)[:5])}.')
     return arrays
 
 
-def their_name(ours: str, table: Iterable[Entry]) -> str | None:
-    """The array that holds a parameter of ours."""
-    entry, indices = _find(ours, table)
-    return entry and _render(entry.theirs, indices)
-
-
 def unstack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Flat names of single layers, from those of the model, whose repeated layers are stacked."""
+    """Parameters of single layers by flat name, from those of the model, which stacks layers."""
     single = {}
     for name, x in flat.items():
         if match := re.fullmatch(r'blocks/(.+)', name):
             single |= {f'blocks/{i}/{match[1]}': x[i] for i in range(len(x))}
         elif match := re.fullmatch(r'resnet/stage(\d+)/(first|rest)/(.+)', name):
-            stage, units = int(match[1]) - 1, (x[None] if match[2] == 'first' else x)
-            start = int(match[2] == 'rest')
-            single |= {f'resnet/{stage}/{start + j}/{match[3]}': y for j, y in enumerate(units)}
+            units = {0: x} if match[2] == 'first' else dict(enumerate(x, start=1))
+            single |= {f'resnet/{int(match[1]) - 1}/{j}/{match[3]}': y for j, y in units.items()}
         else:
             single[name] = x
     return single
@@ -182,41 +156,35 @@ def stack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, x in flat.items():
         if match := re.fullmatch(r'blocks/(\d+)/(.+)', name):
             layers.setdefault(f'blocks/{match[2]}', {})[int(match[1])] = x
+        elif match := re.fullmatch(r'resnet/(\d+)/0/(.+)', name):
+            stacked[f'resnet/stage{int(match[1]) + 1}/first/{match[2]}'] = x
         elif match := re.fullmatch(r'resnet/(\d+)/(\d+)/(.+)', name):
-            stage, unit = f'resnet/stage{int(match[1]) + 1}', int(match[2])
-            if unit == 0:
-                stacked[f'{stage}/first/{match[3]}'] = x
-            else:
-                layers.setdefault(f'{stage}/rest/{match[3]}', {})[unit] = x
+            rest = f'resnet/stage{int(match[1]) + 1}/rest/{match[3]}'
+            layers.setdefault(rest, {})[int(match[2])] = x
         else:
             stacked[name] = x
     return stacked | {name: np.stack([x[i] for i in sorted(x)]) for name, x in layers.items()}
 
 
-def _their_shape(shapes, kind):
+def _their_shape(entry, shapes):
     """Reshaping and transposing empty memory costs nothing."""
-    pieces = [KINDS[kind][0](np.empty(shape, np.int8)).shape for shape in shapes]
+    pieces = [KINDS[entry.kind][0](np.empty(shapes[name], np.int8)).shape for name in entry.ours]
     return (sum(p[0] for p in pieces), *pieces[0][1:])
 
 
-def _find(ours, table):
+def _find(name, table, patterns=lambda entry: entry.ours):
+    """The entry with a name among its patterns, placeholders filled in; None if there is none."""
     for entry in table:
-        for pattern in entry.ours:
-            if match := _regex(pattern).fullmatch(ours):
-                return entry, _indices(match)
-    return None, None
+        for pattern in patterns(entry):
+            if match := _regex(pattern).fullmatch(name):
+                from_0 = {key[0]: int(n) - (len(key) > 1) for key, n in match.groupdict().items()}
+                numbers = from_0 | {f'{key}1': n + 1 for key, n in from_0.items()} | {
+                    f'{key}01': f'{n + 1:02}' for key, n in from_0.items()}
+                return Entry(tuple(ours.format(**numbers) for ours in entry.ours),
+                             entry.theirs.format(**numbers), entry.kind)
+    return None
 
 
 @functools.cache
 def _regex(pattern):
     return re.compile(re.sub(r'\\\{(\w+)\\\}', r'(?P<\1>\\d+)', re.escape(pattern)))
-
-
-def _indices(match):
-    return {name[0]: int(value) - (len(name) > 1) for name, value in match.groupdict().items()}
-
-
-def _render(pattern, indices):
-    others = {f'{k}1': v + 1 for k, v in indices.items()}
-    return pattern.format(**indices, **others, **{f'{k}01': f'{v + 1:02}'
-                                                  for k, v in indices.items()})

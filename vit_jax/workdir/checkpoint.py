@@ -1,32 +1,38 @@
-"""Saves and restores the training state with Orbax, and proves that what comes back is what went.
+"""Saves and restores the training state with Orbax, and proves that it returns as it was saved.
 
 A checkpoint holds the state and a fingerprint of it: one 32-bit checksum per array, computed on
-the devices. Orbax notices a missing file but not a flipped bit; the fingerprint notices both.
+the devices. Orbax notices a missing file but not a flipped bit, which the fingerprint notices.
 """
 
+import itertools
 import logging
 import math
+import operator
 import os
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import Array, PyTree, UInt32
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from vit_jax.errors import UserError
-from vit_jax.processes import hosts
+from vit_jax.processes import consensus
+from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
+
+_accuracy = operator.itemgetter('eval/accuracy')
 
 
 @jax.jit
 def fingerprint(tree: PyTree) -> PyTree:
-    """One checksum per array of the tree: sum of its bits times odd weights, modulo 2**32.
+    """One checksum per array of the tree: the sum of its bits times odd weights, modulo 2**32.
 
-    Integer sums do not depend on their order, so it is the same on any mesh. A flipped bit always
-    changes it: it adds a power of two times an odd number. Arrays: float or int, 16 or 32 bits.
+    It is the same on any mesh, because integer sums do not depend on their order. A flipped bit
+    always changes it by a power of two times an odd number. Arrays: float or int, 16 or 32 bits.
     """
     return jax.tree.map(_checksum, tree)
 
@@ -41,24 +47,21 @@ def _checksum(x: Array) -> UInt32[Array, '']:
 
 
 def describe_fingerprint(tree: PyTree) -> dict[str, int]:
-    """{'.params['cls']': checksum, ...} of a tree, as a checkpoint keeps it."""
+    """{".params['cls']": checksum, ...} of a tree, as a checkpoint keeps it."""
     checksums = jax.device_get(fingerprint(tree))
     return {jax.tree_util.keystr(path): int(value)
             for path, value in jax.tree.leaves_with_path(checksums)}
 
 
 class Checkpointer:
-    """The checkpoints of one run: the newest `keep`, and the best when asked for.
-
-    Saving is asynchronous: `save` returns when the state has been copied off the devices.
+    """The checkpoints of one run: the newest `keep` and, with `keep_best`, the most accurate.
 
     Attributes:
       directory: absolute path, one folder per saved step.
     """
 
-    def __init__(self, directory: str, keep: int, keep_best: bool):
-        """Opens, or makes, the directory that holds one folder per saved step."""
-        self.directory = os.path.abspath(directory)
+    def __init__(self, workdir: str, keep: int, keep_best: bool):
+        self.directory = record.checkpoint_directory(workdir)
         policies = [preservation_policy.LatestN(keep)]
         if keep_best:
             policies.append(preservation_policy.BestN(
@@ -68,10 +71,10 @@ class Checkpointer:
             best_fn=_accuracy if keep_best else None, cleanup_tmp_directories=True))
 
     def save(self, step: int, state: PyTree, metrics: dict[str, float] | None = None) -> None:
-        """Starts saving the state after `step`; a step that is there already stays as it is.
+        """Starts saving the state after `step`, unless that step has been saved.
 
-        Args:
-          metrics: what was evaluated at this step, with 'eval/accuracy'; decides the best.
+        It returns when the state has been copied from the devices. The best checkpoint has the
+        highest 'eval/accuracy' in `metrics`.
         """
         if step in self._manager.all_steps():
             return
@@ -82,26 +85,25 @@ class Checkpointer:
             raise RuntimeError(f'the checkpoint of step {step} was not saved to {self.directory}')
 
     def restore_latest(self, abstract_state: PyTree) -> PyTree | None:
-        """The newest readable state, None when nothing was saved yet.
+        """The newest readable state, or None where nothing has been saved.
 
-        A checkpoint that cannot be read, or whose arrays are not those that were saved, is renamed
-        to bad-STEP once the one before it has been read.
+        A checkpoint that cannot be read, or whose arrays differ from those that were saved, is
+        renamed to bad-STEP once an older one has been read. UserError if there is no older one, or
+        if a checkpoint is of another state.
 
         Args:
           abstract_state: jax.ShapeDtypeStruct leaves with the shardings to restore to.
-
-        Raises:
-          UserError: checkpoints are there and none can be read, or they are of another state.
         """
         bad = {}
-        for step in hosts.from_main(lambda: sorted(self._manager.all_steps(), reverse=True)):
+        for step in consensus.from_main(lambda: sorted(self._manager.all_steps(), reverse=True)):
             state, reason = self._restore(step, abstract_state)
             if reason:
                 bad[step] = reason
                 continue
             for bad_step, reason in bad.items():
+                target = consensus.from_main(lambda step=bad_step: self._set_aside(step))
                 log.warning('checkpoint of step %d cannot be used and is now %s: %s', bad_step,
-                            hosts.from_main(lambda step=bad_step: self._set_aside(step)), reason)
+                            target, reason)
             if bad:
                 log.warning('falling back to the checkpoint of step %d', step)
                 self._manager.reload()
@@ -114,44 +116,41 @@ class Checkpointer:
         return None
 
     def latest_step(self) -> int | None:
-        """The newest step saved, None when there is none."""
         return self._manager.latest_step()
 
     def wait(self) -> None:
-        """Returns when everything is on disk; raises what went wrong while saving."""
+        """Returns when everything is on disk; raises the errors of saving."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, then lets go of the directory."""
         self._manager.close()
 
     def _restore(self, step, abstract_state):
         """(state, '') or (None, why the files cannot be used): the same on all processes."""
-        state, saved, reason = None, None, ''
+        reason = ''
         try:
             state, saved = self._read(step, abstract_state)
         except (UserError, MemoryError, PermissionError):
-            raise  # the files are not to blame
-        except Exception as error:  # Orbax and TensorStore raise all kinds for a broken file
+            raise  # not the fault of the files
+        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
             if 'RESOURCE_EXHAUSTED' in str(error):
                 raise
             reason = _first_line(error)
-        # What one process cannot read, none may use; and only together can they compute.
-        reason = hosts.agree(reason, lambda reasons: next(filter(None, reasons), ''))
+        # What one process cannot read, none may use. The fingerprint needs all processes.
+        reason = consensus.agree(reason, lambda reasons: next(filter(None, reasons), ''))
         if reason:
             return None, reason
         found = describe_fingerprint(state)
-        names = [n for n in saved | found if saved.get(n) != found.get(n)]
+        names = [name for name in found if saved[name] != found[name]]
         if names:
             return None, f'{len(names)} arrays differ from what was saved, first {names[0]}'
         return state, ''
 
     def _read(self, step, abstract_state):
-        """The state of a step, and its fingerprint when it was saved."""
-        # Past the manager, which would wait for the other processes where this one fails.
+        """The state of a step, and its fingerprint from when it was saved."""
+        # Without the manager, which would wait for the other processes if this one failed.
         folder = epath.Path(self.directory) / str(step)
-        saved = ocp.JsonCheckpointHandler().restore(
-            folder / 'meta', args=ocp.args.JsonRestore())['fingerprint']
+        saved = _read_fingerprint(folder)
         expected = {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(abstract_state)}
         if saved.keys() != expected:
             raise UserError(
@@ -163,19 +162,50 @@ class Checkpointer:
             folder / 'state', args=ocp.args.StandardRestore(abstract_state)), saved
 
     def _set_aside(self, step):
-        source = os.path.join(self.directory, str(step))
-        target = os.path.join(self.directory, f'bad-{step}')
-        for n in range(1, 1000):
-            if not os.path.exists(target):
-                break
-            target = os.path.join(self.directory, f'bad-{step}-{n}')
-        os.rename(source, target)
+        path = os.path.join(self.directory, f'bad-{step}')
+        names = itertools.chain([path], (f'{path}-{number}' for number in itertools.count(1)))
+        target = next(name for name in names if not os.path.exists(name))
+        os.rename(os.path.join(self.directory, str(step)), target)
         return target
 
 
-def _accuracy(metrics: dict[str, float]) -> float:
-    return metrics['eval/accuracy']
+def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
+    """Parameters of a run as NumPy arrays, averages where it has them, and their step.
+
+    Without `step`, they are from the newest checkpoint that can be read.
+    """
+    directory = record.checkpoint_directory(workdir)
+    steps = [step] if step is not None else sorted(
+        (int(name) for name in os.listdir(directory) if name.isdigit()), reverse=True)
+    for candidate in steps:
+        try:
+            return _read_params(epath.Path(directory) / str(candidate)), candidate
+        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+            log.warning('the checkpoint of step %d in %s cannot be read: %s', candidate, workdir,
+                        _first_line(error))
+    raise UserError(f'{workdir} has no checkpoint that can be read (tried: '
+                    f'{", ".join(map(str, steps)) or "there is none"}).')
 
 
-def _first_line(error: Exception) -> str:
+def _read_params(folder):
+    """Reads only the parameters, and compares them with their fingerprint."""
+    handler = ocp.PyTreeCheckpointHandler()
+    tree = handler.metadata(folder / 'state').tree
+    name = 'ema_params' if tree.get('ema_params') else 'params'
+    args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), {name: tree[name]})
+    params = handler.restore(folder / 'state', args=ocp.args.PyTreeRestore(
+        item={name: tree[name]}, restore_args=args, partial_restore=True))[name]
+    saved = _read_fingerprint(folder)
+    if any(saved[f'.{name}{key}'] != value
+           for key, value in describe_fingerprint(params).items()):
+        raise ValueError('arrays differ from what was saved')
+    return params
+
+
+def _read_fingerprint(folder):
+    return ocp.JsonCheckpointHandler().restore(
+        folder / 'meta', args=ocp.args.JsonRestore())['fingerprint']
+
+
+def _first_line(error):
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

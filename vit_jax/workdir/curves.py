@@ -1,9 +1,10 @@
-"""Draws the learning curves of a run."""
+"""The learning curves of a run: loss, accuracy and learning rate over steps."""
 
 import os
 
 from matplotlib.figure import Figure
 
+FILE = 'curves.png'
 PANELS = (  # title, series, logarithmic
     ('loss', ('train/loss', 'eval/loss'), True),
     ('accuracy', ('eval/accuracy', 'eval/accuracy_top5'), False),
@@ -11,12 +12,8 @@ PANELS = (  # title, series, logarithmic
 )
 
 
-def draw(rows: list[dict[str, float]], path: str) -> None:
-    """Writes a PNG with loss, accuracy and learning rate over steps.
-
-    Args:
-      rows: as in metrics.jsonl; a series is drawn from the rows that have it.
-    """
+def draw(rows: list[dict[str, float]], workdir: str) -> None:
+    """Draws WORKDIR/curves.png; each series from the rows of metrics.jsonl that contain it."""
     figure = Figure(figsize=(13, 3.6), layout='constrained')
     for axes, (title, series, logarithmic) in zip(figure.subplots(1, len(PANELS)), PANELS,
                                                   strict=True):
@@ -30,5 +27,6 @@ def draw(rows: list[dict[str, float]], path: str) -> None:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
+    path = os.path.join(workdir, FILE)
     figure.savefig(path + '.tmp', format='png', dpi=110)
     os.replace(path + '.tmp', path)

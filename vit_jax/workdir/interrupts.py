@@ -1,25 +1,25 @@
-"""SIGTERM and SIGINT ask the loop to finish its step, save and leave."""
+"""SIGTERM and SIGINT ask the loop to finish its step, save and stop."""
 
 import logging
 import signal
 
-from vit_jax.processes import hosts
+from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
 
 
 class Interrupts:
-    """Remembers the first SIGTERM or SIGINT while it is entered; a second SIGINT acts as usual.
+    """A context that remembers the first SIGTERM or SIGINT; a second SIGINT acts as usual.
 
     A second SIGTERM changes nothing: launchers often send it to the group and to the process.
 
     Attributes:
-      received: the signal, None so far. After `anywhere` was true it is the same on all processes.
+      received: the signal, or None; after `anywhere` was true, the same on all processes.
     """
 
     def __init__(self):
         self.received = None
-        self._ballot = None
+        self._vote = None
         self._previous = {}
 
     def __enter__(self):
@@ -28,17 +28,18 @@ class Interrupts:
         return self
 
     def __exit__(self, *_):
-        self._restore()
+        while self._previous:
+            signal.signal(*self._previous.popitem())
 
     def __bool__(self) -> bool:
         return self.received is not None
 
     def anywhere(self) -> bool:
-        """Whether a process has received a signal: on all of them the same at the same call."""
-        if hosts.count() == 1:
+        """Whether any process has received a signal; each call has one answer for all of them."""
+        if consensus.count() == 1:
             return bool(self)
-        self._ballot = self._ballot or hosts.Ballot()
-        signum = self._ballot(self.received or 0)
+        self._vote = self._vote or consensus.SignalVote()
+        signum = self._vote(self.received or 0)
         if signum:
             self.received = signal.Signals(signum)
         return bool(signum)
@@ -51,7 +52,3 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._previous[signal.SIGINT])
         log.warning('%s: finishing this step and saving; Ctrl-C (again) stops at once',
                     self.received.name)
-
-    def _restore(self):
-        while self._previous:
-            signal.signal(*self._previous.popitem())

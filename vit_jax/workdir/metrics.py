@@ -1,50 +1,50 @@
-"""Where a run writes its numbers: metrics.jsonl, one object a line, and TensorBoard events."""
+"""The numbers of a run, in metrics.jsonl (one object per line) and in TensorBoard events."""
 
 import json
 import os
 
 from vit_jax.errors import UserError
-from vit_jax.processes import hosts
+from vit_jax.processes import consensus
+from vit_jax.workdir import record
 
-# Measured against the clock or the machine: these differ between equal runs.
-TIMED = ('train/images_per_sec', 'train/data_wait', 'train/eta_sec', 'train/flops_per_sec',
-         'train/mfu', 'train/memory_gb', 'eval/seconds')
+FILE = 'metrics.jsonl'
 
 
 class MetricsLog:
-    """Appends rows to WORKDIR/metrics.jsonl and, when it is there, to a TensorBoard writer.
+    """Appends rows to WORKDIR/metrics.jsonl and to the TensorBoard events beside it.
 
-    Only process 0 has the files; the others know what was written at and after the first step.
+    Only process 0 has the files; the others know the rows of the first step and what follows.
 
     Attributes:
-      rows: everything written so far, also by the runs that this one continues.
+      rows: all rows, including those of the runs that this one continues.
+      path: of metrics.jsonl.
     """
 
-    def __init__(self, workdir: str, start_step: int, writer=None):
-        """Opens the file and cuts what lies after the step that the run continues from.
+    def __init__(self, workdir: str, start_step: int):
+        """Opens the files, and drops the rows after `start_step`, which will be written again."""
+        def keep_rows():
+            self.rows = [row for row in read(workdir) if row['step'] <= start_step]
+            record.write_text(self.path, ''.join(json.dumps(row) + '\n' for row in self.rows))
+            return [row for row in self.rows if row['step'] == start_step]
 
-        Args:
-          start_step: rows of later steps are of a run that was lost; they will be written again.
-          writer: a clu.metric_writers.MetricWriter or None.
-        """
-        self._path = os.path.join(workdir, 'metrics.jsonl')
-        self._writer = writer
-        self.rows = []
-        newest = hosts.from_main(lambda: self._begin(start_step))
-        self._file = None
-        if hosts.is_main():
-            self._file = open(self._path, 'a', encoding='utf-8')  # noqa: SIM115 - for the whole run
+        self.path = os.path.join(workdir, FILE)
+        newest = consensus.from_main(keep_rows)
+        self._file = self._writer = None
+        if consensus.is_main():
+            from clu import metric_writers  # imports TensorFlow, which reading does not need
+
+            self._file = open(self.path, 'a', encoding='utf-8')  # noqa: SIM115 - for the whole run
+            self._writer = metric_writers.SummaryWriter(workdir)
         else:
             self.rows = newest
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Adds one row; it survives the death of the process."""
+        """Adds one row, which survives the death of the process."""
         values = {name: float(value) for name, value in values.items()}
         self.rows.append({'step': step, **values})
-        if self._file is not None:
+        if self._file:
             self._file.write(json.dumps(self.rows[-1]) + '\n')
             self._file.flush()
-        if self._writer is not None:
             self._writer.write_scalars(step, values)
             self._writer.flush()
 
@@ -53,31 +53,22 @@ class MetricsLog:
         return any(row['step'] == step and name in row for row in self.rows)
 
     def sync(self) -> None:
-        """Makes sure that the rows are on disk before a checkpoint that says they are."""
-        if self._file is not None:
+        """Waits until the rows are on disk, as a checkpoint that is about to be saved relies on."""
+        if self._file:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Closes both."""
-        for opened in (self._file, self._writer):
-            if opened is not None:
-                opened.close()
-
-    def _begin(self, start_step):
-        """Reads and cuts the file; returns the rows of the step that the run continues from."""
-        self.rows = [row for row in read(self._path) if row['step'] <= start_step]
-        _replace(self._path, ''.join(json.dumps(row) + '\n' for row in self.rows))
-        return [row for row in self.rows if row['step'] == start_step]
+        if self._file:
+            self._file.close()
+            self._writer.close()
 
 
-def read(path: str) -> list[dict[str, float]]:
-    """Rows of a metrics.jsonl, [] when there is none.
+def read(workdir: str) -> list[dict[str, float]]:
+    """Rows of a run's metrics, [] where there are none; UserError if a line is not JSON.
 
-    A last line that a killed process left half written is dropped.
-
-    Raises:
-      UserError: another line is not JSON.
+    Except for the last line, which is dropped, because a killed process may leave half of it.
     """
+    path = os.path.join(workdir, FILE)
     if not os.path.exists(path):
         return []
     with open(path, encoding='utf-8') as file:
@@ -91,11 +82,3 @@ def read(path: str) -> list[dict[str, float]]:
                 raise UserError(f'{path}, line {number} is not JSON: {line[:80]!r}. Mend or remove '
                                 'that line.') from error
     return rows
-
-
-def _replace(path: str, text: str) -> None:
-    with open(path + '.tmp', 'w', encoding='utf-8') as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + '.tmp', path)

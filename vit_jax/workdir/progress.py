@@ -7,69 +7,63 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-from vit_jax.training import chips
-
 
 class Meter:
     """Measures a training loop between two reports."""
 
-    def __init__(self, batch_size: int, flops_per_step: float, num_steps: int):
-        """Args: images and model FLOPs (forward and backward) of a step, steps of the run."""
-        self._batch_size = batch_size
-        self._flops_per_step = flops_per_step
-        self._num_steps = num_steps
-        self._waited = 0.0
-        self._paused = 0.0
-        self._since = (None, 0.0)
+    def __init__(self, batch_size: int, num_steps: int, flops_per_step: float,
+                 peak_flops: float | None):
+        """For a run of `num_steps` steps.
+
+        Args:
+          flops_per_step: of the model, forward and backward.
+          peak_flops: FLOP/s of one device, or None where they are not known.
+        """
+        self._batch_size, self._num_steps = batch_size, num_steps
+        self._flops_per_step, self._peak_flops = flops_per_step, peak_flops
+        self.start(0)
 
     def timed(self, batches: Iterable) -> Iterator:
         """The same batches; the time spent in waiting for them counts as data wait."""
-        iterator = iter(batches)
-        while True:
-            start = time.perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
+        start = time.perf_counter()
+        for batch in batches:
             self._waited += time.perf_counter() - start
             yield batch
+            start = time.perf_counter()
 
     def start(self, step: int) -> None:
         """Begins a new interval after `step` steps."""
-        self._since = (step, time.perf_counter())
+        self._first, self._since = step, time.perf_counter()
         self._waited = self._paused = 0.0
 
     def pause(self, seconds: float) -> None:
-        """Takes time that was no training, an evaluation, out of the interval."""
+        """Excludes time that was not training, such as an evaluation, from the interval."""
         self._paused += seconds
 
     def report(self, step: int) -> dict[str, float]:
-        """Speed since `start`, per second of training, and starts again.
+        """Speed per second of training since `start`, and starts again.
 
         Returns:
-          images_per_sec, data_wait (share of the time in [0, 1]), eta_sec, flops_per_sec (of the
-          model, all devices), mfu (share of the devices' peak, where known), memory_gb (highest so
-          far: of the fullest local device, or of this process where devices do not tell).
+          images_per_sec, data_wait (share of the time, 0 to 1), eta_sec, flops_per_sec (of the
+          model, all devices), mfu (share of the devices' peak, where known), memory_gb.
         """
-        first, since = self._since
-        seconds = max(time.perf_counter() - since - self._paused, 1e-9)
-        steps_per_sec = (step - first) / seconds
+        seconds = max(time.perf_counter() - self._since - self._paused, 1e-9)
+        steps_per_sec = (step - self._first) / seconds
         values = {
             'images_per_sec': steps_per_sec * self._batch_size,
             'data_wait': self._waited / seconds,
             'eta_sec': (self._num_steps - step) / steps_per_sec if steps_per_sec else 0.0,
             'flops_per_sec': steps_per_sec * self._flops_per_step,
-            'memory_gb': memory_gb(),
+            'memory_gb': _memory_gb(),
         }
-        peak = chips.peak_flops(jax.devices()[0].device_kind)
-        if peak:
-            values['mfu'] = values['flops_per_sec'] / (peak * jax.device_count())
+        if self._peak_flops:
+            values['mfu'] = values['flops_per_sec'] / (self._peak_flops * jax.device_count())
         self.start(step)
         return values
 
 
-def memory_gb() -> float:
-    """Peak bytes in use / 1e9 of the fullest local device; of this process on CPU."""
+def _memory_gb():
+    """Peak memory of the fullest local device, or of this process where devices do not tell."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     if all(s and 'peak_bytes_in_use' in s for s in stats):
         return max(s['peak_bytes_in_use'] for s in stats) / 1e9
@@ -78,7 +72,7 @@ def memory_gb() -> float:
 
 
 def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
-    """One line for a person, from the values of a training row."""
+    """One line for the log from the values of a training row."""
     line = (f'step {step}/{num_steps}  loss {values["loss"]:.4f}  '
             f'lr {values["learning_rate"]:.2e}  grad norm {values["grad_norm"]:.3f}  '
             f'{values["images_per_sec"]:,.0f} images/s  waiting for data {values["data_wait"]:.0%}')

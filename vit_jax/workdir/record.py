@@ -1,24 +1,25 @@
-"""What a run keeps in its workdir beside checkpoints and metrics: its config and class names."""
+"""The files of a workdir that say which run it has: config, class names, log and lock."""
 
 import contextlib
 import fcntl
 import json
 import logging
 import os
-import secrets
-import time
-
-from ml_collections import ConfigDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.processes import hosts
+from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
 
+CONFIG, CLASSES, LOCK, LOG = 'config.json', 'classes.json', '.lock', 'train.log'
+CHECKPOINTS = 'checkpoints'  # one folder for each saved step
+
 
 def make(workdir: str) -> None:
-    """Makes the directory where it is missing; UserError if it cannot be made."""
+    """Makes the directory if it is missing."""
     try:
         os.makedirs(workdir, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -29,137 +30,132 @@ def make(workdir: str) -> None:
                         'that can be written.') from error
 
 
+def log_to(workdir: str) -> logging.Handler:
+    """Adds the project's log lines to the workdir's train.log, and makes the directory."""
+    make(workdir)
+    handler = logging.FileHandler(os.path.join(workdir, LOG), encoding='utf-8')
+    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
+    logging.getLogger('vit_jax').addHandler(handler)
+    return handler
+
+
 def lock(workdir: str) -> contextlib.ExitStack:
     """Makes the workdir and reserves it for this run until what is returned is closed.
 
     Raises:
       UserError: another run is training in it, or it is not the same directory on all processes.
     """
+    path = os.path.join(workdir, LOCK)
+
+    def reserve():
+        make(workdir)
+        file = stack.enter_context(open(path, 'a', encoding='utf-8'))  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f'another process is training in {workdir}. Wait for it, stop it, or '
+                            'take another --workdir.') from error
+
+    def require_shared(found):
+        if not all(found):
+            raise UserError(f'process {found.index(False)} does not find the workdir {workdir} of '
+                            'process 0: it must be a directory on storage that all hosts share.')
+
     with contextlib.ExitStack() as stack:
-        mark = hosts.from_main(lambda: _reserve(workdir, stack))
-        hosts.agree(_sees(workdir, mark), lambda seen: _require_shared(workdir, seen))
+        consensus.from_main(reserve)
+        consensus.agree(os.path.exists(path), require_shared)
         return stack.pop_all()
 
 
-def _reserve(workdir, stack):
-    """Locks a file until the stack is left; returns what stands in it."""
-    make(workdir)
-    file = stack.enter_context(open(os.path.join(workdir, '.lock'), 'a', encoding='utf-8'))  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(f'another process is training in {workdir}. Wait for it, stop it, or take '
-                        'another --workdir.') from error
-    mark = secrets.token_hex(8)
-    file.truncate(0)
-    file.write(mark)
-    file.flush()
-    os.fsync(file.fileno())
-    return mark
-
-
-def _sees(workdir, mark):
-    """Whether this process finds the mark, which storage over a network may take time to show."""
-    for _ in range(60):
-        with (contextlib.suppress(OSError),
-              open(os.path.join(workdir, '.lock'), encoding='utf-8') as file):
-            if file.read() == mark:
-                return True
-        time.sleep(0.5)
-    return False
-
-
-def _require_shared(workdir, seen):
-    if not all(seen):
-        raise UserError(f'the workdir {workdir} of process {seen.index(False)} is not that of '
-                        'process 0: it must be a directory on storage that all hosts share.')
-
-
-def claim(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> ConfigDict:
-    """Compares with what the workdir was made for, on process 0.
-
-    A workdir in which nothing was saved yet may be taken over by any config.
-
-    Args:
-      config: settled.
-      class_names: in label order.
-
-    Returns:
-      The config with accum_steps as chosen earlier, when it is to be chosen automatically.
-
-    Raises:
-      UserError: the workdir belongs to another config or other classes; lists what differs.
-    """
-    old = recorded_config(workdir)
-    if old is not None:
-        lines = config_lib.differences(old, config)
-        classes = hosts.from_main(lambda: _load(os.path.join(workdir, 'classes.json')))
-        if classes != list(class_names):
-            lines.append(_describe_classes(classes, list(class_names)))
-        if lines:
-            raise UserError(
-                f'{workdir} holds a run of another config. Take another --workdir, or make these '
-                'fields equal:\n  ' + '\n  '.join(lines))
-        for field in ('num_steps', 'num_epochs'):
-            if old[field] != config[field]:
-                log.warning('%s was %s and is now %s: the learning-rate schedule changes with the '
-                            'length of the run', field, old[field], config[field])
-        config = config.copy_and_resolve_references()
-        config.accum_steps = config.accum_steps or old['accum_steps']
-    return config
-
-
-def recorded_config(workdir: str) -> dict | None:
-    """The config of a run that has saved something, None otherwise; UserError if unreadable."""
-    def load():
-        checkpoints = checkpoint_directory(workdir)
-        if os.path.isdir(checkpoints) and os.listdir(checkpoints):
-            return _load(os.path.join(workdir, 'config.json'))
-        return None
-
-    return hosts.from_main(load)
-
-
-def record(workdir: str, config: ConfigDict, class_names: tuple[str, ...]) -> None:
-    """Writes classes.json and config.json, on process 0."""
-    if not hosts.is_main():
-        return
-    save(os.path.join(workdir, 'classes.json'), list(class_names))
-    save(os.path.join(workdir, 'config.json'), config.to_dict())
-
-
-def save(path: str, value) -> None:
-    """Writes a JSON file, whole or not at all."""
-    with open(path + '.tmp', 'w', encoding='utf-8') as file:
-        json.dump(value, file, indent=2)
-        file.write('\n')
-    os.replace(path + '.tmp', path)
+def find(path: str) -> tuple[str, int | None] | None:
+    """(workdir, None) if the path is a workdir, (workdir, step) if it is a checkpoint of one."""
+    if os.path.isdir(checkpoint_directory(path)):
+        return path, None
+    folder, step = os.path.split(os.path.abspath(path))
+    if step.isdigit() and os.path.basename(folder) == CHECKPOINTS and os.path.isdir(path):
+        return os.path.dirname(folder), int(step)
+    return None
 
 
 def checkpoint_directory(workdir: str) -> str:
-    """Where the checkpoints of a run are."""
-    return os.path.join(workdir, 'checkpoints')
+    """Where the checkpoints of a run are; an absolute path, as Orbax requires."""
+    return os.path.join(os.path.abspath(workdir), CHECKPOINTS)
 
 
-def where_to_go_on(workdir: str) -> str:
-    """' from step N' with the newest checkpoint, '' when there is none."""
-    with contextlib.suppress(OSError):
-        steps = [int(name) for name in os.listdir(checkpoint_directory(workdir)) if name.isdigit()]
-        return f' from step {max(steps)}' if steps else ''
-    return ''
+def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
+    """Config and class names of a run, as JSON has them; UserError where they cannot be read."""
+    return (read_json(os.path.join(workdir, CONFIG), dict),
+            read_json(os.path.join(workdir, CLASSES), list))
 
 
-def _describe_classes(old, new):
-    if len(old) != len(new):
-        return f'classes: {len(old)} in the workdir, {len(new)} in the data now'
-    k = next(k for k in range(len(old)) if old[k] != new[k])
-    return f'classes: number {k} is {old[k]!r} in the workdir, {new[k]!r} in the data now'
+def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:
+    """Config and class names of the run that has saved a checkpoint, the same on all processes.
+
+    None where nothing has been saved: any run may use such a workdir.
+    """
+    def read_if_begun():
+        checkpoints = checkpoint_directory(workdir)
+        if os.path.isdir(checkpoints) and os.listdir(checkpoints):
+            return read(workdir)
+        return None
+
+    return consensus.from_main(read_if_begun)
 
 
-def _load(path):
+def require_same_run(workdir: str, old: tuple[Mapping, Sequence[str]], config: Mapping,
+                     class_names: Sequence[str]) -> None:
+    """Raises UserError, with all differences, if the run of the workdir cannot be continued.
+
+    `old` comes from `begun`; `config` is complete.
+    """
+    old_config, old_names = old
+    lines = config_lib.differences(old_config, config)
+    if (old_count := len(old_names)) != (count := len(class_names)):
+        lines.append(f'classes: {old_count} in the workdir, {count} in the data now')
+    else:
+        lines += [f'classes: number {number} is {old!r} in the workdir, {new!r} in the data now'
+                  for number, (old, new) in enumerate(zip(old_names, class_names, strict=True))
+                  if old != new][:1]
+    if lines:
+        raise UserError(
+            f'{workdir} holds a run of another config. Take another --workdir, or make these '
+            'fields equal:\n  ' + '\n  '.join(lines))
+    for field in ('num_steps', 'num_epochs'):
+        if old_config[field] != config[field]:
+            log.warning('%s was %s and is now %s: the learning-rate schedule changes with the '
+                        'length of the run', field, old_config[field], config[field])
+
+
+def write(workdir: str, config: Mapping, class_names: Sequence[str]) -> None:
+    """Writes class names and config, on process 0 only."""
+    if consensus.is_main():
+        write_json(os.path.join(workdir, CLASSES), list(class_names))
+        write_json(os.path.join(workdir, CONFIG), config.to_dict())
+
+
+def write_json(path: str, value: Any) -> None:
+    """Writes a JSON file, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2) + '\n')
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes a text file, whole or not at all, also if the machine fails."""
+    with open(path + '.tmp', 'w', encoding='utf-8') as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + '.tmp', path)
+
+
+def read_json(path: str, kind: type) -> Any:
+    """The dict or list (`kind`) in a JSON file; UserError if the file cannot be read or differs."""
     try:
         with open(path, encoding='utf-8') as file:
-            return json.load(file)
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f'{path} cannot be read ({error}). The run cannot be checked against it: '
-                        'restore the file, or take another --workdir.') from error
+            value = json.load(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path} cannot be read ({error}): restore the file, or name another '
+                        'directory.') from error
+    if not isinstance(value, kind):
+        raise UserError(f'{path} holds {json.dumps(value):.80}, expected '
+                        f'{"an object" if kind is dict else "a list"}: restore the file.')
+    return value

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from tests.support.parameters import randomised
+from tests.support.runs import resolved
 from tests.support.small import assert_same_arrays
 from vit_jax import config, models, weights
 from vit_jax.errors import UserError
 from vit_jax.training import optimizer
 from vit_jax.training import state as train_state
-from vit_jax.workdir import checkpoint
-from vit_jax.workdir import record as workdir
+from vit_jax.weights import files
+from vit_jax.workdir import checkpoint, record
 
 CLASSES = ('ant', 'bee', 'cat')
 
@@ -25,13 +26,13 @@ def make_run(path, ema):
     c = config.base('ti16')
     c.image_size, c.num_steps, c.dataset.name = (16, 24), 5, 'digits'
     c.model.update(hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2, patch_size=(8, 8))
-    c = config.settle(c, num_examples=9, num_classes=3)
+    c = resolved(c, 9, 3)
     model = models.build(c.model, 3)
     schedule = optimizer.make_schedule(c.optimizer, 5)
     tx = optimizer.make_optimizer(c.optimizer, schedule)
     state = jax.jit(lambda: train_state.init_state(model, tx, (16, 24, 3), 0, ema))()
-    workdir.record(str(path), c, CLASSES)
-    saver = checkpoint.Checkpointer(workdir.checkpoint_directory(str(path)), 3, False)
+    record.write(str(path), c, CLASSES)
+    saver = checkpoint.Checkpointer(str(path), 3, False)
     states = {}
     for step in (2, 4):
         drawn = [randomised(model, np.zeros((1, 16, 24, 3)), seed) for seed in (step, step + 1)]
@@ -86,6 +87,6 @@ def test_workdir(ema, tmp_path, caplog):
 
 
 def test_file_without_fields(tmp_path):
-    weights.files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))},
+    files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))},
                         '.safetensors')
     assert 'has the arrays of a vit_jax model but not its fields' in message(tmp_path / 'x')

@@ -1,62 +1,49 @@
 """torchvision's VisionTransformer (vit_b_16 and relatives)."""
 
-from vit_jax.errors import UserError
-from vit_jax.weights.model import guess_heads
-from vit_jax.weights.table import Entry, torch_conv, torch_dense, torch_heads, torch_norm
+from collections.abc import Mapping
 
-MARK = r'conv_proj\.weight'
-SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
+from vit_jax.weights.files import Contents
+from vit_jax.weights.layout import PLAIN, Layout, Reading, only
+from vit_jax.weights.model import Weights, guess_heads
+from vit_jax.weights.table import Entry, torch_modules
+
+_FORMULAS = dict(gelu='erf', layer_norm_epsilon=1e-6)
 _BLOCK, _THEIRS = 'blocks/{i}', 'encoder.layers.encoder_layer_{i}'
-
-
-def _mlp(first, second):
-    return torch_dense(f'{_BLOCK}/mlp/dense1', f'{_THEIRS}.mlp.{first}') + torch_dense(
-        f'{_BLOCK}/mlp/dense2', f'{_THEIRS}.mlp.{second}')
-
-
 _TABLE = [
-    Entry(('cls',), 'class_token'),
-    *torch_conv('embedding', 'conv_proj'),
-    Entry(('position/embedding',), 'encoder.pos_embedding'),
-    *torch_norm(f'{_BLOCK}/norm1', f'{_THEIRS}.ln_1'),
-    *torch_heads(f'{_BLOCK}/attention', f'{_THEIRS}.self_attention.in_proj_', 'query key value'),
-    *torch_dense(f'{_BLOCK}/attention/out', f'{_THEIRS}.self_attention.out_proj', 'from_heads'),
-    *torch_norm(f'{_BLOCK}/norm2', f'{_THEIRS}.ln_2'),
-    *_mlp(0, 3),
-    *torch_norm('norm', 'encoder.ln'),
-    *torch_dense('pre_logits', 'heads.pre_logits'),
-    *torch_dense('head', 'heads.head')]
+    Entry(('cls',), 'class_token'), Entry(('position/embedding',), 'encoder.pos_embedding'),
+    *torch_modules({
+        'embedding': 'conv_proj',
+        f'{_BLOCK}/norm1': f'{_THEIRS}.ln_1',
+        f'{_BLOCK}/attention/query key value': f'{_THEIRS}.self_attention.in_proj_',
+        f'{_BLOCK}/attention/out': f'{_THEIRS}.self_attention.out_proj',
+        f'{_BLOCK}/norm2': f'{_THEIRS}.ln_2',
+        f'{_BLOCK}/mlp/dense1': f'{_THEIRS}.mlp.0',
+        f'{_BLOCK}/mlp/dense2': f'{_THEIRS}.mlp.3',
+        'norm': 'encoder.ln',
+        'pre_logits': 'heads.pre_logits',
+        'head': 'heads.head'})]
+_OLDER = torch_modules({f'{_BLOCK}/mlp/dense{n}': f'{_THEIRS}.mlp.linear_{n}' for n in (1, 2)})
 
 
-def table(model: dict) -> list[Entry]:
-    """What an array is called."""
-    return _TABLE
+def _read(contents: Contents) -> Reading:
+    """The layers of the MLP once had other names."""
+    return Reading(contents.arrays, _FORMULAS, _TABLE + _OLDER)
 
 
-def prepare(arrays: dict, sidecars: dict) -> tuple[dict, list[Entry]]:
-    """The arrays as they are, and a table with the older names of the MLP too."""
-    return arrays, _TABLE + _mlp('linear_1', 'linear_2')
+def _allowed_values(model: Mapping, path: str) -> dict[str, tuple]:
+    heads = dict(num_heads=(guess_heads(model),)) if 'hidden_size' in model else {}
+    return PLAIN | only(_FORMULAS) | dict(resnet=(None,)) | heads
 
 
-def known(arrays: dict, sidecars: dict) -> tuple[dict, list | None, dict | None]:
-    """What torchvision computes; the arrays come alone."""
-    return dict(gelu='erf', layer_norm_epsilon=1e-6), None, None
+def _refusals(weights: Weights, path: str) -> list[str]:
+    size, patch, channels = weights.image_size(), weights.model['patch_size'], weights.channels()
+    if size[0] == size[1] and patch[0] == patch[-1] and channels == 3:
+        return []
+    return ['torchvision has only models of square colour images and square patches; these are '
+            f'images of {size[0]}x{size[1]} with {channels} channels and patches of '
+            f'{patch[0]}x{patch[-1]}']
 
 
-def holds(model: dict, path: str) -> dict[str, tuple]:
-    """Values of fields that the layout can hold."""
-    return dict(resnet=(None,), position=('learned_1d',), pool=('cls',), layer_scale_init=(0.0,),
-                gelu=('erf',), layer_norm_epsilon=(1e-6,), num_heads=(guess_heads(model),))
-
-
-def finish(arrays: dict, weights) -> tuple[dict, dict]:
-    """The arrays as they are; no JSON files.
-
-    Raises UserError for images that torchvision's class does not take.
-    """
-    size, patch = weights.image_size(), weights.model['patch_size']
-    if size[0] != size[1] or patch[0] != patch[-1] or weights.channels() != 3:
-        raise UserError(f'torchvision has models of square colour images and square patches only; '
-                        f'these are {size[0]}x{size[1]} with {weights.channels()} channels and '
-                        f'patches of {patch[0]}x{patch[-1]}: layout torchvision cannot hold them.')
-    return arrays, {}
+LAYOUT = Layout(
+    mark=r'conv_proj\.weight', suffixes=('.pth', '.pt', '.bin', '.safetensors'), read=_read,
+    table=lambda model: _TABLE, allowed_values=_allowed_values, refusals=_refusals)

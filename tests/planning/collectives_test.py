@@ -1,4 +1,4 @@
-"""FLOPs and communicated bytes of compiled programs against numbers worked out by hand."""
+"""Bytes that compiled programs send, against numbers worked out by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.support.programs import MESHES, program_on, small_config
-from vit_jax.planning import hlo
+from vit_jax.planning import collectives
 
 LAYERS, WIDTH, BATCH, DEVICES = 5, 16, 32, 8
 
@@ -20,7 +20,7 @@ def placed():
 
 def compiled(function, *arguments):
     text = jax.jit(function).lower(*arguments).compile().as_text()
-    return hlo.Module(text).count()
+    return collectives.count(text)
 
 
 def layers(placed):
@@ -39,7 +39,6 @@ def apply(kernels, x, placed):
 
 def test_forward_pass_of_a_scan(placed):
     counts = compiled(lambda w, x: apply(w, x, placed), *layers(placed))
-    assert counts.flops == LAYERS * 2 * (BATCH // DEVICES) * WIDTH * WIDTH == 10_240
     # Each device sends its eighth of every kernel to the seven others.
     assert counts.sent == {'all-gather': LAYERS * 4 * WIDTH * WIDTH // 8 * 7} == {
         'all-gather': 4480}
@@ -47,7 +46,7 @@ def test_forward_pass_of_a_scan(placed):
 
 
 def test_gradient_of_a_scan(placed):
-    """Three products a layer; gathered kernels are kept, of their gradients each device a part."""
+    """Gathered kernels are kept, of their gradients each device keeps a part."""
     def loss(w, x):
         return (apply(w, x, placed) ** 2).sum()
 
@@ -55,7 +54,6 @@ def test_gradient_of_a_scan(placed):
         return jax.lax.with_sharding_constraint(jax.grad(loss)(w, x), placed(None, 'fsdp'))
 
     counts = compiled(gradient, *layers(placed))
-    assert counts.flops == 3 * 10_240
     kernel = 4 * WIDTH * WIDTH
     assert counts.sent['all-gather'] == LAYERS * kernel // 8 * 7
     assert counts.sent.get('reduce-scatter', 0) + counts.sent.get('all-reduce', 0) / 2 == (
@@ -65,28 +63,13 @@ def test_gradient_of_a_scan(placed):
 def test_sum_over_devices(placed):
     x = jax.ShapeDtypeStruct((DEVICES, 24), jnp.float32, sharding=placed('fsdp'))
     counts = compiled(lambda x: x.sum(axis=0), x)
-    assert counts == (0, {'all-reduce': 2 * 4 * 24 * 7 // 8}, {'all-reduce': 1})
-
-
-def train_step_flops(config):
-    """Of a ViT's training step for one image, with two backward products for each forward one.
-
-    The patches need no gradient, so that the embedding has only one.
-    """
-    c, patch = config.model, config.model.patch_size[0]
-    patches = (config.image_size[0] // patch) ** 2
-    tokens, width = patches + 1, c.hidden_size
-    embedding = patches * patch * patch * 3 * width
-    block = tokens * (4 * width * width + 2 * width * c.mlp_dim) + 2 * tokens * tokens * width
-    return 2 * (2 * embedding + 3 * (c.num_layers * block + width * config.dataset.num_classes))
+    assert counts == ({'all-reduce': 2 * 4 * 24 * 7 // 8}, {'all-reduce': 1})
 
 
 @pytest.mark.parametrize('mesh', ['data', 'fsdp'])
 def test_training_step_of_a_vit(mesh):
-    config = small_config()
-    program = program_on(config, **MESHES[mesh])
-    counts = hlo.Module(program.lower_train_step(1).compile().as_text()).count()
-    assert counts.flops * DEVICES == train_step_flops(config) * config.batch_size
+    program = program_on(small_config(), **MESHES[mesh])
+    counts = collectives.count(program.train_step.as_text())
     kernels = {name: 4 * x.size for name, x in (
         (jax.tree_util.keystr(path, simple=True, separator='/'), x)
         for path, x in jax.tree.leaves_with_path(program.abstract_state.params['blocks']))
@@ -113,7 +96,7 @@ LOOP = """HloModule test, num_partitions=8
 %body (p: (s32[], f32[128], s32[])) -> (s32[], f32[128], s32[]) {
   %p = (s32[]{:T(128)}, f32[128]{0:T(128)S(1)}, s32[]) parameter(0)
   %i = s32[]{:T(128)} get-tuple-element(%p), index=0
-  %two = s32[] get-tuple-element(%p), index=2
+  %two = s32[] constant(2)
   %next = s32[] add(%i, %two)
   %x = f32[128]{0} get-tuple-element(%p), index=1
   %sum = f32[128]{0} all-reduce(%x), channel_id=1, replica_groups=GROUPS, to_apply=%add.1
@@ -143,9 +126,25 @@ ENTRY %main (x.1: f32[128]) -> f32[128] {
     ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
     ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b'}", 8)])
 def test_trips_of_a_loop_that_does_not_say_them(groups, size):
-    counts = hlo.Module(LOOP.replace('GROUPS', groups)).count()
+    counts = collectives.count(LOOP.replace('GROUPS', groups))
     assert counts.calls == {'all-reduce': 3}  # 1, 3, 5
     assert counts.sent == {'all-reduce': 3 * 2 * 512 * (size - 1) // size}
+
+
+@pytest.mark.parametrize(('line', 'other'), [
+    ('constant(7)', 'get-tuple-element(%p.1), index=2'), ('direction=LT', 'direction=NE'),
+    ('constant(2)', 'get-tuple-element(%p), index=2'), ('add(%i, %two)', 'multiply(%i, %two)')])
+def test_loop_that_does_not_count_by_constants(line, other):
+    text = LOOP.replace('GROUPS', '[2,4]<=[8]').replace(line, other)
+    with pytest.raises(ValueError, match='sum of the compiled step is in a loop, and neither'):
+        collectives.count(text)
+    assert collectives.count(text.replace('all-reduce(', 'copy(')) == ({}, {})  # it sends nothing
+
+
+def test_what_the_compiler_says_of_a_loop_counts():
+    text = LOOP.replace('GROUPS', '[2,4]<=[8]').replace('direction=LT', 'direction=NE').replace(
+        'body=%body', 'body=%body, backend_config={"known_trip_count":{"n":"5"}}')
+    assert collectives.count(text).calls == {'all-reduce': 5}
 
 
 CHAIN = """HloModule test
@@ -180,38 +179,7 @@ ENTRY %main (x: bf16[8,128], y: f32[64]) -> f32[8] {
 
 
 def test_one_gather_in_several_fusions_and_a_sum_of_which_a_part_is_used():
-    counts = hlo.Module(CHAIN.replace('G,', '[1,8]<=[8],')).count()
+    counts = collectives.count(CHAIN.replace('G,', '[1,8]<=[8],'))
     assert counts.sent == {'all-gather': 2 * 8 * 128 * 7, 'collective-permute': 2 * 8 * 128,
                            'reduce-scatter': 4 * 64 * 7 // 8}
     assert counts.calls == {'all-gather': 1, 'collective-permute': 1, 'reduce-scatter': 1}
-
-
-CONVOLUTION = """HloModule test
-
-ENTRY %main (x: bf16[32,14,14,3], y: bf16[4,4,3,16]) -> bf16[32,3,3,16] {
-  %x = LHS parameter(0)
-  %y = KERNEL parameter(1)
-  ROOT %r = OUT convolution(%x, %y), WINDOW
-}
-"""
-
-
-@pytest.mark.parametrize(('lhs', 'kernel', 'out', 'window', 'flops'), [
-    # Patches: every one of 3x3 outputs sees 4x4x3 numbers.
-    ('bf16[32,12,12,3]', 'bf16[4,4,3,16]', 'bf16[32,3,3,16]',
-     'window={size=4x4 stride=4x4}, dim_labels=b01f_01io->b01f', 2 * 32 * 9 * 16 * 4 * 4 * 3),
-    # A plain product [32, 8] x [8, 16].
-    ('f32[32,8]', 'f32[8,16]', 'f32[32,16]', 'dim_labels=bf_io->bf', 2 * 32 * 8 * 16),
-    # 12 products [197, 64] x [64, 197] side by side, as a TPU writes the heads of attention: of the
-    # 12 taps of the kernel one meets the input at each position.
-    ('bf16[197,12,64]', 'bf16[12,197,64]', 'bf16[12,197,197]',
-     'window={size=12 stride=11 pad=11_11 lhs_dilate=12}, dim_labels=b0f_0oi->0bf',
-     2 * 12 * 197 * 197 * 64),
-    # Three taps, one of which falls off at either end: 3 * 5 - 2 meetings.
-    ('f32[1,5,1]', 'f32[3,1,1]', 'f32[1,5,1]',
-     'window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f', 2 * 13)])
-def test_convolutions(lhs, kernel, out, window, flops):
-    text = CONVOLUTION
-    for name, value in (('LHS', lhs), ('KERNEL', kernel), ('OUT', out), ('WINDOW', window)):
-        text = text.replace(name, value)
-    assert hlo.Module(text).count().flops == flops

@@ -1,7 +1,7 @@
-"""Layouts of programs that cannot be installed here, compared with what these are known to compute.
+"""Programs that cannot be installed here, written down with the layers that they are made of.
 
 torchvision: no CPU build fits the tested PyTorch; big_vision and Google's code are no packages.
-Their models are written down here with layers of PyTorch and Flax, whose names and shapes decide.
+Their models are written down with layers of PyTorch and Flax, whose names and shapes decide.
 """
 
 import flax.linen as nn
@@ -9,37 +9,16 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from tests.support import interop, small
-from tests.support.small import assert_close
-from vit_jax import weights
-
-TORCHVISION = {
-    'class_token': (1, 1, 128), 'conv_proj.weight': (128, 3, 8, 8), 'conv_proj.bias': (128,),
-    'encoder.pos_embedding': (1, 5, 128), 'encoder.ln.weight': (128,), 'encoder.ln.bias': (128,),
-    'heads.head.weight': (7, 128), 'heads.head.bias': (7,),
-    **{f'encoder.layers.encoder_layer_{i}.{name}': shape for i in range(2) for name, shape in {
-        'ln_1.weight': (128,), 'ln_1.bias': (128,), 'ln_2.weight': (128,), 'ln_2.bias': (128,),
-        'self_attention.in_proj_weight': (384, 128), 'self_attention.in_proj_bias': (384,),
-        'self_attention.out_proj.weight': (128, 128), 'self_attention.out_proj.bias': (128,),
-        'mlp.0.weight': (96, 128), 'mlp.0.bias': (96,),
-        'mlp.3.weight': (128, 96), 'mlp.3.bias': (128,)}.items()},
-}
-
-
-def test_names_and_shapes_of_torchvision(tmp_path):
-    given = small.make('vit', gelu='erf')
-    weights.save(given, str(tmp_path / 'x.pth'), 'torchvision')
-    arrays, _ = weights.files.read(str(tmp_path / 'x.pth'))
-    assert {name: x.shape for name, x in arrays.items()} == TORCHVISION
+from tests.support import interop
+from vit_jax.weights import files
 
 
 def torchvision_logits(given, path, images):
     """Of torchvision's VisionTransformer, whose attention is PyTorch's own layer."""
     torch = interop.require('torch')
     functional = torch.nn.functional
-    state = torch.load(path, weights_only=True)
+    state = {name: torch.tensor(x) for name, x in files.read(path)[0].items()}
 
     def linear(name, x):
         return functional.linear(x, state[f'{name}.weight'], state[f'{name}.bias'])
@@ -134,7 +113,15 @@ class Described(nn.Module):
         return nn.Dense(self.num_classes, name='head')(x)
 
 
-def flax_logits(given, path, images, big_vision=True):
+def big_vision_logits(given, path, images):
+    return _flax_logits(given, path, images, big_vision=True)
+
+
+def google_logits(given, path, images):
+    return _flax_logits(given, path, images, big_vision=False)
+
+
+def _flax_logits(given, path, images, big_vision):
     with np.load(path) as file:
         arrays = dict(file)
     if not big_vision:  # the names in the files are the older ones; Flax gives the newer
@@ -147,20 +134,5 @@ def flax_logits(given, path, images, big_vision=True):
     return np.asarray(jax.jit(model.apply)({'params': params}, images))
 
 
-def google_logits(given, path, images):
-    return flax_logits(given, path, images, big_vision=False)
-
-
-LOGITS = {'torchvision': torchvision_logits, 'big_vision': flax_logits, 'google': google_logits}
-
-
-@pytest.mark.parametrize(('layout', 'model'), [
-    ('torchvision', 'vit'), ('google', 'vit'), ('google', 'gap'), ('google', 'hidden-head'),
-    ('big_vision', 'vit'), ('big_vision', 'map'), ('big_vision', 'gap')])
-def test_logits(layout, model, tmp_path):
-    """Those of big_vision too, though the class token's position is in the token there."""
-    path = str(tmp_path / ('x.pth' if layout == 'torchvision' else 'x.npz'))
-    given = small.make(model, gelu='erf' if layout == 'torchvision' else 'tanh')
-    weights.save(given, path, layout)
-    batch = small.images(given)
-    assert_close(LOGITS[layout](given, path, batch), small.logits(given, batch))
+LOGITS = {'torchvision': torchvision_logits, 'big_vision': big_vision_logits,
+          'google': google_logits}

@@ -1,0 +1,125 @@
+"""How the commands read configs and weights, and what they make of errors."""
+
+import logging
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from tests.support.runs import ROOT, environment
+from vit_jax import cli, errors
+from vit_jax.errors import UserError
+
+QUICKSTART = f'--config={ROOT}/configs/quickstart.py'
+H14 = f'--config={ROOT}/configs/vit.py:h14'
+
+
+def test_reading_a_config_does_not_touch_the_process():
+    argv = list(sys.argv)
+    config = cli.read_config([H14, '--config.batch_size=8'])
+    assert (config.batch_size, config.model.num_layers) == (8, 32)
+    assert sys.argv == argv
+
+
+def test_values_of_every_kind():
+    config = cli.read_config([
+        '--config', f'{ROOT}/configs/vit.py:r50x1', '--config.seed', '3',
+        '--config.optimizer.learning_rate=1e-2', '--config.keep_best', '--noconfig.augment.flip',
+        '--config.image_size=64,32', '--config.model.resnet.units=1,2',
+        '--config.loss.name=sigmoid', '--config.transfer.take='])
+    assert (config.seed, config.optimizer.learning_rate, config.loss.name) == (3, 0.01, 'sigmoid')
+    assert (config.keep_best, config.augment.flip) == (True, False)
+    assert (config.image_size, config.model.resnet.units) == ((64, 32), (1, 2))
+    assert config.transfer.take == ('',)
+
+
+def test_of_a_number_that_is_repeated_the_last_counts():
+    assert cli.read_config([H14, '--config.seed=1', '--config.seed', '2']).seed == 2
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    ([H14, '--config.seeed=1'], "no field 'seeed'. Did you mean seed"),
+    ([H14, '--config.optimzer.learning_rate=1'],
+     "no field 'optimzer.learning_rate'. Did you mean optimizer.learning_rate"),
+    ([H14, '--config.model.hiden_size=1'], 'Did you mean model.hidden_size'),
+    ([H14.replace('h14', 'r50x1'), '--config.model.resnet.widht=1'],
+     'Did you mean model.resnet.width'),
+    ([QUICKSTART, '--config.model.resnet.units=1,2'], "no field 'model.resnet.units'"),
+    ([H14, '--noconfig.augment.filp'], 'Did you mean augment.flip'),
+    ([H14, '--config.batch_size=many'], "--config.batch_size=many: invalid literal"),
+    ([H14, '--pretrained=W'], 'no option --pretrained. Did you mean --config.pretrained'),
+    ([H14, '--config.image_size=224', '--config.image_size', '288'],
+     '--config.image_size is given 2 times: give it once'),
+    ([H14, 'more'], "unexpected argument 'more'"),
+    ([H14.replace('h14', 'h41')], "unknown model 'h41'. Did you mean h4, h16, h14"),
+    ([f'--config={ROOT}/configs/vti.py'], 'no config file'),
+    ([f'--config={ROOT}/configs/cifar10.py:b16'], 'get_config() takes 0 positional arguments'),
+    (['--config.seed=1'], 'add --config=FILE')])
+def test_mistakes(arguments, message):
+    with pytest.raises(UserError) as error:
+        cli.read_config(arguments)
+    assert message in str(error.value)
+
+
+def test_a_mistyped_option_of_the_command():
+    parser = cli.make_parser('main', '')
+    parser.add_argument('--workdir')
+    with pytest.raises(UserError, match='no option --workdri. Did you mean --workdir'):
+        cli.parse_with_config(parser, [H14, '--workdri=x'])
+
+
+@pytest.mark.parametrize(('error', 'message'), [
+    (UserError('seed is x.'), 'error: seed is x.'),
+    (FileNotFoundError(2, 'No such file', 'x.csv'), "error: [Errno 2] No such file: 'x.csv'"),
+    (ModuleNotFoundError("No module named 'tensorflow'"), "pip install -e '.[train]'"),
+    (KeyError('x'), 'stopped by an unexpected error')])
+def test_an_error_is_a_message_and_a_code(error, message, caplog):
+    @cli.command
+    def fail(_):
+        raise error
+
+    assert fail() == 1
+    assert message in caplog.text
+
+
+def test_codes_of_what_went_well():
+    assert [cli.command(lambda code: code)(code) for code in (None, 143)] == [0, 143]
+
+
+def test_out_of_memory_says_what_to_do(caplog):
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+        jax.jit(lambda: jax.numpy.ones((10**6, 10**9)).at[0].set(0))()
+    errors.report(error.value)
+    assert 'error: out of memory: ' in caplog.text
+    assert 'add --config.accum_steps=0, which splits the batch into parts that fit' in caplog.text
+    assert 'Traceback' not in caplog.text
+
+
+def test_libraries_are_quiet():
+    before = logging.getLogger('absl').level
+    cli.log_to_terminal()
+    assert logging.getLogger('vit_jax').level == logging.INFO
+    assert logging.getLogger('absl').level >= max(before, logging.WARNING)
+
+
+@pytest.mark.slow
+def test_tensorflow_prints_no_python_stack_of_a_broken_image():
+    """Though JAX, imported first, sets a log level that shows them."""
+    program = '''
+import jax
+from vit_jax import cli
+cli.log_to_terminal()
+from vit_jax.data.host_tensorflow import tf
+from vit_jax.data.preprocess import decode_image
+try:
+    tf.function(decode_image)(tf.constant(b'no image'))
+except Exception as error:
+    print(type(error).__name__)
+'''
+    unset = {k: v for k, v in environment().items() if k != 'TF_CPP_MIN_LOG_LEVEL'}
+    result = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=unset, text=True,
+                            capture_output=True, timeout=300, check=True)
+    assert result.stdout == 'InvalidArgumentError\n'
+    assert 'PyFunc' not in result.stderr
+    assert 'Traceback' not in result.stderr

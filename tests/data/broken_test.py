@@ -1,0 +1,119 @@
+"""Images that cannot be decoded: who stands in for them, and when a run stops."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.batches import (
+    COUNT,
+    assert_equal,
+    break_files,
+    break_records,
+    make,
+    numbers,
+    write_directory,
+)
+from vit_jax.data import images
+from vit_jax.errors import UserError
+
+
+def test_training_takes_the_next_valid_image_for_a_broken_one(tmp_path, caplog):
+    data = write_directory(tmp_path, crop='none')
+    files = np.array(numbers(data.evaluated()))  # in the order of the source
+    healthy = numbers(data.batches(21))
+    # A run of three, across the end of the split, and two more.
+    broken = files[[52, 0, 1, 20, 33]].astype(int)
+    break_files(data, broken)
+    stand_in = {files[52]: files[2], files[0]: files[2], files[1]: files[2]}
+    stand_in |= {files[20]: files[21], files[33]: files[34]}
+    with caplog.at_level(logging.WARNING, 'vit_jax.data'):
+        found = data.batches(21)
+    assert numbers(found) == [stand_in.get(n, n) for n in healthy]
+    for start in (8, 17):
+        assert_equal(data.batches(21 - start, start), found[start:])
+    for number in broken:
+        name = f'/train/{"ab"[number % 2]}/{number:03}.png'
+        lines = [line for line in caplog.messages[:5] if name in line]
+        assert len(lines) == 1
+        assert lines[0].startswith('skipped broken image ')
+    assert caplog.messages[4].endswith('(5 of 53)')
+    text = '\n'.join(caplog.messages)
+    assert f'{broken[0]:03}.png: the file is empty (' in text
+    assert f'{broken[1]:03}.png: not an image of {", ".join(images.FORMATS)} (' in text
+    assert f'{broken[2]:03}.png: Invalid PNG data, size 50 (' in text
+
+
+def test_sequential_training_takes_the_next_valid_record(tmp_path):
+    data = make('tfrecord', tmp_path)
+    healthy = numbers(data.batches(21))
+    broken = {4, 5, 6, 30}
+    break_records(tmp_path, broken)
+    found = data.batches(21)
+    seen = numbers(found)
+    changed = [(n, m) for n, m in zip(healthy, seen, strict=True) if n != m]
+    assert {n for n, _ in changed} == broken
+    assert not broken & set(seen)
+    for start in (5, 16):
+        assert_equal(data.batches(21 - start, start), found[start:])
+
+
+@pytest.mark.parametrize('kind', ['directory', 'tfrecord'])
+def test_evaluation_masks_broken_images(kind, tmp_path, caplog):
+    data = make(kind, tmp_path)
+    healthy = data.evaluated()
+    broken = [4, 17, 18, 51]
+    if kind == 'directory':
+        break_files(data, broken)
+    else:
+        break_records(tmp_path, set(broken))
+    batches = data.evaluation()
+    with caplog.at_level(logging.WARNING, 'vit_jax.data'):
+        found = list(batches)
+    assert len(caplog.messages) == 4
+    assert_equal(list(batches), found)
+    assert len(caplog.messages) == 4  # known by now
+    assert len(batches.broken) == 4
+    assert batches.broken == sorted(batches.broken)
+    assert sorted(numbers(found)) == sorted(set(range(COUNT)) - set(broken))
+    for one, two in zip(found, healthy, strict=True):
+        np.testing.assert_array_equal(one['image'][one['mask']], two['image'][one['mask']])
+        assert not one['image'][~one['mask']].any()
+
+
+def test_too_many_broken_images_stop_the_run(tmp_path):
+    data = write_directory(tmp_path, max_broken_fraction=0.05)
+    break_files(data, [1, 2])
+    assert len(data.batches(14)) == 14
+    break_files(data, [30])
+    with pytest.raises(UserError) as error:
+        data.batches(14)
+    message = str(error.value)
+    assert message.startswith('too many images are broken: 3 of 53 seen so far, 5.66%; ')
+    assert 'dataset.max_broken_fraction allows 5.00%' in message
+    assert all(f'{number:03}.png: ' in message for number in (1, 2, 30))
+    with pytest.raises(UserError, match='too many images are broken: 3 of 53'):
+        data.evaluated()
+
+
+def test_a_split_without_any_readable_image_stops_in_the_first_batch(tmp_path):
+    data = write_directory(tmp_path, count=6, max_broken_fraction=1.0)
+    break_files(data, range(6))
+    with pytest.raises(UserError, match='6 of 6 seen so far, 100.00%'):
+        data.batches(1)
+
+
+def test_a_window_without_any_readable_record_stops(tmp_path):
+    data = make('tfrecord', tmp_path, max_broken_fraction=1.0, shuffle_buffer=1)
+    break_records(tmp_path, {9})
+    with pytest.raises(UserError, match='no readable image is left to take the place .*1 of 53'):
+        data.batches(7)
+
+
+def test_other_errors_come_through(tmp_path):
+    data = make('tfrecord', tmp_path)
+    path = min(tmp_path.glob('small/1.0.0/*.tfrecord-*'))
+    path.write_bytes(path.read_bytes()[:-1] + b'x')
+    with pytest.raises(tf.errors.DataLossError):
+        data.batches(7)

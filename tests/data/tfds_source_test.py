@@ -1,0 +1,70 @@
+"""TFDS sets: what is said about those that cannot be read."""
+
+import pytest
+import tensorflow_datasets as tfds
+
+from tests.support.batches import make, write_tfds_files
+from vit_jax.data import sources
+from vit_jax.errors import UserError
+
+
+def message(name, data_dir, split='train'):
+    with pytest.raises(UserError) as error:
+        sources.open_source(name, split, data_dir=str(data_dir))
+    return str(error.value)
+
+
+def test_the_files_decide_how_a_set_is_read(tmp_path):
+    for kind in ('tfrecord', 'array_record'):
+        opened = make(kind, tmp_path / kind).source('train[10:20]')
+        assert opened.num_examples == 10
+        assert opened.class_names == ('a', 'b')
+        assert (opened.pieces is None) == (kind == 'array_record')
+        assert opened.name_of(0).endswith('00000-of-00005 record 10')
+        assert opened.name_of(9).endswith('00001-of-00005 record 8')
+
+
+def test_errors_list_splits_and_features(tmp_path):
+    make('tfrecord', tmp_path)
+    assert ("no split 'test' in 'small/1.0.0'; its splits are: train"
+            in message('small', tmp_path, 'test'))
+    assert 'Did you mean small' in message('smal', tmp_path)
+    features = tfds.features.FeaturesDict({'text': tfds.features.Text()})
+    write_tfds_files(tmp_path, 'words', 'tfrecord', features, [[b'']])
+    assert 'its features are: text (Text)' in message('words', tmp_path)
+
+
+class Written(tfds.core.GeneratorBasedBuilder):
+    """Stands for a set with code of which nothing is on disk."""
+
+    VERSION = tfds.core.Version('1.0.0')
+    MANUAL_DOWNLOAD_INSTRUCTIONS = 'Get the archive\n  from the owner.'
+
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self)
+
+    def _split_generators(self, dl_manager):
+        return {}
+
+    def _generate_examples(self):
+        yield from ()
+
+
+def test_errors_name_the_way_on(tmp_path):
+    error = message('cifar01', tmp_path)
+    assert "dataset.name is 'cifar01': TFDS knows no data set of that name" in error
+    assert 'Did you mean cifar10' in error
+    assert str(tmp_path) in error
+    error = message('mnist', tmp_path)
+    assert f'tfds build mnist --data_dir={tmp_path}\n' in error
+    assert f"looked in '{tmp_path}/mnist/" in error
+    assert 'by hand' not in error
+    error = message('written', tmp_path)
+    assert 'downloads/manual' in error
+    assert 'Get the archive from the owner.' in error
+
+
+def test_a_configuration_of_a_set_is_not_taken_for_a_directory(tmp_path):
+    error = message('imagenet2012_subset/1pct', tmp_path)
+    assert 'tfds build imagenet2012_subset/1pct' in error
+    assert 'by hand' in error

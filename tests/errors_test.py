@@ -1,0 +1,37 @@
+import pytest
+
+from vit_jax import errors
+
+
+def test_nearest_names():
+    assert errors.nearest_names('b61', ['b16', 'l32']) == 'Did you mean b16? '
+    assert errors.nearest_names('B/16', ['b16', 'l32']) == 'Did you mean b16? '
+    assert errors.nearest_names('zebra', ['b16', 'l32']) == ''
+
+
+def test_check_choice():
+    errors.check_choice('loss.name', 'softmax', ('softmax', 'sigmoid'))
+    with pytest.raises(errors.UserError) as error:
+        errors.check_choice('loss.name', 'sofmax', ('softmax', 'sigmoid'))
+    assert str(error.value) == (
+        "loss.name is 'sofmax'. Did you mean softmax? It is one of: softmax, sigmoid.")
+
+
+def test_divergence_is_an_error_that_a_user_can_mend():
+    assert issubclass(errors.DivergedError, errors.UserError)
+
+
+def test_check_at_least():
+    errors.check_at_least('model.num_layers', 1, 1)
+    errors.check_at_least('model.layer_scale_init', 0.5, 0, whole=False)
+    for value in (0, 1.5, True):
+        with pytest.raises(errors.UserError, match=f'num_layers is {value}: expected a whole'):
+            errors.check_at_least('model.num_layers', value, 1)
+
+
+def test_check_names():
+    errors.check_names('model', ['a', 'b'], ['b', 'a'])
+    with pytest.raises(errors.UserError, match="model has no field 'widht'. Did you mean width?"):
+        errors.check_names('model', ['widht'], ['width'])
+    with pytest.raises(errors.UserError, match='model lacks width'):
+        errors.check_names('model', [], ['width'])

@@ -1,0 +1,197 @@
+"""The contract of the rooms: who imports whom, what stays out, how long files may be.
+
+docs/architecture.md says the same in words. Everything is read from the source, functions'
+own imports included; nothing is imported.
+"""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from tests.support.runs import ROOT
+
+# From the bottom to the top: a room, and the rooms that it may import.
+MAY_IMPORT = {
+    'errors': '',
+    'models': 'errors',
+    'config': 'errors models',
+    'processes': 'errors',
+    'data': 'errors',
+    'workdir': 'errors config processes',
+    'weights': 'errors models config data workdir',
+    'evaluators': 'errors models',
+    'training': 'errors models config processes data workdir weights evaluators',
+    'planning': 'errors models config workdir training',
+    'cli': 'errors models config processes workdir weights',
+}
+# main, evaluate, predict and so on: everything but one another.
+COMMAND = ' '.join(MAY_IMPORT)
+# A library, or a part of one: where it may be imported. Nowhere: ().
+ONLY_IN = {
+    'tensorflow': ('data',), 'tensorflow_datasets': ('data',), 'array_record': ('data',),
+    'clu.metric_writers': ('workdir',), 'orbax': ('workdir',),
+    'jax._src': (), 'unittest': (), 'ctypes': (),
+}
+# Names with an underscore in front that are documented all the same.
+PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
+# Functions that are tables: every field of the config.
+TABLES = {('config.py', 'base')}
+# Modules whose tests stand elsewhere, and where.
+TESTED_ELSEWHERE = {
+    'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
+}
+
+PACKAGE = ROOT / 'vit_jax'
+FILES = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob('*.py'))}
+
+
+def room_of(path):
+    """'models' for models/vit.py, 'cli' for cli.py."""
+    return path.parts[0].removesuffix('.py')
+
+
+def imports(source):
+    """(line, full name) of every name that a module imports, also inside of its functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f'{node.module}.{alias.name}') for alias in node.names)
+
+
+def is_part_of(name, package):
+    return name == package or name.startswith(f'{package}.')
+
+
+def wrong_imports(path, source):
+    """Lines that import a room from above, or a library that belongs elsewhere."""
+    room = room_of(path)
+    allowed = MAY_IMPORT.get(room, COMMAND).split()
+    for line, name in imports(source):
+        other = name.split('.')[1] if name.startswith('vit_jax.') else room
+        if other != room and other not in allowed:
+            yield f'{path}:{line}: {room} imports {name}'
+        for library, rooms in ONLY_IN.items():
+            if is_part_of(name, library) and room not in rooms:
+                yield f'{path}:{line}: {name} outside of {rooms or "everything"}'
+
+
+def private_names(path, source):
+    """Lines that use what another module keeps to itself."""
+    tree, modules = ast.parse(source), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules |= {(alias.asname or alias.name).split('.')[0] for alias in node.names}
+    for line, name in imports(source):
+        if any(is_private(part) for part in name.split('.')):
+            yield f'{path}:{line}: {name} is private'
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            root = node.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in modules:
+                yield f'{path}:{node.lineno}: {ast.unparse(node)} is private'
+
+
+def is_private(name):
+    return name.startswith('_') and not name.startswith('__') and name not in PUBLIC
+
+
+def too_long(path, source):
+    """Files over 300 lines, and functions over 40, their docstrings apart."""
+    if len(source.splitlines()) > 300:
+        yield f'{path}: {len(source.splitlines())} lines'
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and (str(path), node.name) not in TABLES:
+            first = node.body[0]
+            if ast.get_docstring(node):
+                length = node.end_lineno - first.end_lineno + first.lineno - node.lineno
+            else:
+                length = node.end_lineno - node.lineno + 1
+            if length > 40:
+                yield f'{path}:{node.lineno}: {node.name} has {length} lines'
+
+
+@pytest.mark.parametrize('rule', [wrong_imports, private_names, too_long])
+def test_rule(rule):
+    found = [problem for path, source in FILES.items() for problem in rule(path, source)]
+    assert not found, '\n'.join(['', *found])
+
+
+def test_rooms_import_only_from_below():
+    rooms = list(MAY_IMPORT)
+    for k, room in enumerate(rooms):
+        assert set(MAY_IMPORT[room].split()) <= set(rooms[:k]), room
+
+
+def test_every_room_is_in_the_table():
+    packages = {path.parts[0] for path in FILES if len(path.parts) > 1}
+    assert packages <= set(MAY_IMPORT)
+    assert set(MAY_IMPORT) <= {room_of(path) for path in FILES}
+
+
+def test_size_of_the_whole():
+    lines = sum(len(source.splitlines()) for source in FILES.values())
+    assert lines <= 8250, f'{lines} lines in vit_jax/'  # the aim is 8,000
+
+
+def test_the_contract_of_a_room_is_its_docstring():
+    """What comes in, what goes out, what it may import."""
+    without = []
+    for path, source in FILES.items():
+        if path.name == '__init__.py' and len(path.parts) > 1:
+            text = ast.get_docstring(ast.parse(source)) or ''
+            words = (r'\bin\b', r'\bout\b', r'\bimports?\b')
+            said = all(re.search(word, text, re.IGNORECASE) for word in words)
+            if not said or len(text.splitlines()) < 3:
+                without.append(str(path))
+    assert not without
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    def test_file(path):
+        return ROOT / 'tests' / path.with_name(f'{path.stem}_test.py')
+
+    modules = [path for path in FILES if path.name != '__init__.py']
+    without = {str(path) for path in modules if not test_file(path).exists()}
+    assert without == set(TESTED_ELSEWHERE)
+
+
+WRONG = '''
+import os
+import jax
+import tensorflow as tf
+from clu import metric_writers
+from jax._src import distributed
+from unittest import mock
+
+def f(x):
+    from vit_jax import config, errors
+    from vit_jax.training.loop import train
+    os._exit(jax._private.thing(errors._hidden, x._own, x._replace()))
+'''
+
+
+@pytest.mark.parametrize(('rule', 'expected'), [
+    (wrong_imports, [
+        'models/x.py:4: tensorflow', 'models/x.py:5: clu.metric_writers', 'models/x.py:6: jax._src',
+        'models/x.py:7: unittest.mock', 'models/x.py:10: models imports vit_jax.config',
+        'models/x.py:11: models imports vit_jax.training.loop.train']),
+    (private_names, ['models/x.py:6: jax._src', 'models/x.py:12: jax._private',
+                     'models/x.py:12: errors._hidden']),
+    (too_long, [])], ids=['imports', 'names', 'lengths'])
+def test_wrong_source_is_found(rule, expected):
+    found = list(rule(pathlib.PurePath('models/x.py'), WRONG))
+    assert len(found) == len(expected), found
+    for start in expected:
+        assert any(problem.startswith(start) for problem in found), (start, found)
+
+
+def test_what_is_too_long_is_found():
+    function = 'def f():\n' + '    """About\n\n    it."""\n' + '    x = 1\n' * 39
+    assert not list(too_long(pathlib.PurePath('data/x.py'), function))
+    found = list(too_long(pathlib.PurePath('data/x.py'), function + '    x = 2\n' * 280))
+    assert found == ['data/x.py: 323 lines', 'data/x.py:1: f has 320 lines']

@@ -1,0 +1,225 @@
+"""Runs of several real processes on this machine: they equal one, and stop and go on together."""
+
+import re
+import shutil
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from tests.support.processes import Processes, free_port
+from tests.support.runs import TIMED, TINY, command, load
+from vit_jax.training import loop
+from vit_jax.workdir import metrics
+
+# SGD: Adam makes numbers of the rounding of gradients that are zero, as those of key biases.
+FIELDS = TINY | {'num_steps': 24, 'eval_every': 10, 'optimizer.name': 'sgd',
+                 'optimizer.learning_rate': 0.05}
+# What a process runs first to send itself a signal before a step or a batch of an evaluation. There
+# are 12 of these after steps 10, 20 and 24.
+SIGNAL_AT = """
+import itertools, os, signal
+from vit_jax.workdir.interrupts import Interrupts
+ask, calls = Interrupts.anywhere, itertools.count()
+def anywhere(self):
+    if next(calls) == {}:
+        os.kill(os.getpid(), signal.{})
+    return ask(self)
+Interrupts.anywhere = anywhere
+"""
+BEFORE_STEP_9, IN_EVALUATION, BEFORE_STEP_16 = 8, 13, 27
+SIGNAL_IN_COMPILATION = """
+import os, signal
+from vit_jax.training.program import Program
+lower = Program.lower_train_step
+def lower_train_step(*args):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return lower(*args)
+Program.lower_train_step = lower_train_step
+"""
+MAIN = 'import sys; from vit_jax import main; sys.exit(main.main())'
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a training run: (number, workdir, fields, ...) -> Processes."""
+    numbers = iter(range(100))
+
+    def start_run(number, folder, fields=FIELDS, first=None, own=None, flags=None, devices=1):
+        """Args:
+          first: {process: Python code that it runs first}.
+          own: {process: further config fields}.
+          flags: {process: further flags}.
+        """
+        port, commands = free_port(), []
+        for i in range(number):
+            arguments = command(folder, fields=fields | (own or {}).get(i, {}))[3:]
+            code = f'{(first or {}).get(i, "")}\n{MAIN}'
+            commands.append([sys.executable, '-c', code, *arguments,
+                             f'--coordinator=127.0.0.1:{port}', f'--num_processes={number}',
+                             f'--process_id={i}', *(flags or {}).get(i, ())])
+        return Processes(tmp_path / f'logs{next(numbers)}', commands, XLA_FLAGS=(
+            f'--xla_force_host_platform_device_count={devices}'))
+    return start_run
+
+
+def train_here(workdir):
+    """Trains, or goes on, in this process on eight devices."""
+    config = load('quickstart').get_config()
+    config.update_from_flattened_dict(FIELDS | {'num_epochs': 0.0})
+    assert loop.train(config, str(workdir)) == 0
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+    """Workdir of a run of one process that nothing stopped."""
+    workdir = tmp_path_factory.mktemp('undisturbed')
+    train_here(workdir)
+    return workdir
+
+
+def final_params(workdir):
+    path = workdir / 'checkpoints' / str(FIELDS['num_steps']) / 'state'
+    # As arrays of this process, whatever they were saved from.
+    return ocp.PyTreeCheckpointer().restore(path, restore_args=jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+        ocp.PyTreeCheckpointer().metadata(path).item_metadata.tree))['params']
+
+
+def assert_equal_runs(workdir, expected):
+    """All rows and the parameters are the same up to the order of sums."""
+    a, b = (metrics.read(w) for w in (workdir, expected))
+    assert len(a) == len(b) == FIELDS['num_steps'] + 3
+    for row, like in zip(a, b, strict=True):
+        assert row.keys() == like.keys()
+        for name in row.keys() - set(TIMED):
+            assert row[name] == pytest.approx(like[name], rel=1e-5, abs=1e-7), (name, row, like)
+    a, b = map(final_params, (workdir, expected))
+    assert len(jax.tree.leaves(b)) == 24
+    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+
+
+def stopped_at(logs, name='SIGTERM'):
+    """The step at which all processes stopped, from their logs."""
+    steps = {re.search(rf'stopped by {name} after step (\d+) of 24 and saved', log).group(1)
+             for log in logs}
+    assert len(steps) == 1, logs
+    return int(steps.pop())
+
+
+def assert_ended_by_the_loss(run, survivors):
+    """That they end within the promised time, with a line that says why and what to do."""
+    lost = time.monotonic()
+    for i in survivors:
+        run.all[i].wait(100)
+        assert run.all[i].returncode in (1, -signal.SIGABRT), run.log(i)
+        last = run.last_line(i)
+        assert f'error: process {i} of {len(run.all)} was killed, or lost another process' in last
+        assert last.endswith('Start the same command again on all hosts: the run continues from '
+                             'its newest checkpoint.')
+    print(f'survivors ended after {time.monotonic() - lost:.1f} s')
+
+
+def saving_steps(workdir):
+    return sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit())
+
+
+def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undisturbed, tmp_path):
+    with start(2, tmp_path, first={1: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGTERM')}) as run:
+        logs = run.wait([143, 143])
+    step = stopped_at(logs)
+    assert step == 16  # both hear of it one step later
+    assert saving_steps(tmp_path)[-1] == step
+    assert 'compiled the training step' not in logs[1]  # process 0 alone says how it goes
+    train_here(tmp_path)
+    assert_equal_runs(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_sigkill_to_one_of_four_then_one_or_two_go_on(start, undisturbed, tmp_path):
+    with start(4, tmp_path, first={2: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:
+        run.all[2].wait(240)
+        assert_ended_by_the_loss(run, [0, 1, 3])
+    alone = tmp_path.with_name(f'{tmp_path.name}_alone')
+    shutil.copytree(tmp_path, alone)
+    train_here(alone)
+    assert_equal_runs(alone, undisturbed)
+    # What the four saved last is damaged: process 0 sets it aside, for both.
+    newest = saving_steps(tmp_path)[-1]
+    for file in (tmp_path / 'checkpoints' / str(newest) / 'state' / 'd').iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    with start(2, tmp_path) as run:
+        log, _ = run.wait([0, 0])
+    assert f'checkpoint of step {newest} cannot be used' in log
+    assert (tmp_path / 'checkpoints' / f'bad-{newest}').is_dir()
+    assert re.search(r'continuing from the checkpoint of step \d+ of 24', log)
+    assert_equal_runs(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_sigkill_to_process_0_then_both_go_on(start, undisturbed, tmp_path):
+    with start(2, tmp_path, first={0: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:
+        run.all[0].wait(240)
+        assert_ended_by_the_loss(run, [1])
+    with start(2, tmp_path) as run:
+        assert 'continuing from' in run.wait([0, 0])[0]
+    assert_equal_runs(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
+    fields = FIELDS | {'accum_steps': 0}  # to be chosen by both alike
+    with start(2, tmp_path, fields, first={1: SIGNAL_IN_COMPILATION}) as run:
+        assert stopped_at(run.wait([143, 143])) <= 2
+    at = SIGNAL_AT.format(IN_EVALUATION - 2, 'SIGTERM')
+    with start(2, tmp_path, fields, first={1: at}) as run:
+        assert stopped_at(run.wait([143, 143])) == 10
+    rows = metrics.read(tmp_path)
+    assert not any('eval/loss' in row for row in rows)
+    with start(2, tmp_path, fields) as run:
+        assert 'continuing from the checkpoint of step 10' in run.wait([0, 0])[0]
+    assert_equal_runs(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_split_states_go_on_on_other_meshes(start, undisturbed, tmp_path):
+    """fsdp over four devices of two processes, then tensor across two processes, then one."""
+    with start(2, tmp_path, FIELDS | {'mesh.fsdp': 4}, devices=2,
+               first={0: SIGNAL_AT.format(BEFORE_STEP_9, 'SIGINT')}) as run:
+        assert stopped_at(run.wait([130, 130]), 'SIGINT') == 9
+    with start(2, tmp_path, FIELDS | {'mesh.tensor': 2},
+               first={1: SIGNAL_AT.format(BEFORE_STEP_16 - 9, 'SIGTERM')}) as run:
+        assert stopped_at(run.wait([143, 143])) == 16
+    train_here(tmp_path)
+    assert_equal_runs(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('own', 'flags', 'messages'), [
+    ({'batch_size': 64, 'seed': 3}, [], ['the config of the processes differs. Start all with',
+                                         'batch_size: 32 on process 0, 64 on process 1',
+                                         'seed: 0 on process 0, 3 on process 1']),
+    ({}, ['--workdir=/tmp/vit_jax_other'], ["'/tmp/vit_jax_other' on process 1"])])
+def test_processes_that_were_started_differently(own, flags, messages, start, tmp_path):
+    with start(2, tmp_path, own={1: own}, flags={1: flags}) as run:
+        for log in run.wait([1, 1]):
+            assert 'Traceback' not in log
+            for message in messages:
+                assert message in log, log
+
+
+@pytest.mark.slow
+def test_an_error_on_one_process_while_the_run_is_set_up(start, tmp_path):
+    failing = ('from vit_jax import errors\nfrom vit_jax.training import program\n'
+               'def fail(*_):\n'
+               '    raise errors.UserError("the disk of this host is full")\n'
+               'program.Program.lower_train_step = fail\n')
+    with start(2, tmp_path, first={0: failing}) as run:
+        assert run.all[0].wait(240) == 1
+        assert run.last_line(0) == 'error: the disk of this host is full'
+        assert_ended_by_the_loss(run, [1])

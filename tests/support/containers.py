@@ -1,0 +1,50 @@
+"""Arrays of every kind, and files that are not what they seem."""
+
+import os
+import pickle
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.weights import files
+
+DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int32, bool)
+
+
+def arrays():
+    rng = np.random.default_rng(0)
+    drawn = {f'a.{np.dtype(t).name}/x': rng.normal(size=(3, 2, 5)).astype(t) for t in DTYPES}
+    return drawn | {'transposed': rng.normal(size=(4, 3)).T, 'scalar': np.float32(3.5).reshape(()),
+                    'empty': np.zeros((0, 3), np.float32)}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        assert (found[name].dtype, found[name].shape) == (x.dtype, x.shape), name
+        assert found[name].tobytes() == x.tobytes(), name
+
+
+def refused(path):
+    with pytest.raises(UserError) as error:
+        files.read(str(path))
+    return str(error.value)
+
+
+def write_pickle(path, value):
+    with zipfile.ZipFile(path, 'w') as file:
+        file.writestr('archive/data.pkl', value if isinstance(value, bytes) else
+                      pickle.dumps(value, protocol=2))
+
+
+class Touch:
+    """What creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.open, (self.path, os.O_CREAT)

@@ -1,0 +1,109 @@
+"""Image files in memory, of every format and mode that is read."""
+
+import io
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from vit_jax.data.preprocess import eval_image, normalise
+
+
+def picture(height, width, mode='RGB', seed=0):
+    """A smooth picture with some noise, so that JPEG has all kinds of coefficients."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    waves = [np.sin(9 * x + 5 * y * k + k) for k in (1, 2, 3, 4)]
+    pixels = 127 + 90 * np.stack(waves, -1) + random.normal(0, 12, (height, width, 4))
+    pixels = np.clip(pixels, 0, 255).astype(np.uint8)
+    if mode == 'I;16':
+        return Image.fromarray(pixels[..., 0].astype(np.uint16) * 256 + pixels[..., 1])
+    if mode in ('RGBA', 'CMYK'):
+        return Image.fromarray(pixels, mode)
+    if mode == 'LA':
+        return Image.fromarray(pixels[..., :2].copy(), 'LA')
+    image = Image.fromarray(pixels[..., :3].copy())
+    return image.quantize(50) if mode == 'P' else image.convert(mode)
+
+
+def encode(image, kind, **options):
+    """The bytes of a file, as Pillow writes it."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def evaluated(encoded, image_size, preprocess):
+    """What the pipeline of evaluation makes of one image file."""
+    # In a graph, as in the pipeline: called eagerly, Python functions get other bytes.
+    image = tf.function(lambda file: eval_image(file, image_size, preprocess))(tf.constant(encoded))
+    return normalise(image, preprocess)
+
+
+def oriented(orientation):
+    """EXIF data that says how the picture lies, 1..8."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def _deep_png(channels):
+    pixels = np.random.default_rng(channels).integers(0, 2**16, (45, 61, channels))
+    return tf.io.encode_png(pixels.astype(np.uint16)).numpy()
+
+
+def _without_adobe_marker(jpeg):
+    at = jpeg.index(b'\xff\xee')  # APP14: without it the inks of CMYK are not inverted
+    return jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2:at + 4], 'big'):]
+
+
+def _ycck(jpeg):
+    at = jpeg.index(b'Adobe') + 11
+    return jpeg[:at] + b'\x02' + jpeg[at + 1:]
+
+
+def files(size=(45, 61)):
+    """(name, bytes) of small files that cover FORMATS and the modes of each."""
+    def of(mode):
+        return picture(*size, mode)
+
+    more = [picture(*size, seed=7)]
+    cmyk = encode(of('CMYK'), 'JPEG')
+    found = {f'png {mode}': encode(of(mode), 'PNG')
+             for mode in ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'I;16')}
+    found |= {f'png of {bits} bits with a palette': encode(of('RGB').quantize(2**bits), 'PNG',
+                                                           bits=bits) for bits in (1, 2, 4)}
+    found |= {f'png of 16 bits, {n} channels': _deep_png(n) for n in (1, 2, 3, 4)}
+    found |= {
+        'png P, one transparent colour': encode(of('P'), 'PNG', transparency=3),
+        'png P, colours half transparent': encode(of('P'), 'PNG', transparency=bytes(range(50))),
+        'png L, one transparent colour': encode(of('L'), 'PNG', transparency=120),
+        'png RGB, one transparent colour': encode(of('RGB'), 'PNG', transparency=(1, 2, 3)),
+        'png animated': encode(of('RGB'), 'PNG', save_all=True, append_images=more),
+        'png with exif': encode(of('RGB'), 'PNG', exif=oriented(6)),
+        'jpeg progressive': encode(of('RGB'), 'JPEG', progressive=True),
+        'jpeg quality 50': encode(of('RGB'), 'JPEG', quality=50, subsampling=2),
+        'jpeg quality 100': encode(of('RGB'), 'JPEG', quality=100, subsampling=0),
+        'jpeg with exif': encode(of('RGB'), 'JPEG', exif=oriented(6)),
+        'jpeg L': encode(of('L'), 'JPEG'), 'jpeg RGB': encode(of('RGB'), 'JPEG'),
+        'jpeg CMYK': cmyk, 'jpeg CMYK with exif': encode(of('CMYK'), 'JPEG', exif=oriented(8)),
+        'jpeg CMYK, not of Adobe': _without_adobe_marker(cmyk), 'jpeg YCCK': _ycck(cmyk),
+        'gif': encode(of('P'), 'GIF'), 'gif L': encode(of('L'), 'GIF'),
+        'gif animated': encode(of('P'), 'GIF', save_all=True, append_images=more),
+        'gif transparent': encode(of('P'), 'GIF', transparency=3),
+        'webp lossless': encode(of('RGB'), 'WEBP', lossless=True),
+        'webp animated': encode(of('RGB'), 'WEBP', save_all=True, append_images=more),
+        'webp with exif': encode(of('RGB'), 'WEBP', exif=oriented(5)),
+        'avif with exif': encode(of('RGB'), 'AVIF', exif=oriented(3)),
+        'tiff with exif': encode(of('RGB'), 'TIFF', exif=oriented(7)),
+        'tiff of pages': encode(of('RGB'), 'TIFF', save_all=True, append_images=more),
+        'jpeg2000 codestream': encode(of('RGB'), 'JPEG2000', no_jp2=True),
+    }
+    found |= {f'{kind.lower()} {mode}': encode(of(mode), kind) for kind, modes in {
+        'BMP': ('1', 'L', 'P', 'RGB', 'RGBA'), 'WEBP': ('RGB', 'RGBA', 'L'),
+        'AVIF': ('RGB', 'RGBA', 'L'), 'JPEG2000': ('L', 'LA', 'RGB', 'RGBA', 'I;16'),
+        'PPM': ('1', 'L', 'RGB', 'I;16'),
+        'TIFF': ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'CMYK', 'I;16')}.items() for mode in modes}
+    found |= {f'tiff {method}': encode(of('RGB'), 'TIFF', compression=method)
+              for method in ('tiff_lzw', 'tiff_deflate', 'jpeg', 'packbits')}
+    return sorted(found.items())

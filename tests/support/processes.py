@@ -1,0 +1,110 @@
+"""Several real processes on this machine, whose output goes to files."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+
+from tests.support.runs import ROOT, environment
+
+# Stands for a training run, without a model: a loop that a signal ends.
+PROGRAM = """
+import sys, time
+from vit_jax.processes import consensus, launch
+from vit_jax import cli
+from vit_jax.workdir.interrupts import Interrupts
+def between_steps(step):
+    pass
+{first}
+cli.log_to_terminal()
+with launch.leave_on_error():
+    launch.start({coordinator!r}, {number}, {process}, {timeout})
+    with Interrupts() as interrupts:
+        step = 0
+        while step < {steps} and not interrupts.anywhere():
+            step += 1
+            print('step', step, flush=True)
+            between_steps(step)
+            time.sleep(0.01)
+        received = consensus.agree(interrupts.received or 0, max)
+    print('left after', step, flush=True)
+    launch.finish()
+sys.exit(128 + received if received else 0)
+"""
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('', 0))
+        return s.getsockname()[1]
+
+
+class Processes:
+    """Started processes whose output goes to files; killed when the context is left."""
+
+    def __init__(self, folder, commands, **variables):
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.all = []
+        for i, arguments in enumerate(commands):
+            with open(self._log(i), 'w') as output:
+                self.all.append(subprocess.Popen(
+                    arguments, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+                    env=environment() | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'} | variables))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.all:
+            process.kill()
+            process.wait()
+
+    def _log(self, i):
+        return self._folder / f'{i}.log'
+
+    def log(self, i):
+        return self._log(i).read_text()
+
+    def wait_for(self, text, i=0, timeout=400):
+        """Waits until a process, which must live on, has printed a text."""
+        deadline = time.monotonic() + timeout
+        while text not in self.log(i):
+            assert self.all[i].poll() is None, self.log(i)
+            assert time.monotonic() < deadline, self.log(i)
+            time.sleep(0.01)
+
+    def wait(self, codes, timeout=400):
+        """Waits for all; checks their exit codes; returns their logs."""
+        deadline = time.monotonic() + timeout
+        for process in self.all:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.1))
+        logs = [self.log(i) for i in range(len(self.all))]
+        assert [p.returncode for p in self.all] == codes, '\n'.join(logs)
+        return logs
+
+    def last_line(self, i):
+        """The last line of a process that has ended; its companion may print it a moment later."""
+        deadline = time.monotonic() + 5
+        while True:
+            last = (self.log(i).splitlines() or [''])[-1]
+            if last.startswith('error: ') or time.monotonic() > deadline:
+                return last
+            time.sleep(0.05)
+
+
+def start_programs(folder, number, first=None, numbers=None, steps=100_000, timeout=60):
+    """Starts PROGRAM several times.
+
+    Args:
+      first: {process: Python code that it runs first}.
+      numbers: {process: what it takes for the number of processes}.
+      steps: after which the loop ends.
+      timeout: of the start, in seconds.
+    """
+    coordinator = f'127.0.0.1:{free_port()}'
+    return Processes(folder, [[sys.executable, '-c', PROGRAM.format(
+        first=(first or {}).get(i, ''), coordinator=coordinator, process=i, steps=steps,
+        number=(numbers or {}).get(i, number), timeout=timeout)] for i in range(number)])

@@ -1,0 +1,107 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support.runs import TINY, load
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+from vit_jax.training import run as run_lib
+from vit_jax.training import sharding
+from vit_jax.workdir import record
+from vit_jax.workdir.checkpoint import Checkpointer
+
+
+def resolve(workdir, **fields):
+    config = load('quickstart').get_config()
+    config.update_from_flattened_dict(TINY | {'num_epochs': 0.0} | fields)
+    return run_lib.resolve(config, str(workdir))[0]
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    return resolve(tmp_path_factory.mktemp('run'), eval_every=20, log_every=5)
+
+
+def test_numbers_of_the_data_are_filled_in_and_nothing_changes_them(run):
+    dataset = run.config.dataset
+    assert (dataset.num_examples, dataset.num_classes, run.program.num_steps) == (1437, 10, 48)
+    assert run.train_data.class_names == tuple('0123456789')
+    assert run.config is run.program.config
+    with pytest.raises(AttributeError):
+        run.config.accum_steps = 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.config = None
+
+
+def test_what_is_due(run):
+    assert [step for step in range(49) if run.due('log', step)] == [*range(5, 46, 5), 48]
+    assert [step for step in range(49) if run.due('eval', step)] == [20, 40, 48]
+
+
+def test_batches_begin_anywhere(run):
+    first = run.train_batches(start_step=0)
+    batches = [next(first) for _ in range(3)]
+    again = next(run.train_batches(start_step=2))
+    assert again['image'].shape == (32, 16, 16, 3)
+    assert (again['image'] == batches[2]['image']).all()
+    assert (again['label'] == batches[2]['label']).all()
+
+
+def test_a_run_that_goes_on_keeps_what_it_has_chosen(tmp_path):
+    config = resolve(tmp_path, accum_steps=2).config
+    record.write(str(tmp_path), config, tuple('0123456789'))
+    (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
+    assert resolve(tmp_path, accum_steps=0).config.accum_steps == 2
+    with pytest.raises(UserError, match='seed: 0 in the workdir, 1 now'):
+        resolve(tmp_path, accum_steps=0, seed=1)
+
+
+def test_a_config_that_cannot_be_is_refused_before_data_is_opened(tmp_path):
+    with pytest.raises(UserError, match='batch_size is 0'):
+        resolve(tmp_path, **{'batch_size': 0, 'dataset.name': '/nowhere/flowers'})
+    with pytest.raises(UserError, match="no directory '/nowhere/flowers'"):
+        resolve(tmp_path, **{'dataset.name': '/nowhere/flowers'})
+
+
+def test_batches_read_ahead_take_memory(run):
+    """On CPU those of the input pipeline, too; of each device its share."""
+    image = 4 * 32 * 16 * 16 * 3 / 8
+    assert run_lib.bytes_read_ahead(run.program) == image * (
+        sharding.BATCHES_UNDER_WAY + run_lib.pipeline.BATCHES_IN_MEMORY)
+    assert config_lib.total_steps(run.config) == 48
+
+
+def test_a_new_run_begins_and_an_old_one_goes_on(tmp_path, caplog):
+    run = resolve(tmp_path, ema_decay=0.5)
+    record.write(str(tmp_path), run.config, run.train_data.class_names)
+    checkpoints = Checkpointer(str(tmp_path), 2, False)
+    state = run_lib.initial_or_restored_state(run, checkpoints, None)
+    assert int(state.step) == 0
+    jax.tree.map(np.testing.assert_array_equal, state.params, state.ema_params)
+    run_lib.announce(run, state)
+    for text in ('blocks/mlp/dense1/kernel', '1437 training images, 360 evaluation images'):
+        assert text in caplog.text
+    checkpoints.save(7, state.replace(step=jnp.int32(7)))
+    checkpoints.wait()
+    restored = run_lib.initial_or_restored_state(run, checkpoints, None)
+    assert int(restored.step) == 7
+    run_lib.announce(run, restored)
+    assert 'continuing from the checkpoint of step 7 of 48' in caplog.text
+    with pytest.raises(UserError, match='is at step 7 already and the config asks for 5'):
+        run_lib.initial_or_restored_state(
+            resolve(tmp_path, ema_decay=0.5, num_steps=5), checkpoints, None)
+    checkpoints.close()
+
+
+def test_what_may_surprise_is_said(tmp_path, caplog):
+    run = resolve(tmp_path, ema_decay=0.99, **{'optimizer.lr_factors': '^head/=1,.=0'})
+    state = run.program.initial_state()
+    run_lib.announce(run, state)
+    head = sum(x.size for x in jax.tree.leaves(state.params['head']))
+    total = sum(x.size for x in jax.tree.leaves(state.params))
+    assert f'training {head:,} of {total:,} parameters' in caplog.text
+    assert 'ema_decay 0.99 is high for 48 steps: at the end 62 % of the average' in caplog.text
+    assert 'Try 0.7917, or 0 for no average' in caplog.text

@@ -1,0 +1,64 @@
+"""Programs that need no vit_jax: StableHLO and ONNX."""
+
+import dataclasses
+import os
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests.support import interop, small
+from vit_jax.errors import UserError
+from vit_jax.weights import export
+
+
+def assert_runs(given, path, to):
+    """The file gives our logits for batches of any size."""
+    for number in (1, 3):
+        images = small.images(given, number)
+        found, _ = export.run(path, to, images)
+        expected = small.logits(given, images)
+        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize('model', [
+    'vit', pytest.param('hybrid', marks=pytest.mark.slow),
+    pytest.param('bit', marks=pytest.mark.slow)])
+def test_stablehlo(model, tmp_path):
+    path = str(tmp_path / 'x')
+    export.save(small.make(model), path, 'stablehlo')
+    assert_runs(small.make(model), path, 'stablehlo')
+    with open(path, 'rb') as file:
+        exported = jax.export.deserialize(bytearray(file.read()))
+    assert exported.platforms == ('cpu', 'cuda', 'tpu')
+    assert 'stablehlo.dot_general' in exported.mlir_module()
+
+
+@pytest.mark.parametrize(('model', 'large'), [
+    ('vit', False), pytest.param('map', True, marks=pytest.mark.slow),
+    pytest.param('axial', False, marks=pytest.mark.slow)])
+def test_onnx(model, large, tmp_path, monkeypatch):
+    interop.require('jax2onnx')
+    interop.require('onnxruntime')
+    path = str(tmp_path / 'x.onnx')
+    if large:
+        monkeypatch.setattr(export, 'LARGEST_FILE', 0)
+    for _ in range(2 if large else 1):
+        export.save(small.make(model), path, 'onnx')
+    assert_runs(small.make(model), path, 'onnx')
+    assert sorted(os.listdir(tmp_path)) == ['x.onnx', *(['x.onnx.data'] if large else [])]
+
+
+def test_what_onnx_cannot_do(tmp_path, monkeypatch):
+    interop.require('jax2onnx')
+    with pytest.raises(UserError, match='cannot convert the max-pooling of a ResNet'):
+        export.save(small.make('hybrid'), str(tmp_path / 'x.onnx'), 'onnx')
+    vit = small.make('vit')
+    half = dataclasses.replace(vit, params=jax.tree.map(np.float16, vit.params))
+    with pytest.raises(UserError, match='float16 arrays .* add --dtype=float32 or'):
+        export.save(half, str(tmp_path / 'x.onnx'), 'onnx')
+    monkeypatch.setitem(sys.modules, 'jax2onnx', None)
+    with pytest.raises(UserError, match=r'ONNX needs more .*: pip install -e "\.\[onnx\]"'):
+        export.save(small.make('vit'), str(tmp_path / 'x.onnx'), 'onnx')
+    assert not any(tmp_path.iterdir())

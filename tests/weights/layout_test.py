@@ -1,0 +1,81 @@
+"""Every layout gives back, bit for bit, what it was given; what it cannot hold it names."""
+
+import dataclasses
+import itertools
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.support import small
+from tests.support.small import FILES, PATHS, assert_same_arrays, position_in_class_token, through
+from vit_jax import weights
+from vit_jax.errors import UserError
+
+HOLDS = {
+    'vit': PATHS, 'gap': ('google', 'big_vision', 'timm', 'vit_jax'),
+    'map': ('big_vision', 'timm', 'vit_jax'), 'headless': PATHS,
+    'hidden-head': ('google', 'big_vision', 'torchvision', 'vit_jax'),
+    'layer-scale': ('timm', 'vit_jax'), 'no-position': ('timm', 'vit_jax'),
+    'sincos': ('big_vision', 'vit_jax'),
+    'rectangle': ('google', 'big_vision', 'timm', 'huggingface', 'vit_jax'),
+    'root': ('google', 'timm', 'vit_jax'), 'hybrid': ('google', 'timm', 'vit_jax'),
+    'bit': ('google', 'timm', 'vit_jax'), 'axial': ('vit_jax',),
+}
+
+
+@pytest.mark.parametrize(('layout', 'name'), FILES, ids=lambda x: x)
+@pytest.mark.parametrize('model', small.MODELS)
+def test_there_and_back(model, layout, name, tmp_path):
+    path = tmp_path / name
+    given = small.make(model)
+    unnamed = (layout, name) == ('timm', 'x') and 'resnet' in small.MODELS[model]
+    if layout not in HOLDS[model] or unnamed:
+        given, _ = weights.approximate(given, str(path), layout)
+        with pytest.raises(UserError, match='cannot hold|has no hidden layer|timm has no name for'):
+            weights.save(given, str(path), layout)
+        assert not any(tmp_path.iterdir())
+        return
+    if layout == 'big_vision':
+        given = position_in_class_token(given)
+    given, found = through(given, layout, path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert_same_arrays(found.params, given.params)
+    assert found.model == given.model
+    assert (found.layout, found.num_classes) == (layout, given.num_classes)
+    if layout in ('vit_jax', 'huggingface') or name == 'x':
+        lost = (model, layout) == ('rectangle', 'huggingface')  # see the next test
+        expected = {'image_size': given.image_size()} if lost else given.preprocess
+        assert (found.classes, found.preprocess) == (given.classes, expected)
+
+
+@pytest.mark.parametrize(('first', 'second'), list(itertools.permutations(PATHS, 2)))
+def test_every_pair(first, second, tmp_path):
+    """What comes out of one layout goes into the next and comes back as the same file."""
+    (tmp_path / 'a').mkdir(), (tmp_path / 'b').mkdir(), (tmp_path / 'c').mkdir()
+    given = small.make('vit')
+    if second == 'big_vision':
+        given = position_in_class_token(given)
+    _, a = through(given, first, tmp_path / 'a' / PATHS[first])
+    _, b = through(a, second, tmp_path / 'b' / PATHS[second])
+    _, c = through(b, first, tmp_path / 'c' / PATHS[first])
+    assert_same_arrays(b.params, a.params)
+    assert_same_arrays(c.params, a.params)
+    if first != 'vit_jax':  # whose file also has what the second layout may not hold
+        written = [p for p in (tmp_path / 'a').rglob('*') if p.suffix in ('.npz', '.safetensors')]
+        assert len(written) == 1
+        for file in written:
+            again = tmp_path / 'c' / file.relative_to(tmp_path / 'a')
+            assert file.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.parametrize('dtype', [np.float16, ml_dtypes.bfloat16], ids=['float16', 'bfloat16'])
+@pytest.mark.parametrize(('layout', 'name'), FILES, ids=lambda x: x)
+def test_dtypes_survive(layout, name, dtype, tmp_path):
+    given = small.make('vit')
+    given = dataclasses.replace(given, params=jax.tree.map(lambda x: x.astype(dtype), given.params))
+    if layout == 'big_vision':
+        given = position_in_class_token(given)
+    given, found = through(given, layout, tmp_path / name)
+    assert_same_arrays(found.params, given.params)

@@ -1,0 +1,116 @@
+"""transformers loads what is written for it, and what it writes is loaded here."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from PIL import Image
+
+from tests.support import interop, small
+from tests.support.small import assert_close, assert_same_arrays, message, through
+from vit_jax import weights
+from vit_jax.data.images import resize_and_central_crop
+
+
+@pytest.mark.parametrize('change', [dict(), dict(gelu='erf', layer_norm_epsilon=1e-2, num_heads=4)],
+                         ids=['tanh', 'erf'])
+@pytest.mark.parametrize('model', ['vit', 'rectangle'])
+def test_transformers_loads_directories(model, change, tmp_path):
+    transformers = interop.require('transformers')
+    given = small.make(model, **change)
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    theirs, info = transformers.AutoModelForImageClassification.from_pretrained(
+        tmp_path / 'x', output_loading_info=True)
+    assert not any(info.values()), info
+    batch = small.images(given)
+    assert_close(small.logits(given, batch), interop.logits(theirs.eval(), batch))
+    assert theirs.config.id2label == dict(enumerate(small.CLASSES))
+    theirs.save_pretrained(tmp_path / 'theirs')
+    found = weights.load(str(tmp_path / 'theirs'))
+    assert (found.model, found.classes) == (given.model, given.classes)
+    assert_same_arrays(found.params, given.params)
+
+
+def test_newer_names_of_transformers(tmp_path):
+    given = small.make('vit')
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    state = {k: x.numpy() for k, x in interop.to_huggingface(given.params).items()}
+    assert 'vit.layers.1.attention.o_proj.weight' in state
+    safetensors.numpy.save_file(
+        {k: np.ascontiguousarray(x) for k, x in state.items()}, tmp_path / 'x/model.safetensors')
+    assert_same_arrays(weights.load(str(tmp_path / 'x')).params, given.params)
+
+
+@pytest.mark.parametrize('change', [dict(), dict(representation_size=20)],
+                         ids=['no-pooler', 'pooler'])
+def test_transformers_loads_a_model_without_head(change, tmp_path):
+    transformers = interop.require('transformers')
+    given = small.make('headless', **change)
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    theirs, info = transformers.AutoModel.from_pretrained(
+        tmp_path / 'x', output_loading_info=True, add_pooling_layer=bool(change))
+    assert not any(info.values()), info
+    torch, batch = interop.require('torch'), small.images(given)
+    with torch.inference_mode():
+        out = theirs.eval()(torch.from_numpy(batch).permute(0, 3, 1, 2))
+    expected = out.pooler_output if change else out.last_hidden_state[:, 0]
+    assert_close(small.logits(given, batch), expected.numpy())
+    assert weights.load(str(tmp_path / 'x')).model == given.model
+
+
+def test_image_processor_of_transformers(tmp_path):
+    """Its pixels are those of evaluation, but for its rounding to 256 levels in between."""
+    transformers = interop.require('transformers')
+    given = small.make('vit')
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
+    pixels = np.random.default_rng(0).integers(60, 190, (36, 24, 3)).astype(np.uint8)
+    theirs = processor(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
+    # 36x24 covers 20x20 (16 / crop_ratio) as 30x20; the middle 16x16 of that, by bicubic resizing.
+    ours = np.stack([np.asarray(Image.fromarray(x.astype(np.float32)).resize((20, 30), 3))
+                     for x in pixels.transpose(2, 0, 1)])[:, 7:23, 2:18]
+    mean, std = (np.array(given.preprocess[name])[:, None, None] for name in ('mean', 'std'))
+    np.testing.assert_allclose(theirs * std, ours / 255 - mean, atol=1.1 / 255)
+
+
+@pytest.mark.parametrize('size', [20, {'height': 20, 'width': 20}, {'shortest_edge': 20}], ids=str)
+@pytest.mark.parametrize('crop', [16, {'height': 16, 'width': 16}], ids=str)
+def test_crops_of_processors_of_transformers(size, crop, tmp_path):
+    """Pixels of a square image are theirs however sizes are written, as 256 -> 224 of DeiT's."""
+    transformers = interop.require('transformers')
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
+    processor = transformers.DeiTImageProcessor(size=size, crop_size=crop)
+    file = tmp_path / 'x/preprocessor_config.json'
+    file.write_text(json.dumps(processor.to_dict() | {'size': size, 'crop_size': crop}))
+    found = weights.load(str(tmp_path / 'x')).preprocess
+    assert found['crop_ratio'] == 16 / 20
+    pixels = np.random.default_rng(0).integers(60, 190, (30, 30, 3)).astype(np.uint8)
+    theirs = processor(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
+    ours = resize_and_central_crop(pixels, found['image_size'], found) / 255
+    ours = ((ours - found['mean']) / found['std']).transpose(2, 0, 1)
+    np.testing.assert_allclose(ours, theirs, atol=1.1 / 255 / min(found['std']))
+
+
+def test_no_processor_of_transformers_for_images_that_are_no_square(tmp_path, caplog):
+    through(small.make('vit'), 'huggingface', tmp_path / 'square')
+    assert (tmp_path / 'square/preprocessor_config.json').exists()
+    assert not caplog.records
+    through(small.make('rectangle'), 'huggingface', tmp_path / 'x')
+    assert not (tmp_path / 'x/preprocessor_config.json').exists()
+    assert json.loads((tmp_path / 'x/config.json').read_text())['image_size'] == [16, 12]
+    assert 'images are 16x12, and no processor of transformers' in caplog.text
+
+
+def test_huggingface_needs_its_config(tmp_path):
+    through(small.make('vit'), 'huggingface', tmp_path / 'x')
+    config = json.loads((tmp_path / 'x/config.json').read_text())
+    (tmp_path / 'x/config.json').write_text(json.dumps(config | {'model_type': 'deit'}))
+    assert "model_type vit; found 'deit'" in message(weights.load, str(tmp_path / 'x'))
+    (tmp_path / 'x/config.json').write_text(json.dumps(config | {'hidden_act': 'relu'}))
+    assert "model.gelu is 'relu'" in message(weights.load, str(tmp_path / 'x'))
+    (tmp_path / 'x/config.json').write_text(json.dumps(config | {'num_hidden_layers': 3}))
+    assert 'no vit.encoder.layer.2.attention' in message(weights.load, str(tmp_path / 'x'))
+    (tmp_path / 'x/config.json').write_text(json.dumps(config | {'hidden_size': 64}))
+    assert 'vit.embeddings.cls_token has shape (1, 1, 128), expected (1, 1, 64)' in message(
+        weights.load, str(tmp_path / 'x'))

@@ -1,0 +1,148 @@
+"""timm loads what is written for it, and what it writes is loaded here: arrays, logits, names."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.support import interop, small
+from tests.support.interop import timm_model
+from tests.support.small import assert_close, message, through
+from vit_jax import models, weights
+from vit_jax.errors import UserError
+from vit_jax.models import variants
+from vit_jax.weights import files, table
+from vit_jax.weights.layouts.timm import architecture
+
+
+@pytest.mark.parametrize('name', ['model.pth', 'model.safetensors'])
+@pytest.mark.parametrize('model', [
+    'vit', 'gap', 'map', 'layer-scale', 'no-position', 'rectangle', 'root', 'hybrid', 'bit'])
+def test_timm_loads_files(model, name, tmp_path):
+    """With the arrays that an independent conversion gives."""
+    torch = interop.require('torch')
+    given, _ = weights.approximate(small.make(model), str(tmp_path / name), 'timm')
+    weights.save(given, str(tmp_path / name), 'timm')
+    if name == 'model.pth':
+        state = torch.load(tmp_path / name, weights_only=True)
+    else:
+        state = interop.require('safetensors.torch').load_file(tmp_path / name)
+    expected = interop.to_timm(given.params)
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[n], expected[n]) for n in expected)
+    timm_model(given).load_state_dict(state, strict=True)  # parity_test.py has the logits
+
+
+def timm_directory(given, path):
+    timm = interop.import_timm()
+    weights.save(given, str(path), 'timm')
+    return timm.create_model(f'local-dir:{path}', pretrained=True).eval()
+
+
+@pytest.mark.parametrize('model', ['vit', 'gap', 'map', 'layer-scale', 'rectangle'])
+def test_timm_builds_what_a_directory_describes(model, tmp_path):
+    given = small.make(model, num_heads=4)
+    theirs = timm_directory(given, tmp_path / 'x')
+    batch = small.images(given)
+    assert_close(small.logits(given, batch), interop.logits(theirs, batch))
+    assert theirs.pretrained_cfg['label_names'] == small.CLASSES
+    assert {k: theirs.pretrained_cfg[k] for k in ('input_size', 'crop_pct', 'interpolation')} == {
+        'input_size': (given.channels(), *given.image_size()), 'crop_pct': 0.8,
+        'interpolation': 'bicubic'}
+
+
+@pytest.mark.parametrize(('name', 'architecture'), [
+    ('r_ti16', 'vit_tiny_r_s16_p8_224'),
+    pytest.param('r50x1', 'resnetv2_50x1_bit', marks=pytest.mark.slow)])
+def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, tmp_path):
+    """And what it saves has the fields of our model of that name, but for timm's formulas."""
+    theirs = interop.import_timm().create_model(architecture, num_classes=5)
+    state = theirs.state_dict()
+    file = tmp_path / 'x.safetensors'
+    safetensors.numpy.save_file({k: x.numpy() for k, x in state.items()}, file)
+    found, expected = weights.load(str(file)), models.fields(name)
+    expected['resnet'] |= dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8,
+                               weight_epsilon_on='variance')
+    assert found.model == expected | ({'gelu': 'erf'} if 'gelu' in expected else {})
+    again = timm_directory(found, tmp_path / 'x').state_dict()
+    assert again.keys() == state.keys()
+    assert all((x == state[k]).all() for k, x in again.items())
+
+
+def test_names_of_models_are_those_of_timm():
+    names = set(interop.import_timm().list_models())
+    for name in ('ti16', 's32', 'b16', 'b8', 'l14', 'h14'):
+        fields = models.fields('b16') | variants.get(name)
+        written = architecture(fields)
+        assert written in names
+        assert written.endswith(f'_patch{name.lstrip("tisblh")}_224')
+    assert architecture(fields | {'hidden_size': 1408}) == 'vit_base_patch16_224'
+
+
+def timm_heads(name, monkeypatch):
+    """(heads of what is loaded, those of the model that timm calls so): of shapes, no values."""
+    timm, torch = interop.import_timm(), interop.require('torch')
+    with torch.device('meta'):
+        theirs = timm.create_model(name)
+    arrays = {k: np.broadcast_to(np.float32(0), x.shape) for k, x in theirs.state_dict().items()}
+    config = {'architecture': name, 'pretrained_cfg': dict(theirs.pretrained_cfg)}
+    contents = files.Contents(arrays, {}, {'config.json': config})
+    monkeypatch.setattr(files, 'read_path', lambda _: contents)
+    monkeypatch.setattr(table, 'stack', lambda flat: flat)
+    return weights.load(name).model['num_heads'], theirs.blocks[0].attn.num_heads
+
+
+def test_heads_that_sizes_do_not_tell(monkeypatch):
+    assert timm_heads('test_vit', monkeypatch) == (2, 2)
+    assert timm_heads('vit_base_patch16_gap_224', monkeypatch) == (16, 16)
+    with pytest.raises(UserError, match='embedding/kernel, which tells the size of the model, is'):
+        timm_heads('vit_base_mci_224', monkeypatch)
+
+
+@pytest.mark.nightly
+def test_heads_of_every_model_of_timm(monkeypatch):
+    loaded = 0
+    for name in interop.import_timm().list_models(module=[
+            'vision_transformer', 'vision_transformer_hybrid', 'deit']):
+        try:
+            ours, theirs = timm_heads(name, monkeypatch)
+        except UserError:
+            continue
+        assert ours == theirs, name
+        loaded += 1
+    assert loaded > 80
+
+
+@pytest.mark.parametrize('path', ['x', 'x.safetensors'])
+def test_patches_alone_have_positions_in_some_models_of_timm(path, tmp_path):
+    """As in DeiT III, with a config.json or without: the class token gets a position of zeros."""
+    _, found = through(small.make('vit', gelu='erf'), 'timm', tmp_path / path)
+    file = tmp_path / path / 'model.safetensors' if path == 'x' else tmp_path / path
+    arrays, _ = files.read(str(file))
+    arrays['pos_embed'] = arrays['pos_embed'][:, 1:]
+    files.write(str(file), arrays, '.safetensors')
+    again = weights.load(str(tmp_path / path))
+    assert again.grid() == (2, 2)
+    assert not again.params['position']['embedding'][:, 0].any()
+    np.testing.assert_array_equal(again.params['position']['embedding'][:, 1:],
+                                  found.params['position']['embedding'][:, 1:])
+
+
+def test_heads_that_a_file_cannot_tell(tmp_path):
+    given = small.make('vit', num_heads=4, gelu='erf')
+    assert 'model.num_heads is 4, there it is 2' in message(
+        weights.save, given, str(tmp_path / 'x.pth'), 'timm')
+    assert through(given, 'timm', tmp_path / 'x')[1].model == given.model
+
+
+def test_positions_that_a_file_would_read_as_a_square(tmp_path):
+    """1x3 patches and a class token are as many as 2x2 patches."""
+    given = small.make('vit', gelu='erf', layer_norm_epsilon=1e-6)
+    position = given.params['position']['embedding'][:, :4]
+    given = dataclasses.replace(
+        given, params=given.params | {'position': {'embedding': position}},
+        preprocess=given.preprocess | {'image_size': (8, 24)})
+    assert 'as many positions as 1x3 with one: name a directory' in message(
+        weights.save, given, str(tmp_path / 'x.pth'), 'timm')
+    assert through(given, 'timm', tmp_path / 'x')[1].grid() == (1, 3)

@@ -1,0 +1,104 @@
+"""Arrays that fit no model and layouts that nobody knows: what is said; prefixes of names."""
+
+import numpy as np
+import pytest
+
+from tests.support import small
+from tests.support.small import FILES, assert_same_arrays, message, through
+from vit_jax import weights
+from vit_jax.errors import UserError
+from vit_jax.weights import files
+
+
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.',
+                                    '_orig_mod.module.'])
+def test_prefixes_of_pytorch(prefix, tmp_path):
+    _, found = through(small.make('vit'), 'timm', tmp_path / 'x.safetensors')
+    arrays, _ = files.read(str(tmp_path / 'x.safetensors'))
+    arrays = {prefix + name: x for name, x in arrays.items()}
+    files.write(str(tmp_path / 'x.safetensors'), arrays, '.safetensors')
+    again = weights.load(str(tmp_path / 'x.safetensors'))
+    assert again.model == found.model
+    assert_same_arrays(again.params, found.params)
+
+
+def edited(tmp_path, edit):
+    """Path of a timm file whose arrays `edit` has changed."""
+    path = str(tmp_path / 'x.safetensors')
+    through(small.make('vit'), 'timm', path)
+    arrays, _ = files.read(path)
+    edit(arrays)
+    files.write(path, arrays, '.safetensors')
+    return path
+
+
+def test_missing_extra_and_wrong_arrays_are_named(tmp_path):
+    def edit(arrays):
+        del arrays['blocks.1.norm2.bias']
+        arrays['blocks.1.mlp.fc1.weight'] = np.ones((95, 128), np.float32)
+        arrays['blocks.0.attn.qkv.bias'] = np.ones(128, np.float32)
+        arrays['reg_token'] = np.ones((1, 4, 128), np.float32)
+
+    text = message(weights.load, edited(tmp_path, edit))
+    assert '(layout timm): the arrays do not fit' in text
+    assert text.splitlines()[1:] == [
+        '  no place for reg_token',
+        '  blocks.0.attn.qkv.bias has shape (128,), expected (384,)',
+        '  blocks.1.mlp.fc1.weight has shape (95, 128), expected (96, 128)',
+        '  no blocks.1.norm2.bias']
+
+
+@pytest.mark.parametrize(('name', 'array', 'expected'), [
+    ('norm.weight', None, 'norm/scale, which tells the size of the model, is missing'),
+    ('patch_embed.proj.weight', np.ones((128, 192)), 'size of the model, has shape (128, 192)'),
+    ('pos_embed', np.ones((5, 128)), 'pos_embed has shape (5, 128), expected (1, 5, 128)'),
+    ('head.bias', np.ones(3), 'head.weight has shape (7, 128), expected (3, 128)'),
+    ('fc_norm.weight', np.ones(128), 'averages its tokens before the last LayerNorm (fc_norm)'),
+])
+def test_sizes_that_contradict(name, array, expected, tmp_path):
+    def edit(arrays):
+        arrays.pop(name, None)
+        if array is not None:
+            arrays[name] = array.astype(np.float32)
+
+    assert expected in message(weights.load, edited(tmp_path, edit))
+
+
+def test_unknown_layout(tmp_path):
+    np.savez(tmp_path / 'x.npz', **{'conv1.weight': np.ones(2), 'fc.bias': np.ones(2)})
+    text = message(weights.load, str(tmp_path / 'x.npz'))
+    assert 'is of an unknown layout. It has 2 arrays, among them conv1.weight, fc.bias' in text
+    assert 'patch_embed.proj.weight' in text
+
+
+def mistakes(rng, arrays):
+    """Arrays with one or two of them left out, renamed or in another shape."""
+    changes = (lambda x: None, lambda x: np.float32(1).reshape(()), np.ravel, lambda x: x[:0],
+               lambda x: x[..., :-1], lambda x: x[None, ..., None], np.transpose)
+    for name in rng.choice(list(arrays), rng.integers(1, 3)):
+        x = changes[rng.integers(len(changes))](arrays.pop(name))
+        if x is not None:
+            arrays[name + 'x' * int(rng.integers(8) == 0)] = x
+    return arrays
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model', ['vit', 'map', 'hybrid', 'bit'])
+@pytest.mark.parametrize(('layout', 'name'), FILES, ids=lambda x: x)
+def test_whatever_is_wrong_with_arrays_is_explained(layout, name, model, tmp_path):
+    """A mistake never ends in a traceback, and what loads nevertheless is a model that runs."""
+    path = tmp_path / name
+    given, _ = weights.approximate(small.make(model), str(path), layout)
+    if weights.misfits(given, str(path), layout) or (name == 'x' and model in ('hybrid', 'bit')):
+        return
+    weights.save(given, str(path), layout)
+    file = path / 'model.safetensors' if path.is_dir() else path
+    arrays, metadata = files.read(str(file))
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        files.write(str(file), mistakes(rng, dict(arrays)), file.suffix, metadata or None)
+        try:
+            found = weights.load(str(path))
+        except UserError:
+            continue
+        assert np.isfinite(small.logits(found, small.images(given, 1))).all()

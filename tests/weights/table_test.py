@@ -1,0 +1,52 @@
+"""Tables: what is written is found again, and stacked layers are those of single ones."""
+
+import numpy as np
+import pytest
+
+from tests.support import small
+from vit_jax.errors import UserError
+from vit_jax.weights import table
+from vit_jax.weights.model import flatten
+from vit_jax.weights.table import Entry
+
+ENTRIES = [Entry(('a/{s}/{j}/x', 'a/{s}/{j}/y'), 'A{s1}.{j01}.weight', 'dense'), Entry(('b',), 'B')]
+
+
+def test_names_and_axes():
+    x, y = np.arange(6).reshape(2, 3), np.arange(8).reshape(2, 4)
+    ours = {'a/0/9/x': x, 'a/0/9/y': y, 'b': np.ones(2)}
+    theirs = table.to_theirs(ours, ENTRIES)
+    assert theirs.keys() == {'A1.10.weight', 'B'}
+    np.testing.assert_array_equal(theirs['A1.10.weight'], np.concatenate([x.T, y.T]))
+    found, unknown = table.translate(theirs | {'C': np.ones(3)}, ENTRIES)
+    assert unknown == ['C']
+    assert [entry.ours for entry, _ in found] == [('a/0/9/x', 'a/0/9/y'), ('b',)]
+
+
+def test_what_does_not_fit_is_named():
+    found, unknown = table.translate({'A1.01.weight': np.ones((5, 2)), 'C': np.ones(3)}, ENTRIES)
+    shapes = {'a/0/0/x': (2, 3), 'a/0/0/y': (2, 3), 'b': (2,), 'c': (3,)}
+    with pytest.raises(UserError) as error:
+        table.fit(found, unknown, shapes, ENTRIES)
+    assert str(error.value).splitlines()[1:] == [
+        '  no place for C', '  A1.01.weight has shape (5, 2), expected (6, 2)', '  no B', '  no c']
+    with pytest.raises(UserError, match='the layout has no place for c'):
+        table.to_theirs({'b': np.ones(2), 'c': np.ones(3)}, ENTRIES)
+
+
+def test_modules_of_pytorch():
+    assert table.torch_modules({'norm': 'ln', 'x/query key': 'in_proj_'}) == [
+        Entry(('norm/scale',), 'ln.weight'), Entry(('norm/bias',), 'ln.bias'),
+        Entry(('x/query/kernel', 'x/key/kernel'), 'in_proj_weight', 'to_heads'),
+        Entry(('x/query/bias', 'x/key/bias'), 'in_proj_bias', 'flat')]
+    kinds = {name: table.torch_modules({name: 'x'})[0].kind for name in (
+        'embedding', 'resnet/root_conv', 'blocks/{i}/attention/out', 'blocks/{i}/mlp/dense1')}
+    assert list(kinds.values()) == ['conv', 'conv', 'from_heads', 'dense']
+
+
+@pytest.mark.parametrize('model', ['vit', 'hybrid', 'bit'])
+def test_stacked_and_single_layers(model):
+    flat = flatten(small.make(model).params)
+    again = table.stack(table.unstack(flat))
+    assert again.keys() == flat.keys()
+    assert all((again[name] == x).all() for name, x in flat.items())

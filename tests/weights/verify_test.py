@@ -1,0 +1,72 @@
+"""Released weights, and every layout, in the programs that they are for."""
+
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import described, interop, small
+from tests.support.interop import timm_model
+from tests.support.runs import ROOT
+from vit_jax import weights
+from vit_jax.weights import export, verify
+
+DATA = ROOT.parent / 'shared/data'
+real_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason=f'needs the released weights and photos in {DATA}')
+
+
+def photos(number):
+    """Photos as the released weights want them, float32 [number, 224, 224, 3]."""
+    with tarfile.open(DATA / 'flowers17.tar') as file:
+        members = [m for m in file.getmembers() if m.name.endswith('.jpg')]
+        images = [Image.open(file.extractfile(m)).convert('RGB').resize((224, 224))
+                  for m in members[::len(members) // number][:number]]
+    return np.stack([np.asarray(x, np.float32) for x in images]) / 127.5 - 1
+
+
+@real_data
+def test_released_weights_on_photos(tmp_path):
+    given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
+    batch = photos(3)
+    found = small.logits(given, batch)
+    theirs = timm_model(given)
+    theirs.load_state_dict(interop.require('safetensors.torch').load_file(
+        DATA / 'vit_tiny_patch16_224.safetensors'), strict=True)
+    assert np.abs(found).max() > 5
+    assert np.abs(found - interop.logits(theirs.eval(), batch)).max() < 1e-4
+    weights.save(given, str(tmp_path / 'hf'), 'huggingface')
+    interop.require('transformers')
+    theirs, _ = verify.other_logits(given, str(tmp_path / 'hf'), 'huggingface', batch)
+    assert np.abs(found - theirs).max() < 1e-4
+
+
+@real_data
+@pytest.mark.slow
+@pytest.mark.parametrize(('layout', 'name'), [
+    ('timm', 'x'), ('timm', 'x.pth'), ('timm', 'x.safetensors'), ('huggingface', 'x'),
+    ('torchvision', 'x.pth'), ('google', 'x.npz'), ('big_vision', 'x.npz'),
+    ('vit_jax', 'x.safetensors'), ('stablehlo', 'x'), ('onnx', 'x.onnx')])
+def test_table_of_the_docs(layout, name, tmp_path):
+    """Prints the rows of docs/conversion.md: logits of released weights on 16 photos."""
+    interop.import_timm()
+    path, batch = str(tmp_path / name), photos(16)
+    given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
+    if layout in export.FORMATS:
+        export.save(given, path, layout)
+        found, how = export.run(path, layout, batch)
+    else:
+        given, _ = weights.approximate(given, path, layout)
+        weights.save(given, path, layout)
+        try:
+            found, how = verify.other_logits(given, path, layout, batch)
+        except verify.CannotRunError as reason:
+            if layout in described.LOGITS:
+                found = described.LOGITS[layout](given, path, batch)
+                how = f'its description: {reason}'
+            else:
+                found, how = small.logits(weights.load(path), batch), f'reading back: {reason}'
+    difference = np.abs(found - small.logits(given, batch)).max()
+    print(f'| {layout} | {name} | {how} | {difference:.1e} |')
+    assert difference < 1e-4

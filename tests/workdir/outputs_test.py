@@ -1,0 +1,73 @@
+import json
+import signal
+
+import jax.numpy as jnp
+import pytest
+
+from tests.support.steps import setup
+from vit_jax.errors import DivergedError
+from vit_jax.workdir.checkpoint import Checkpointer
+from vit_jax.workdir.outputs import Outputs
+from vit_jax.workdir.progress import Meter
+
+FINITE = {'loss': jnp.float32(2.0), 'grad_norm': jnp.float32(1.0), 'update_norm': jnp.float32(0.1),
+          'learning_rate': jnp.float32(1e-3)}
+EVALUATION = {'eval/accuracy': 0.5, 'eval/accuracy_top5': 1.0, 'eval/loss': 0.7,
+              'eval/num_examples': 360.0}
+
+
+@pytest.fixture(name='state')
+def _state():
+    return setup()[0]
+
+
+@pytest.fixture
+def outputs(tmp_path):
+    """Those of a run of 4 steps that begins."""
+    checkpoints = Checkpointer(str(tmp_path), 2, False)
+    opened = Outputs(str(tmp_path), 0, 4, checkpoints, Meter(8, 4, 1e6, None))
+    opened.meter.start(0)
+    yield opened
+    opened.close()
+    checkpoints.close()
+
+
+def rows(tmp_path):
+    return [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+
+
+def test_rows_of_training_and_evaluation(outputs, tmp_path, caplog):
+    outputs.advance(0, None)
+    outputs.log(1, FINITE)
+    outputs.log_evaluation(1, EVALUATION, 0.25)
+    training, evaluation = rows(tmp_path)
+    assert (training['step'], training['train/loss'], training['train/grad_norm']) == (1, 2.0, 1.0)
+    assert evaluation == {'step': 1, 'eval/seconds': 0.25} | EVALUATION
+    assert (tmp_path / 'curves.png').exists()
+    assert (outputs.has_evaluation(1), outputs.has_evaluation(0)) == (True, False)
+    assert 'step 1/4  loss 2.0000' in caplog.text
+    assert 'step 1/4  eval accuracy 50.00 %' in caplog.text
+
+
+@pytest.mark.parametrize('name', ['loss', 'grad_norm', 'update_norm'])
+def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tmp_path):
+    outputs.save(1, state, FINITE, None)
+    broken = FINITE | {name: jnp.float32('nan')}
+    for write in (lambda: outputs.log(2, broken), lambda: outputs.save(2, state, broken, None),
+                  lambda: outputs.advance(2, broken)):
+        with pytest.raises(DivergedError, match='at step 2. The last good checkpoint, of step 1,'):
+            write()
+    assert rows(tmp_path) == []
+    assert [path.name for path in (tmp_path / 'checkpoints').iterdir()] == ['1']
+
+
+def test_how_a_run_ends(outputs, state, caplog):
+    outputs.conclude(2, signal.SIGTERM)
+    assert 'stopped by SIGTERM after step 2 of 4 before there was anything to save' in caplog.text
+    outputs.save(2, state, FINITE, None)
+    outputs.conclude(2, signal.SIGINT)
+    assert 'stopped by SIGINT after step 2 of 4 and saved. To continue, run the' in caplog.text
+    outputs.save(4, state, FINITE, None)
+    outputs.log_evaluation(4, EVALUATION, 0.25)
+    outputs.conclude(4, None)
+    assert 'done: 4 steps\n' in caplog.text

@@ -1,0 +1,185 @@
+"""What commands share: configs and weights from the command line, exit codes and log lines.
+
+Every command is a decorated function `main(argv=None) -> exit code`: it parses its options, reads
+the config or the weights with a function of this module, and makes one call.
+"""
+
+import argparse
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+
+import absl.logging
+import flax.linen as nn
+import jax
+import numpy as np
+from absl import flags
+from jaxtyping import PyTree
+from ml_collections import ConfigDict, config_flags
+
+from vit_jax import config as config_lib
+from vit_jax import errors, models, weights
+from vit_jax.errors import UserError, nearest_names
+from vit_jax.processes import consensus, launch
+from vit_jax.weights import description
+
+LOGGER = logging.getLogger('vit_jax')
+
+
+def make_parser(command: str, documentation: str) -> argparse.ArgumentParser:
+    """A parser for the options of a command; --help shows the documentation of its module."""
+    return argparse.ArgumentParser(f'vit_jax.{command}', description=documentation,
+                                   usage=argparse.SUPPRESS, allow_abbrev=False,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
+    """Decorates a function of the arguments: an error becomes one message, and exit code 1."""
+    @functools.wraps(function)
+    def main(argv: Sequence[str] | None = None) -> int:
+        log_to_terminal()
+        try:
+            with launch.leave_on_error():
+                return function(argv) or 0
+        except KeyboardInterrupt:
+            return 130
+        except Exception as error:
+            errors.report(error)
+            return 1
+    return main
+
+
+def log_to_terminal() -> None:
+    """Shows the log lines of this project on stderr, and only warnings of libraries."""
+    if not LOGGER.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter('%(message)s'))
+        LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False
+    # TensorFlow reads these when it is imported. Its warnings would be Python stacks, several for
+    # every broken image; level 1 is what JAX sets if the user has set none. Its oneDNN kernels
+    # serve no operation that is used here, and announce themselves at every log level.
+    if os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1') == '1':
+        os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
+    os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+    absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax reports every action at INFO
+
+
+def log_as_process() -> None:
+    """Lets process 0 alone report progress; warnings of the others begin with their number."""
+    if not consensus.is_main():
+        LOGGER.setLevel(logging.WARNING)
+        mark = f'[process {jax.process_index()} of {consensus.count()}]'
+        for handler in LOGGER.handlers:
+            handler.setFormatter(logging.Formatter(f'{mark} %(message)s'))
+
+
+def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None
+                      ) -> tuple[argparse.Namespace, ConfigDict]:
+    """The options of a command, and the config that all other arguments describe."""
+    options, others = parser.parse_known_args(argv)
+    return options, read_config(others, [f'--{name}' for name in vars(options)])
+
+
+def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> ConfigDict:
+    """The config of --config=FILE[:ARGUMENT] --config.FIELD=VALUE...
+
+    Args:
+      own_options: of the command; a mistyped argument may have meant one of them.
+
+    Raises:
+      UserError: the file or a field does not exist, a value has the wrong type, or a tuple is given
+        twice.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument('--config')
+    file, overrides = parser.parse_known_args(arguments)
+    if file.config is None:
+        raise UserError('add --config=FILE, as in --config=configs/vit.py:b16')
+    try:
+        config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file.config}'])
+        fields = config_lib.flatten(config)  # asking for fields reads the file
+    except OSError as error:
+        raise UserError(f'no config file. {error}') from error
+    except (AttributeError, SyntaxError, TypeError, flags.Error) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError(f'--config={file.config}: {reason}. Expected a Python file with a function '
+                        'get_config([ARGUMENT]) that returns a config, as those in configs/.'
+                        ) from error
+    _check_names(overrides, fields, own_options)
+    try:
+        return _parse(config_flags.DEFINE_config_dict, config, overrides)
+    except (TypeError, ValueError, flags.Error) as error:
+        raise UserError(str(error)) from error
+
+
+def _parse(define, default, arguments):
+    """The value of a flag --config that `define`, of ml_collections, has defined."""
+    values, argv = flags.FlagValues(), ['vit_jax', *arguments]
+    flag = define('config', default, flag_values=values, sys_argv=argv)
+    if unexpected := values(argv)[1:]:
+        raise UserError(f'unexpected argument {unexpected[0]!r}: options are written --name=value.')
+    return flag.value
+
+
+def _check_names(overrides, fields, own_options):
+    """Raises UserError unless all arguments name fields of the config, tuples once each."""
+    names = [argument.partition('=')[0] for argument in overrides if argument.startswith('-')]
+    for name in names:
+        field = re.sub(r'^--?(no)?config\.', '', name)
+        if field == name:
+            nearest = nearest_names(name, [*own_options, *(f'--config.{f}' for f in fields)])
+            raise UserError(f'there is no option {name}. {nearest}Options are written '
+                            '--name=value, those of the config --config.FIELD=VALUE.')
+        if field not in fields:
+            nearest = nearest_names(field, list(fields))
+            raise UserError(f'this config has no field {field!r}. {nearest}All fields: '
+                            'vit_jax/config.py, and those of each kind of model: docs/models.md.')
+        # absl would join the values.
+        if isinstance(fields[field], list) and names.count(name) > 1:
+            raise UserError(f'{name} is given {names.count(name)} times: give it once, with all '
+                            f'its values, as in {name}=A,B')
+
+
+def add_weights_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `read_weights` needs: --workdir or --pretrained, and descriptions."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument('--workdir', help='of a run, or one of its checkpoints')
+    source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
+    add_description_options(parser)
+
+
+def add_description_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --preprocess and --classes, see weights/description.py."""
+    parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
+                     help='of images, instead of what the weights say: resize=bicubic, '
+                     'crop_ratio=0.9, mean=R,G,B or std=R,G,B; may be repeated')
+    parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '
+                        'as a JSON array, instead of those in the weights')
+
+
+def read_weights(options: argparse.Namespace) -> weights.Weights:
+    """The weights that the options name, completed by what they say of images and classes."""
+    return description.described(weights.load(options.workdir or options.pretrained),
+                                 options.preprocess, options.classes)
+
+
+def build_model(loaded: weights.Weights) -> tuple[nn.Module, PyTree]:
+    """The model and its float32 parameters; UserError unless it takes RGB images."""
+    description.check_rgb(loaded)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)
+    return models.build(loaded.model, loaded.num_classes), params
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which of several processes this is."""
+    parser.add_argument('--coordinator', metavar='HOST:PORT', help='with several processes: the '
+                        'host of process 0 and a free port there. On TPU pods, under Slurm, Open '
+                        'MPI and in indexed Kubernetes jobs this and the next two are not needed')
+    parser.add_argument('--num_processes', type=int, help='of this run')
+    parser.add_argument('--process_id', type=int, help='which of them this is, from 0')
+    parser.add_argument('--start_timeout', type=int, default=300, metavar='SECONDS',
+                        help='how long to wait until all processes have started (300)')

@@ -1,0 +1,150 @@
+"""A run, resolved: its config, data and weights become one immutable description and a state."""
+
+import dataclasses
+import functools
+import logging
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from clu import parameter_overview
+from ml_collections import ConfigDict, FrozenConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax.data import pipeline, sources
+from vit_jax.errors import UserError
+from vit_jax.processes import consensus
+from vit_jax.training import accumulation, pretrained, sharding
+from vit_jax.training.program import Program
+from vit_jax.training.state import TrainState
+from vit_jax.weights import Weights
+from vit_jax.workdir import record
+from vit_jax.workdir.checkpoint import Checkpointer
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All that decides what a run computes; nothing changes it."""
+
+    workdir: str
+    config: FrozenConfigDict  # with every number that the user, the data and the devices decide
+    program: Program
+    train_data: Any  # an opened split, see data/sources.py; so is the next
+    eval_data: Any
+    train_batches: Callable[..., Iterator[pipeline.Batch]]  # those after `start_step` steps
+    eval_batches: pipeline.EvalBatches
+
+    def due(self, what: str, step: int) -> bool:
+        """Whether `config.WHAT_every` falls on a step; the last step is always due."""
+        every = self.config[f'{what}_every']
+        last = step == self.program.num_steps
+        return step > 0 and (last or (every > 0 and step % every == 0))
+
+
+def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
+    """The run that a config describes in a workdir, where it may have begun already.
+
+    Returns:
+      The run, and the pre-trained weights that it begins from, None for a run that has none or
+      that is continued.
+
+    Raises:
+      UserError: the config, the weights or the data cannot be used, or the workdir belongs to
+        another run.
+    """
+    begun = record.begun(workdir)
+    taken, weights = pretrained.take_fields(config, begun and begun[0])
+    config = config_lib.checked(config, taken)
+    mesh = sharding.make_mesh(config.mesh)
+    share = sharding.data_share(mesh)
+    dataset = config.dataset
+    train_data, eval_data = open_data(dataset)
+    config = config_lib.complete(config, train_data.num_examples, len(train_data.class_names),
+                                 accum_steps=begun[0]['accum_steps'] if begun else 0)
+    if begun:
+        record.require_same_run(workdir, begun, config, train_data.class_names)
+    program = Program(config, mesh)
+    if not config.accum_steps:
+        program = accumulation.choose(program, reserved=bytes_read_ahead(program))
+    settings = dict(batch_size=config.batch_size, image_size=config.image_size,
+                    preprocess=config.preprocess, files_at_once=dataset.files_at_once,
+                    max_broken_fraction=dataset.max_broken_fraction, share=share)
+    train_batches = functools.partial(
+        pipeline.train_batches, train_data, seed=config.seed, augment=config.augment,
+        shuffle_buffer=dataset.shuffle_buffer, **settings)
+    return Run(workdir, program.config, program, train_data, eval_data, train_batches,
+               pipeline.eval_batches(eval_data, **settings)), weights
+
+
+def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
+    """The training and the evaluation split, labelled alike; the same on all processes."""
+    train = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir)
+    names = train.class_names
+    evaluation = sources.open_source(dataset.name, dataset.eval_split, dataset.data_dir, names)
+    consensus.check_equal('the data', {
+        'training images': train.num_examples, 'evaluation images': evaluation.num_examples,
+        'classes': len(names), 'checksum of their names': zlib.crc32('\n'.join(names).encode())})
+    return train, evaluation
+
+
+def bytes_read_ahead(program: Program) -> float:
+    """Bytes of a device that batches take besides the one of the step."""
+    batches = sharding.BATCHES_UNDER_WAY
+    if jax.default_backend() == 'cpu':  # where the input pipeline has no memory of its own
+        batches += pipeline.BATCHES_IN_MEMORY
+    return batches * sharding.bytes_per_device(program.abstract_batch['image'])
+
+
+def initial_or_restored_state(run: Run, checkpoints: Checkpointer, weights: Weights | None
+                              ) -> TrainState:
+    """The newest state that can be read, else the initial one, with the weights if there are any.
+
+    Raises UserError when no checkpoint can be read, the weights are of another model, or the state
+    is already past the end of the run.
+    """
+    state = checkpoints.restore_latest(run.program.abstract_state)
+    if state is None:
+        state = run.program.initial_state()
+        if weights is not None:
+            params = pretrained.place_params(state.params, pretrained.initial_params(
+                weights, run.config, state.params))
+            average = state.ema_params and jax.tree.map(jnp.copy, params)  # both are donated
+            state = dataclasses.replace(state, params=params, ema_params=average)
+    if int(state.step) > run.program.num_steps:
+        raise UserError(f'{run.workdir} is at step {int(state.step)} already and the config asks '
+                        f'for {run.program.num_steps}. Raise num_steps or num_epochs, or take '
+                        'another --workdir.')
+    return state
+
+
+def announce(run: Run, state: TrainState) -> None:
+    """Logs what will be trained, on what, and what in the config may surprise."""
+    config, step, num_steps = run.config, int(state.step), run.program.num_steps
+    if step == 0:
+        log.info('%s', parameter_overview.get_parameter_overview(
+            state.params, include_stats=False))
+    log.info('%s%d training images, %d evaluation images, %d classes, %d %s, workdir %s',
+             f'{config.recipe}: ' if config.recipe else '', run.train_data.num_examples,
+             run.eval_data.num_examples, config.dataset.num_classes, jax.device_count(),
+             jax.devices()[0].device_kind, run.workdir)
+    if run.program.lr_factors is not None:
+        sizes = [x.size for x in jax.tree.leaves(state.params)]
+        factors = jax.tree.leaves(run.program.lr_factors)
+        trained = sum(size for size, factor in zip(sizes, factors, strict=True) if factor)
+        log.info('training %s of %s parameters', f'{trained:,}', f'{sum(sizes):,}')
+    initial = (config.ema_decay or 0) ** num_steps  # its share of the average at the end
+    if initial > 0.1:
+        log.warning('ema_decay %g is high for %d steps: at the end %.0f %% of the average, which '
+                    'is what is evaluated, will be the initial weights. Try %.4g, or 0 for no '
+                    'average.', config.ema_decay, num_steps, 100 * initial,
+                    max(0, 1 - 10 / num_steps))
+    mesh = run.program.mesh
+    for name in sharding.unsplit(state.params, mesh):
+        log.warning('mesh.fsdp %d divides no axis of %s: every device holds it whole',
+                    mesh.shape['fsdp'], name)
+    if 0 < step < num_steps:
+        log.info('continuing from the checkpoint of step %d of %d', step, num_steps)

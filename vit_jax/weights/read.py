@@ -1,0 +1,70 @@
+"""Reads weights of any layout, which is recognised by the names of the arrays."""
+
+import logging
+
+import flax.traverse_util
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.weights import files, hub, table
+from vit_jax.weights import model as model_lib
+from vit_jax.weights.layouts import LAYOUTS, detect, own
+from vit_jax.weights.model import Weights
+from vit_jax.workdir import record
+
+log = logging.getLogger(__name__)
+
+# Prefixes that all names may have, one after another; arrays without them are not of the model.
+# big_vision's models of images and texts have img/; PyTorch's two nest either way.
+_PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
+
+
+def load(source: str) -> Weights:
+    """Loads weights of any layout.
+
+    Args:
+      source: a file, a directory with one model, a workdir or one of its checkpoints,
+        'hf:ORGANISATION/NAME' or 'timm:NAME' from the Hugging Face hub.
+
+    Raises:
+      UserError: the source does not exist, its layout is unknown, or arrays are damaged, missing,
+        not of the model or of another shape than the others imply.
+    """
+    path = hub.fetch(source)
+    if run := record.find(path):
+        return own.from_run(*run)
+    contents = files.read_path(path)
+    arrays = contents.arrays
+    for prefix in _PREFIXES:
+        arrays = {name.removeprefix(prefix): x for name, x in arrays.items()
+                  if name.startswith(prefix)} or arrays
+    layout = detect(arrays, path)
+    try:
+        return _build(contents._replace(arrays=arrays), layout, source)
+    except UserError as error:
+        raise UserError(f'{source} (layout {layout}): {error}') from error
+
+
+def _build(contents, name, source):
+    layout = LAYOUTS[name]
+    reading = layout.read(contents)
+    if layout.native:
+        model, num_classes = reading.fields, reading.num_classes
+        shapes = model_lib.shapes(model, num_classes, reading.arrays, reading.preprocess)
+        found = [(table.Entry((name,), name), x) for name, x in reading.arrays.items()]
+        flat = table.fit(found, [], shapes, ())
+    else:
+        found, unknown = table.translate(reading.arrays, reading.table)
+        parameters = table.parameters(found)
+        model, num_classes = model_lib.describe(parameters, reading.fields)
+        shapes = model_lib.shapes(model, num_classes, parameters, reading.preprocess)
+        single = table.unstack({key: np.empty(shape, np.int8) for key, shape in shapes.items()})
+        shapes = {key: x.shape for key, x in single.items()}
+        flat = table.stack(table.fit(found, unknown, shapes, layout.table(model)))
+    classes = reading.classes
+    if classes is not None and len(classes) != num_classes:
+        log.warning('%s names %d classes and its head has %d: the names are left out', source,
+                    len(classes), num_classes)
+        classes = None
+    params = flax.traverse_util.unflatten_dict(flat, sep='/')
+    return Weights(params, model, num_classes, classes, reading.preprocess, name, source)

@@ -1,0 +1,152 @@
+"""Compares what was written with what it was written from, in the program it was written for."""
+
+import functools
+import logging
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.weights import export, files
+from vit_jax.weights.layouts import timm
+from vit_jax.weights.model import Weights
+from vit_jax.weights.read import load
+
+log = logging.getLogger(__name__)
+
+LARGEST_DIFFERENCE = 1e-4  # of logits
+
+Images = Float[np.ndarray, 'batch height width channels']
+Logits = Float[np.ndarray, 'batch classes']
+
+
+class CannotRunError(Exception):
+    """The program is not installed, or has no such model."""
+
+
+def verify(loaded: Weights, written: Weights, path: str, to: str) -> None:
+    """Compares the file at `path` with `written`, and that with `loaded`, on random images.
+
+    `written` is `loaded` with the dtype and formulas of the file; `to` is a layout, or one of
+    export.FORMATS. Raises UserError if logits differ by more than LARGEST_DIFFERENCE.
+    """
+    shape = (2, *written.image_size(), written.channels())
+    images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    expected = logits(written, images)
+    try:
+        found, how = (export.run(path, to, images) if to in export.FORMATS else
+                      other_logits(written, path, to, images))
+    except CannotRunError as reason:
+        found, how = logits(load(path), images), f'reading back, because {reason}'
+    if found.shape != expected.shape:
+        raise UserError(f'{path} gives logits of shape {found.shape}, expected {expected.shape}.')
+    difference = np.abs(found - expected).max()
+    log.info('verified by %s: largest difference of logits %.2g, largest logit %.2g', how,
+             difference, np.abs(expected).max())
+    if written is not loaded:
+        change = np.abs(expected - logits(loaded, images)).max()
+        log.info('%s changed logits by up to %.2g', '--dtype' if written.model == loaded.model else
+                 '--inexact, with --dtype if given,', change)
+    if not difference <= LARGEST_DIFFERENCE:
+        raise UserError(f'{path} gives other logits than {loaded.source}: they differ by up to '
+                        f'{difference:.2g}, at most {LARGEST_DIFFERENCE:g} was expected.')
+
+
+def logits(weights: Weights, images: Images) -> Logits:
+    """What our model gives, in float32."""
+    model = models.build(weights.model, weights.num_classes, dtype='float32')
+    with jax.default_matmul_precision('highest'):
+        return np.asarray(jax.jit(model.apply)({'params': weights.params}, images))
+
+
+def other_logits(weights: Weights, path: str, layout: str, images: Images) -> tuple[Logits, str]:
+    """What the file at `path` gives in its own program, in float32, and that program's version.
+
+    `weights` is what was written there. Raises CannotRunError, which says why.
+    """
+    if layout not in PROGRAMS:
+        raise CannotRunError(f"layout {layout} is this project's own")
+    try:
+        import torch
+        model, version = PROGRAMS[layout](weights, path)
+    except ImportError as error:
+        raise CannotRunError(
+            f'a program that reads {layout} cannot be imported: {error}') from error
+    with torch.inference_mode():
+        out = model.float().eval()(torch.from_numpy(images).permute(0, 3, 1, 2))
+    out = getattr(out, 'logits', out)
+    return getattr(out, 'pooler_output', out).numpy(), version
+
+
+def _timm(weights, path):
+    import timm as package
+    version = f'timm {package.__version__}'
+    if files.is_directory(path):
+        return package.create_model(f'local-dir:{path}', pretrained=True), version
+    return _with_tensors(_new_timm_model(package, weights), path), version
+
+
+def _npz_in_timm(weights, path):
+    """timm reads Google's files of models whose formulas its arguments can express."""
+    import timm as package
+    fields = weights.model
+    if 'hidden_size' not in fields or fields['resnet'] or fields['representation_size']:
+        raise CannotRunError("timm computes this model by other formulas than Google's code")
+    with np.load(path) as file:
+        if any(file[name].dtype.kind == 'V' for name in file):  # NumPy's files know no bfloat16
+            raise CannotRunError('timm reads no bfloat16 from an .npz file')
+        if {'cls', 'pos_embedding'} <= set(file) or 'sincos_2d' in fields['position']:
+            raise CannotRunError('timm has no such position embeddings')
+    model = _new_timm_model(package, weights)
+    model.load_pretrained(path)
+    return model, f'the .npz reader of timm {package.__version__}'
+
+
+def _new_timm_model(package, weights):
+    name = timm.architecture(weights.model)
+    if name is None:
+        raise CannotRunError('timm has no named ResNet of these sizes')
+    return package.create_model(name, num_classes=weights.num_classes,
+                                **timm.model_arguments(weights))
+
+
+def _huggingface(weights, path):
+    import torch
+    import transformers
+    version = f'transformers {transformers.__version__}'
+    if not (weights.num_classes or weights.model['representation_size']):
+        raise CannotRunError('without a head or hidden layer transformers gives tokens')
+    kind = (transformers.AutoModelForImageClassification if weights.num_classes else
+            transformers.AutoModel)
+    return kind.from_pretrained(path, dtype=torch.float32), version
+
+
+def _torchvision(weights, path):
+    import torchvision
+    fields, (height, _) = weights.model, weights.image_size()
+    if not weights.num_classes:
+        raise CannotRunError('torchvision builds models with a head only')
+    model = torchvision.models.VisionTransformer(
+        image_size=height, patch_size=fields['patch_size'][0], num_layers=fields['num_layers'],
+        num_heads=fields['num_heads'], hidden_dim=fields['hidden_size'],
+        mlp_dim=fields['mlp_dim'], num_classes=weights.num_classes,
+        representation_size=fields['representation_size'] or None)
+    return _with_tensors(model, path), f'torchvision {torchvision.__version__}'
+
+
+def _with_tensors(model, path):
+    import safetensors.torch
+    import torch
+    load = (safetensors.torch.load_file if path.endswith('.safetensors') else
+            functools.partial(torch.load, weights_only=True))
+    model.load_state_dict(load(path), strict=True)
+    return model
+
+
+# By layout: (weights, path) -> the PyTorch model that holds them, and the program that made it.
+PROGRAMS: dict[str, Callable] = {
+    'timm': _timm, 'google': _npz_in_timm, 'big_vision': _npz_in_timm,
+    'huggingface': _huggingface, 'torchvision': _torchvision}
