@@ -1,5 +1,6 @@
 """The launch files: their syntax, and the scripts with Slurm and Python played by others."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -10,7 +11,7 @@ import time
 import pytest
 import yaml
 
-from tests.support.processes import Processes
+from tests.support.processes import Processes, started
 from tests.support.runs import ROOT, TINY, command
 
 LAUNCH = ROOT / 'launch'
@@ -109,7 +110,8 @@ def test_local_launcher(failing, signum, code, tmp_path):
     stub.write_text(STUB.format(python=sys.executable, failing=failing))
     stub.chmod(0o755)
     script = [str(ROOT / 'launch' / 'local.sh'), '3', '--config=x y']
-    with Processes(tmp_path, [script], PYTHON=str(stub), GRACE='1') as run:
+    start = functools.partial(started, script, PYTHON=str(stub), GRACE='1')
+    with Processes(tmp_path, [start]) as run:
         for i in range(3):
             run.wait_for(f'up --process_id={i} --config=x y')
         if signum:
@@ -127,6 +129,7 @@ def test_local_launcher_without_a_number():
 @pytest.mark.slow
 def test_local_launcher_trains(tmp_path):
     flags = command(tmp_path / 'run', fields=TINY | {'num_steps': 8})[3:]
-    with Processes(tmp_path, [[str(ROOT / 'launch' / 'local.sh'), '2', *flags]],
-                   PYTHON=sys.executable) as run:
+    start = functools.partial(started, [str(ROOT / 'launch' / 'local.sh'), '2', *flags],
+                              PYTHON=sys.executable)
+    with Processes(tmp_path, [start]) as run:
         assert 'done: 8 steps' in run.wait([0])[0]

@@ -5,7 +5,6 @@ import pathlib
 import random
 import re
 import signal
-import subprocess
 import time
 
 import jax
@@ -13,7 +12,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.support.runs import ROOT, TIMED, TINY, command, environment
+from tests.support.forked import Forked
+from tests.support.runs import TIMED, TINY, arguments
 from vit_jax.workdir import metrics
 
 SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
@@ -45,8 +45,7 @@ def undisturbed(fields_of, tmp_path_factory):
     def get(source):
         if source not in made:
             made[source] = tmp_path_factory.mktemp(f'undisturbed_{source}')
-            output = start(made[source], fields_of(source)).communicate(timeout=300)[1]
-            assert 'done: 48 steps' in output, output
+            assert 'done: 48 steps' in finish(made[source], fields_of(source))
         return made[source]
     return get
 
@@ -65,18 +64,18 @@ def here(run_main, tmp_path_factory):
 
 
 def start(workdir, fields):
-    return subprocess.Popen(command(workdir, fields=fields), cwd=ROOT, env=environment(cached=True),
-                            text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    log = workdir / 'output'
+    log.unlink(missing_ok=True)
+    return Forked(arguments(workdir, fields=fields), log)
 
 
-def kill_when(process, condition, signum):
+def kill_when(process, workdir, signum, condition):
     """Sends the signal as soon as the condition holds; returns (exit code, log)."""
     deadline = time.monotonic() + 240
     while process.poll() is None and not condition() and time.monotonic() < deadline:
         time.sleep(0.002)
     process.send_signal(signum)
-    output = process.communicate(timeout=240)[1]
-    return process.returncode, output
+    return process.wait(240), (workdir / 'output').read_text()
 
 
 def reached(workdir, step):
@@ -136,8 +135,8 @@ def assert_equal_runs(workdir, expected):
 
 def finish(workdir, fields):
     process = start(workdir, fields)
-    output = process.communicate(timeout=300)[1]
-    assert process.returncode == 0, output
+    code, output = process.wait(300), (workdir / 'output').read_text()
+    assert code == 0, output
     return output
 
 
@@ -153,7 +152,7 @@ def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
         moments.append(lambda: reached(tmp_path, 46))  # after the first epoch
     logs = []
     for moment in moments:
-        code, output = kill_when(start(tmp_path, fields), moment, signal.SIGKILL)
+        code, output = kill_when(start(tmp_path, fields), tmp_path, signal.SIGKILL, moment)
         assert code == -signal.SIGKILL, output
         logs.append(output)
     logs.append(finish(tmp_path, fields))
@@ -174,8 +173,8 @@ def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path
         kind = rng.choice([reached, saving]) if target <= 48 else reached
         process = start(tmp_path, fields_of(source))
         code, output = kill_when(
-            process, lambda kind=kind, target=target: saved(tmp_path) and kind(tmp_path, target),
-            signal.SIGKILL)
+            process, tmp_path, signal.SIGKILL,
+            lambda kind=kind, target=target: saved(tmp_path) and kind(tmp_path, target))
         if code == 0:
             break
         if kills:
@@ -190,7 +189,8 @@ def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path
 @pytest.mark.parametrize(('signum', 'code'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_saves_and_says_how_to_continue(signum, code, fields_of, undisturbed, tmp_path):
     fields = fields_of('digits')
-    got, output = kill_when(start(tmp_path, fields), lambda: reached(tmp_path, 9), signum)
+    got, output = kill_when(start(tmp_path, fields), tmp_path, signum,
+                            lambda: reached(tmp_path, 9))
     assert got == code, output
     stopped = int(re.search(r'stopped by SIG\w+ after step (\d+) of 48 and saved. To continue, run '
                             r'the same command again', output).group(1))

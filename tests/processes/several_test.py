@@ -1,9 +1,9 @@
 """Runs of several real processes on this machine: they equal one, and stop and go on together."""
 
+import functools
 import re
 import shutil
 import signal
-import sys
 import time
 
 import jax
@@ -11,8 +11,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from tests.support.forked import MAIN, Forked
 from tests.support.processes import Processes, free_port
-from tests.support.runs import TIMED, TINY, command, load
+from tests.support.runs import TIMED, TINY, arguments, load
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
 
@@ -41,7 +42,6 @@ def lower_train_step(*args):
     return lower(*args)
 Program.lower_train_step = lower_train_step
 """
-MAIN = 'import sys; from vit_jax import main; sys.exit(main.main())'
 
 
 @pytest.fixture
@@ -55,15 +55,15 @@ def start(tmp_path):
           own: {process: further config fields}.
           flags: {process: further flags}.
         """
-        port, commands = free_port(), []
+        port, starts = free_port(), []
         for i in range(number):
-            arguments = command(folder, fields=fields | (own or {}).get(i, {}))[3:]
-            code = f'{(first or {}).get(i, "")}\n{MAIN}'
-            commands.append([sys.executable, '-c', code, *arguments,
-                             f'--coordinator=127.0.0.1:{port}', f'--num_processes={number}',
-                             f'--process_id={i}', *(flags or {}).get(i, ())])
-        return Processes(tmp_path / f'logs{next(numbers)}', commands, XLA_FLAGS=(
-            f'--xla_force_host_platform_device_count={devices}'))
+            options = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={number}',
+                       f'--process_id={i}', *(flags or {}).get(i, ())]
+            starts.append(functools.partial(
+                Forked, arguments(folder, fields=fields | (own or {}).get(i, {})) + options,
+                code=f'{(first or {}).get(i, "")}\n{MAIN}', optimized=False,
+                flags=f'--xla_force_host_platform_device_count={devices}'))
+        return Processes(tmp_path / f'logs{next(numbers)}', starts)
     return start_run
 
 

@@ -1,11 +1,12 @@
 """Several real processes on this machine, whose output goes to files."""
 
 import contextlib
+import functools
 import socket
 import subprocess
-import sys
 import time
 
+from tests.support.forked import Forked
 from tests.support.runs import ROOT, environment
 
 # Stands for a training run, without a model: a loop that a signal ends.
@@ -43,15 +44,13 @@ def free_port():
 class Processes:
     """Started processes whose output goes to files; killed when the context is left."""
 
-    def __init__(self, folder, commands, **variables):
+    def __init__(self, folder, starts):
+        """Args:
+          starts: functions that start one process each, given the path of its log.
+        """
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.all = []
-        for i, arguments in enumerate(commands):
-            with open(self._log(i), 'w') as output:
-                self.all.append(subprocess.Popen(
-                    arguments, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
-                    env=environment() | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'} | variables))
+        self.all = [start(self._log(i)) for i, start in enumerate(starts)]
 
     def __enter__(self):
         return self
@@ -95,6 +94,13 @@ class Processes:
             time.sleep(0.05)
 
 
+def started(command, log, **variables):
+    """A process that runs a command and writes to a log."""
+    with open(log, 'w') as output:
+        return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+                                env=environment() | variables)
+
+
 def start_programs(folder, number, first=None, numbers=None, steps=100_000, timeout=60):
     """Starts PROGRAM several times.
 
@@ -105,6 +111,6 @@ def start_programs(folder, number, first=None, numbers=None, steps=100_000, time
       timeout: of the start, in seconds.
     """
     coordinator = f'127.0.0.1:{free_port()}'
-    return Processes(folder, [[sys.executable, '-c', PROGRAM.format(
+    return Processes(folder, [functools.partial(Forked, [], code=PROGRAM.format(
         first=(first or {}).get(i, ''), coordinator=coordinator, process=i, steps=steps,
-        number=(numbers or {}).get(i, number), timeout=timeout)] for i in range(number)])
+        number=(numbers or {}).get(i, number), timeout=timeout)) for i in range(number)])
