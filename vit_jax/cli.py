@@ -87,12 +87,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
 def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> ConfigDict:
     """The config of --config=FILE[:ARGUMENT] --config.FIELD=VALUE...
 
-    Args:
-      own_options: of the command; a mistyped argument may have meant one of them.
-
-    Raises:
-      UserError: the file or a field does not exist, a value has the wrong type, or a tuple is given
-        twice.
+    Raises UserError when the file or a field does not exist, a value has the wrong type, or a tuple
+    is given twice; a mistyped argument may have meant one of the command's `own_options`.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--config')

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+from flax import traverse_util
 
 from vit_jax import models
 from vit_jax.errors import UserError, check_at_least, check_choice, check_rate
@@ -35,8 +36,7 @@ RATES = ('optimizer.b1', 'optimizer.b2', 'optimizer.momentum')  # at least 0 and
 def base(model: str = 'b16') -> ml_collections.ConfigDict:
     """Every field with a neutral value. Sizes are (height, width) in pixels; 0 switches off.
 
-    Args:
-      model: a name from variants.names(); it decides which fields `config.model` has.
+    The name of a model, one of variants.names(), decides which fields `config.model` has.
     """
     return ml_collections.ConfigDict(dict(
         recipe='',  # where the numbers come from; logged at start
@@ -118,8 +118,7 @@ def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None =
             ) -> ml_collections.ConfigDict:
     """A copy with sizes as pairs; raises UserError if a value is impossible. Reads no data.
 
-    Args:
-      taken: values by dotted field, which replace those of the config.
+    The values in `taken`, by dotted field, replace those of the config.
     """
     config = changed(config, taken or {})
     with config.unlocked():
@@ -163,9 +162,8 @@ def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: 
              accum_steps: int = 0) -> ml_collections.FrozenConfigDict:
     """The immutable config of a run: one from `checked`, with the numbers of its data.
 
-    Args:
-      num_examples: of the training split, counted in the data.
-      accum_steps: what a continued run has chosen; used where the config leaves the choice.
+    `num_examples` is counted in the training split. `accum_steps`, which a continued run has
+    chosen, is used where the config leaves the choice.
     """
     config = config.copy_and_resolve_references()
     for name, found in (('num_examples', num_examples), ('num_classes', num_classes)):
@@ -192,15 +190,11 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
     return steps
 
 
-def flatten(config, prefix: str = '') -> dict:
+def flatten(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
     """{'model.hidden_size': 768, ...} with tuples as lists, as JSON has them."""
-    flat = {}
-    for name, value in config.items():
-        if isinstance(value, (dict, ml_collections.ConfigDict)):
-            flat |= flatten(value, f'{prefix}{name}.')
-        else:
-            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
-    return flat
+    nested = config if isinstance(config, dict) else config.to_dict()
+    return {field: list(value) if isinstance(value, tuple) else value
+            for field, value in traverse_util.flatten_dict(nested, sep='.').items()}
 
 
 def differences(old, new) -> list[str]:

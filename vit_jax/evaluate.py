@@ -87,10 +87,8 @@ def total(model: nn.Module, params: PyTree, loss: Callable, mesh: jax.sharding.M
             'count_by_class': batch['mask'].astype(jnp.float32) @ by_class,
             'correct_by_class': hits.astype(jnp.float32) @ by_class}
 
-    by_example = sharding.batch_sharding(mesh)
-    return classification.total(
-        jax.jit(step), jax.device_put(params, sharding.replicated(mesh)),
-        (sharding.shard_batch(batch, by_example) for batch in batches))
+    params = jax.device_put(params, sharding.replicated(mesh))
+    return classification.total(jax.jit(step), params, sharding.feed(batches, mesh))
 
 
 def data_and_loss(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -120,7 +118,10 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
 
     name, split, data_dir = (dataset[field] for field in ('name', 'eval_split', 'data_dir'))
     source = sources.open_source(name, split, data_dir)
-    by_name = _names_tell(loaded, source.class_names)
+    different = set(loaded.classes or ())
+    # ImageNet's 'crane' and 'maillot' are names of two classes each in many weights.
+    by_name = len(different) == loaded.num_classes > 0 and (
+        loaded.layout in ('workdir', 'vit_jax') or not different.isdisjoint(source.class_names))
     if by_name and source.class_names != tuple(loaded.classes):
         source = sources.open_source(name, split, data_dir, tuple(loaded.classes))
     names = source.class_names
@@ -137,16 +138,6 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
             raise UserError(f'{text}: they are not the same classes in the same order.')
         cli.LOGGER.warning('%s: the order is taken to be the same', text)
     return source
-
-
-def _names_tell(loaded, names):
-    """Whether classes are the same in the weights and in the data where their names are.
-
-    They are not if a name occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
-    """
-    classes = set(loaded.classes or ())
-    return len(classes) == loaded.num_classes > 0 and (
-        loaded.layout in ('workdir', 'vit_jax') or not classes.isdisjoint(names))
 
 
 def describe(result: dict) -> str:

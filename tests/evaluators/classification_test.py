@@ -21,14 +21,14 @@ def step(params, batch):
 
 
 def test_every_example_weighs_the_same():
-    values = classification.evaluate(step, None, batches())
+    values = classification.metrics(classification.total(step, None, batches()))
     assert values == pytest.approx({'eval/accuracy': 4 / 9, 'eval/accuracy_top5': 8 / 9,
                                     'eval/loss': 12.5 / 9, 'eval/num_examples': 9})
 
 
 def test_interrupted_in_the_middle_gives_nothing():
     answers = iter([False, True])
-    assert classification.evaluate(step, None, batches(), lambda: next(answers)) is None
+    assert classification.total(step, None, batches(), lambda: next(answers)) is None
 
 
 def test_eval_step_counts_what_the_mask_leaves():

@@ -19,7 +19,7 @@ def setup(seed=0, ema=False, lr_factors='', optimizer_name='sgd', **model_fields
     config.optimizer.update(name=optimizer_name, learning_rate=0.1, schedule='constant')
     model = models.build(SMALL, 3, **model_fields)
     schedule = optimizer.make_schedule(config.optimizer, 10)
-    params = jax.eval_shape(lambda: train_state.init_params(model, (8, 8, 3), seed))
+    params = jax.eval_shape(model.init, jax.random.key(seed), np.zeros((1, 8, 8, 3)))['params']
     factors = optimizer.lr_factors(params, lr_factors)
     tx = optimizer.make_optimizer(config.optimizer, schedule, factors)
     state = jax.jit(lambda: train_state.init_state(model, tx, (8, 8, 3), seed, ema))()

@@ -87,17 +87,17 @@ def test_not_finite_before_any_checkpoint(tmp_path):
 def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_path, monkeypatch):
     config = functools.partial(make_config, num_steps=num_steps)
     loop.train(config(eval_every=6), str(tmp_path / 'undisturbed'))
-    evaluate = classification.evaluate
+    total = classification.total
 
-    def interrupted_evaluate(*args):
+    def interrupted_total(*args):
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*args)
+        return total(*args)
 
-    monkeypatch.setattr(classification, 'evaluate', interrupted_evaluate)
+    monkeypatch.setattr(classification, 'total', interrupted_total)
     assert loop.train(config(eval_every=6), str(tmp_path / 'run')) == 143
     assert (tmp_path / 'run' / 'checkpoints' / '6').is_dir()
     assert rows(tmp_path / 'run', 'eval/loss') == []
-    monkeypatch.setattr(classification, 'evaluate', evaluate)
+    monkeypatch.setattr(classification, 'total', total)
     assert loop.train(config(eval_every=6), str(tmp_path / 'run')) == 0
     both = [[{k: v for k, v in row.items() if k not in TIMED}
              for row in metrics.read(tmp_path / name)]

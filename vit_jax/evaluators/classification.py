@@ -12,13 +12,6 @@ from jaxtyping import Array, Float, PyTree
 from vit_jax.evaluators.batches import Batch, split
 
 
-def evaluate(eval_step: Callable, params: PyTree, batches: Iterable,
-             interrupted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-    """The metrics of all batches, None when interrupted; the arguments are those of total()."""
-    sums = total(eval_step, params, batches, interrupted)
-    return sums and metrics(sums)
-
-
 def total(eval_step: Callable, params: PyTree, batches: Iterable,
           interrupted: Callable[[], bool] = lambda: False) -> dict[str, np.ndarray] | None:
     """Sums over all batches, in float64, which is exact for counts.

@@ -6,8 +6,6 @@ ResNets: ViT section 4.1 and table 6, R+Ti/16 and R26+S/32 from arXiv 2106.10270
 ResNet from BiT (arXiv 1912.11370).
 """
 
-import re
-
 from vit_jax.errors import UserError, nearest_names
 
 #            hidden_size, num_layers, mlp_dim, num_heads
@@ -22,6 +20,7 @@ SIZES = {
     'so400m': (1152, 27, 4304, 16),
 }
 PATCHES = (4, 8, 14, 16, 32)
+TRANSFORMERS = {f'{size}{patch}': (size, patch) for size in SIZES for patch in PATCHES}
 
 # Hybrids: units of the ResNet's stages, size of the transformer, its patch on the feature map.
 # The number in the name is the total down-sampling; /16 puts the units of stage 4 into stage 3.
@@ -48,7 +47,7 @@ AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}  # appendix D.6
 
 def names() -> list[str]:
     """All model names: 'ti4', ..., 'so400m32', then axial models, hybrids and ResNets."""
-    return [*(f'{s}{patch}' for s in SIZES for patch in PATCHES), *AXIAL, *HYBRIDS, *RESNETS]
+    return [*TRANSFORMERS, *AXIAL, *HYBRIDS, *RESNETS]
 
 
 def get(name: str) -> dict:
@@ -57,6 +56,8 @@ def get(name: str) -> dict:
     A name is a size and a patch size in pixels, for example 'b16' ('g14' and 'G14' are two models),
     or a key of AXIAL, HYBRIDS or RESNETS. Raises UserError, with the nearest names, for others.
     """
+    if name in TRANSFORMERS:
+        return _transformer(*TRANSFORMERS[name])
     if name in AXIAL:
         return {**get(AXIAL[name]), 'attention': 'axial', 'pool': 'gap'}
     if name in HYBRIDS:
@@ -65,13 +66,10 @@ def get(name: str) -> dict:
     if name in RESNETS:
         units, factor = RESNETS[name]
         return {'resnet': bit_resnet(units, 64 * factor)}
-    if name not in names():
-        nearest = nearest_names(name, names())
-        raise UserError(f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
-                        f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
-                        f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS])}.')
-    size, patch = re.fullmatch(r'(so400m|\D+)(\d+)', name).groups()
-    return _transformer(size, int(patch))
+    nearest = nearest_names(name, names())
+    raise UserError(f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
+                    f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
+                    f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS])}.')
 
 
 def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:

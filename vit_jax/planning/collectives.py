@@ -27,19 +27,13 @@ CALLED = re.compile(r'\b(?:body|calls|to_apply|called_computations|branch_comput
 
 
 class Instruction(NamedTuple):
-    """A line of HLO.
-
-    Attributes:
-      size: bytes of the result; all elements of a tuple together.
-      operands: names of instructions of the same computation; the value of a constant.
-      attributes: text after the operands.
-    """
+    """A line of HLO."""
 
     name: str
-    size: float
+    size: float  # bytes of the result; all elements of a tuple together
     opcode: str
-    operands: tuple[str, ...]
-    attributes: str
+    operands: tuple[str, ...]  # names in the same computation; the value of a constant
+    attributes: str  # text after the operands
     is_root: bool
 
 
@@ -56,10 +50,8 @@ class Traffic(NamedTuple):
 def count(text: str) -> Traffic:
     """Counts the collectives in HLO text, as from `jax.stages.Compiled.as_text`.
 
-    An all-reduce of which every device keeps only its part counts as a reduce-scatter.
-
-    Raises:
-      ValueError: a collective is in a loop that runs an unknown number of times.
+    An all-reduce of which every device keeps only its part counts as a reduce-scatter. Raises
+    ValueError when a collective is in a loop that runs an unknown number of times.
     """
     computations, entry = parse(text)
     sent, calls, seen = Counter(), Counter(), set()

@@ -25,18 +25,12 @@ AIM = 0.97  # of the memory in that search: memory is not quite linear in the ba
 
 
 class Target(NamedTuple):
-    """The devices that a step is compiled for.
+    """The devices that a step is compiled for."""
 
-    Attributes:
-      name: of the chip in chips.CHIPS.
-      simulated: whether the devices are those of the CPU, whose compiler gives rougher numbers.
-      limit: bytes of a device that a step may take.
-    """
-
-    name: str
+    name: str  # of the chip in chips.CHIPS
     devices: list[jax.Device]
-    simulated: bool
-    limit: float
+    simulated: bool  # whether they are those of the CPU, whose compiler gives rougher numbers
+    limit: float  # bytes of a device that a step may take
 
     def program(self, config: ConfigDict, changes: Mapping[str, Any] | None = None) -> Program:
         """The program of a complete config, with `changes` by field, on these devices.
@@ -50,15 +44,13 @@ class Target(NamedTuple):
 class Step(NamedTuple):
     """What a training step needs and does.
 
-    Attributes:
-      needed: bytes per device at the peak, batches under way included.
-      work: of a device, None if the compiler refused the step: `flops_per_device` of matrix
-        products and convolutions, recomputation included; `sent_bytes` and `collectives` (calls) by
-        kind of collective; `memory_traffic`, bytes at least read from memory and written to it.
+    The work of a device is `flops_per_device` of matrix products and convolutions, recomputation
+    included; `sent_bytes` and `collectives` (calls) by kind of collective; `memory_traffic`, bytes
+    at least read from memory and written to it.
     """
 
-    needed: int
-    work: dict[str, Any] | None
+    needed: int  # bytes per device at the peak, batches under way included
+    work: dict[str, Any] | None  # None if the compiler refused the step
 
 
 def compile_step(program: Program, target: Target) -> Step:
@@ -154,10 +146,8 @@ def largest_batch(program: Program, target: Target, first: Step) -> tuple[int, i
     """(batch size, bytes needed) of the largest batch found to fit with a program's mesh and split.
 
     Memory grows about linearly with the images per device: a line through the two largest compiled
-    steps proposes a size, a compiled step of that size decides, and may correct the line.
-
-    Args:
-      first: the step of the program.
+    steps, at first that of the program, proposes a size, a compiled step of that size decides, and
+    may correct the line.
     """
     parts = sharding.batch_parts(program.mesh) * program.config.accum_steps
     own = program.config.batch_size // parts

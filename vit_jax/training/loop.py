@@ -106,8 +106,9 @@ def evaluate(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrup
     begin = time.perf_counter()
     params = state.params if state.ema_params is None else state.ema_params
     batches = sharding.feed(run.eval_batches, run.program.mesh)
-    values = classification.evaluate(run.program.eval_step, params, batches, interrupts.anywhere)
-    if values is not None:
+    sums = classification.total(run.program.eval_step, params, batches, interrupts.anywhere)
+    values = sums and classification.metrics(sums)
+    if values:
         outputs.log_evaluation(int(state.step), values, time.perf_counter() - begin)
     outputs.meter.pause(time.perf_counter() - begin)
     return values

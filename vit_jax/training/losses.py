@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-
-def sigmoid_cross_entropy(logits: Float[Array, 'batch classes'],
-                          targets: Float[Array, 'batch classes']) -> Float[Array, ' batch']:
-    """Binary cross-entropy summed over classes, as for ImageNet-21k and JFT pre-training."""
-    return optax.losses.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
-
-
-LOSSES = {'softmax': optax.losses.softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
+LOSSES = {
+    'softmax': optax.losses.softmax_cross_entropy,
+    # Binary cross-entropy summed over classes, as for ImageNet-21k and JFT pre-training.
+    'sigmoid': lambda *args: optax.losses.sigmoid_binary_cross_entropy(*args).sum(axis=-1),
+}
 
 
 def make_loss(name: str, label_smoothing: float = 0.0) -> Callable:

@@ -43,8 +43,8 @@ class Program:
         image_shape = (*config.image_size, 3)
         self.lr_factors = None
         if config.optimizer.lr_factors:
-            params = jax.eval_shape(functools.partial(train_state.init_params, self.model,
-                                                      image_shape, config.seed))
+            image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+            params = jax.eval_shape(self.model.init, jax.random.key(config.seed), image)['params']
             self.lr_factors = optimizer.lr_factors(params, config.optimizer.lr_factors)
         self._tx = optimizer.make_optimizer(config.optimizer, self._schedule, self.lr_factors)
         self._init = functools.partial(train_state.init_state, self.model, self._tx, image_shape,

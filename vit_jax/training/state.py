@@ -22,15 +22,8 @@ def init_state(model: nn.Module, tx: optax.GradientTransformation, image_shape: 
                seed: int, ema: bool) -> TrainState:
     """State before the first step; a pure function, to be called under jit or eval_shape.
 
-    Args:
-      image_shape: (height, width, channels) of a training image.
-      ema: whether an average of the parameters is kept.
+    `image_shape` is (height, width, channels); `ema`: whether to keep an average of the parameters.
     """
-    params = init_params(model, image_shape, seed)
+    params = model.init(jax.random.key(seed), jnp.zeros((1, *image_shape)))['params']
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=tx.init(params),
                       ema_params=params if ema else None)
-
-
-def init_params(model: nn.Module, image_shape: tuple[int, ...], seed: int) -> PyTree:
-    """The parameters of init_state, also a pure function."""
-    return model.init(jax.random.key(seed), jnp.zeros((1, *image_shape)))['params']

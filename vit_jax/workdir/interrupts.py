@@ -31,13 +31,10 @@ class Interrupts:
         while self._previous:
             signal.signal(*self._previous.popitem())
 
-    def __bool__(self) -> bool:
-        return self.received is not None
-
     def anywhere(self) -> bool:
         """Whether any process has received a signal; each call has one answer for all of them."""
         if consensus.count() == 1:
-            return bool(self)
+            return self.received is not None
         self._vote = self._vote or consensus.SignalVote()
         signum = self._vote(self.received or 0)
         if signum:

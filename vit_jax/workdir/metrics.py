@@ -48,10 +48,6 @@ class MetricsLog:
             self._writer.write_scalars(step, values)
             self._writer.flush()
 
-    def has(self, step: int, name: str) -> bool:
-        """Whether a value of that name was written at that step."""
-        return any(row['step'] == step and name in row for row in self.rows)
-
     def sync(self) -> None:
         """Waits until the rows are on disk, as a checkpoint that is about to be saved relies on."""
         if self._file:

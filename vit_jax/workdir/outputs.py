@@ -57,7 +57,7 @@ class Outputs:
 
     def has_evaluation(self, step: int) -> bool:
         """Whether the model after `step` has been evaluated."""
-        return self._metrics.has(step, 'eval/loss')
+        return any(row['step'] == step and 'eval/loss' in row for row in self._metrics.rows)
 
     def save(self, step: int, state: PyTree, values: dict[str, Array],
              evaluation: dict[str, float] | None) -> None:

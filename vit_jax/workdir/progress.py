@@ -13,11 +13,9 @@ class Meter:
 
     def __init__(self, batch_size: int, num_steps: int, flops_per_step: float,
                  peak_flops: float | None):
-        """For a run of `num_steps` steps.
+        """For a model of `flops_per_step`, forward and backward.
 
-        Args:
-          flops_per_step: of the model, forward and backward.
-          peak_flops: FLOP/s of one device, or None where they are not known.
+        `peak_flops` is the FLOP/s of one device, None where it is not known.
         """
         self._batch_size, self._num_steps = batch_size, num_steps
         self._flops_per_step, self._peak_flops = flops_per_step, peak_flops
