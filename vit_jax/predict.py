@@ -86,10 +86,9 @@ def _images_below(directory):
 
 def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection[str] = ()
         ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Applies the model to images.
+    """Applies the model to images. Files that cannot be read as such are left out with a warning.
 
-    Args:
-      required: paths that must be images; others that are not are left out with a warning.
+    Those in `required` must be readable.
 
     Returns:
       The paths of those that could be read, representations [images, features] and class

@@ -9,7 +9,7 @@ from vit_jax.processes import consensus
 def test_one_process_decides_by_itself():
     assert consensus.count() == 1
     assert consensus.is_main()
-    assert consensus.agree((1, 2), list) == [(1, 2)]
+    assert consensus.gather((1, 2)) == [(1, 2)]
     consensus.check_equal('the config', {'a': 1})
 
 
@@ -17,12 +17,11 @@ def test_the_error_of_one_process_is_raised_as_it_is():
     class OwnError(UserError):
         pass
 
-    def fail(*_):
+    def fail():
         raise OwnError('no such file')
 
-    for call in (lambda: consensus.from_main(fail), lambda: consensus.agree(1, fail)):
-        with pytest.raises(OwnError, match='no such file'):
-            call()
+    with pytest.raises(OwnError, match='no such file'):
+        consensus.from_main(fail)
 
 
 def test_a_vote_tells_of_the_call_before():

@@ -17,9 +17,9 @@ def between_steps(step):
     from vit_jax.errors import UserError
     me = {process}
     assert (consensus.count(), consensus.is_main()) == (2, me == 0)
-    assert consensus.agree({{'me': me, 'x': 'äb' * 99 * me}}, list) == [
+    assert consensus.gather({{'me': me, 'x': 'äb' * 99 * me}}) == [
         {{'me': 0, 'x': ''}}, {{'me': 1, 'x': 'äb' * 99}}]
-    assert consensus.agree(me, max) == 1
+    assert max(consensus.gather(me)) == 1
     assert consensus.from_main(lambda: ['process', me]) == ['process', 0]
     def refuse(*args):
         raise UserError(f'refused on process {{me}}')

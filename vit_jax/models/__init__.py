@@ -25,8 +25,7 @@ def build(model: str | Mapping, num_classes: int, **overrides) -> nn.Module:
       **overrides: fields that differ, for example dtype='bfloat16'; see vit.ViT,
         encoder.BlockFields and resnet.ResNet.
 
-    Raises:
-      UserError: the name or a field is unknown, or the fields do not fit together.
+    Raises UserError when the name or a field is unknown, or the fields do not fit together.
     """
     family, names, given = _completed(variants.get(model) if isinstance(model, str) else model)
     given |= overrides

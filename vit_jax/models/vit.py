@@ -44,8 +44,7 @@ class ViT(nn.Module):
             encoded         [batch, tokens, hidden]: after the last LayerNorm;
             representation  [batch, hidden] (or every token's): the input of the head.
 
-        Raises:
-          UserError: patches do not tile the image, or the position embedding has another grid.
+        Raises UserError when patches do not tile the image, or position embeddings do not fit it.
         """
         grid, block = self.grid(images.shape[1:3]), self.block
         x = self.embed(images)

@@ -98,12 +98,11 @@ def _compile(lowered, simulated):
 
 
 def memory(program: Program, needed: int) -> dict[str, int]:
-    """The bytes of a device at the peak, by what they hold.
+    """The bytes of a device at the peak (`needed`), by what they hold.
 
-    Returns:
-      params (and their average if there is one), optimizer (its state), gradients (as large as the
-      parameters), batches (that of the step and those under way), activations (all else: what the
-      backward pass needs, and temporary memory), peak (`needed`).
+    params (and their average if there is one), optimizer (its state), gradients (as large as the
+    parameters), batches (that of the step and those under way), activations (all else: what the
+    backward pass needs, and temporary memory).
     """
     state, size = program.abstract_state, sharding.bytes_per_device
     parts = {'params': size((state.params, state.ema_params)), 'optimizer': size(state.opt_state),
@@ -115,10 +114,9 @@ def memory(program: Program, needed: int) -> dict[str, int]:
 def step_seconds(target: Target, work: dict[str, Any]) -> dict[str, float] | None:
     """Seconds by the roofline for the work of a Step; None if the speed of the chip is unknown.
 
-    Returns:
-      arithmetic (FLOPs by the peak), memory (traffic by the bandwidth), links (bytes sent by the
-      rate of all links of the device at once), least (all three at the same time: no step is
-      faster), one_after_another (nothing overlaps).
+    arithmetic (FLOPs by the peak), memory (traffic by the bandwidth), links (bytes sent by the rate
+    of all links of the device at once), least (all three at the same time: no step is faster),
+    one_after_another (nothing overlaps).
     """
     chip = chips.CHIPS[target.name]
     if chip.flops is None:

@@ -16,12 +16,10 @@ DAY = 86_400
 
 
 def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
-    """The numbers of a plan in bytes, FLOPs and seconds, as --json prints them.
+    """The numbers of a plan of a complete config, in bytes, FLOPs and seconds, as --json has them.
 
-    Args:
-      config: complete.
-      search: whether to look for the largest batch or, if the step does not fit, for what helps: up
-        to four more compilations.
+    With `search` it looks for the largest batch or, if the step does not fit, for what helps: up to
+    four more compilations.
     """
     program, step = estimate.compile_split(target.program(config), target)
     config, fits = program.config, step.needed <= target.limit
@@ -63,10 +61,9 @@ def times(plan: dict[str, Any], target: Target) -> dict[str, Any]:
 
 
 def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
-    """Compiles a program that does not fit with several changes.
+    """Compiles a program that does not fit with several changes, and returns for each of them:
 
-    Returns:
-      change (values by field), needed (bytes), fits, least_seconds (of a step, None when unknown).
+    change (values by field), needed (bytes), fits, least_seconds (of a step, None when unknown).
     """
     config, parts = program.config, sharding.batch_parts(program.mesh)
     images = config.batch_size // parts

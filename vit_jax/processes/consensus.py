@@ -28,14 +28,22 @@ def is_main() -> bool:
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-def agree(value: Any, decide: Callable[[list], Any]) -> Any:
-    """One decision for all: `decide([value of process 0, of process 1, ...])`.
+def gather(value: Any) -> list:
+    """[value of process 0, of process 1, ...] on every process, to decide by these values alone.
 
-    Args:
-      value: must be possible in JSON.
-      decide: must depend on these values alone; it is called, and may raise, on every process.
+    They are sent as JSON over the devices.
     """
-    return decide([value] if count() == 1 else _gather(value))
+    if count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps([jax.process_index(), value]).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(text.size))
+    # The same length on all processes, and one of few, because each is compiled.
+    padded = np.zeros(2 ** int(sizes.max() - 1).bit_length(), np.uint8)
+    padded[:text.size] = text
+    texts = multihost_utils.process_allgather(padded)
+    values = dict(json.loads(text[:size].tobytes())
+                  for text, size in zip(texts, sizes, strict=True))
+    return [values[process] for process in sorted(values)]
 
 
 def from_main(function: Callable[[], Any]) -> Any:
@@ -48,7 +56,7 @@ def from_main(function: Callable[[], Any]) -> Any:
             outcome = {'result': function()}
         except UserError as error:
             outcome = {'error': str(error)}
-    outcome = agree(outcome, lambda outcomes: outcomes[0])
+    outcome = gather(outcome)[0]
     if 'error' in outcome:
         raise UserError(outcome['error'])
     return outcome['result']
@@ -56,19 +64,16 @@ def from_main(function: Callable[[], Any]) -> Any:
 
 def check_equal(what: str, fields: dict[str, Any]) -> None:
     """Raises UserError if the fields of `what`, say 'the config', differ between processes."""
-    def compare(all_fields):
-        first = all_fields[0]
-        lines = [f'{name}: {first.get(name, "absent")!r} on process 0, '
-                 f'{fields.get(name, "absent")!r} on process {process}'
-                 for process, fields in enumerate(all_fields)
-                 for name in sorted(first.keys() | fields.keys())
-                 if fields.get(name, 'absent') != first.get(name, 'absent')]
-        if lines:
-            more = f'\n  and {len(lines) - SHOWN} more' if len(lines) > SHOWN else ''
-            raise UserError(f'{what} of the processes differs. Start all with the same:\n  '
-                            + '\n  '.join(lines[:SHOWN]) + more)
-
-    agree(fields, compare)
+    first, *others = gather(fields)
+    lines = [f'{name}: {first.get(name, "absent")!r} on process 0, '
+             f'{other.get(name, "absent")!r} on process {process}'
+             for process, other in enumerate(others, 1)
+             for name in sorted(first.keys() | other.keys())
+             if other.get(name, 'absent') != first.get(name, 'absent')]
+    if lines:
+        more = f'\n  and {len(lines) - SHOWN} more' if len(lines) > SHOWN else ''
+        raise UserError(f'{what} of the processes differs. Start all with the same:\n  '
+                        + '\n  '.join(lines[:SHOWN]) + more)
 
 
 class SignalVote:
@@ -86,16 +91,3 @@ class SignalVote:
         votes = jax.make_array_from_process_local_data(self._by_device, votes)
         before, self._under_way = self._under_way, self._largest(votes)
         return 0 if before is None else int(before)
-
-
-def _gather(value):
-    """The values of all processes, sent as JSON over the devices."""
-    text = np.frombuffer(json.dumps([jax.process_index(), value]).encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.int32(text.size))
-    # The same length on all processes, and one of few, because each is compiled.
-    padded = np.zeros(2 ** int(sizes.max() - 1).bit_length(), np.uint8)
-    padded[:text.size] = text
-    texts = multihost_utils.process_allgather(padded)
-    values = dict(json.loads(text[:size].tobytes())
-                  for text, size in zip(texts, sizes, strict=True))
-    return [values[process] for process in sorted(values)]

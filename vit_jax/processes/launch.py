@@ -40,8 +40,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
         Kubernetes jobs, this and the next two are found in the environment.
       timeout: seconds to wait for the others. If one is missing then, JAX ends the process.
 
-    Raises:
-      UserError: process 0 cannot be reached, or the arguments do not match those of the others.
+    Raises UserError when process 0 cannot be reached, or the arguments of the others do not match.
     """
     global _last_words
     given = coordinator, num_processes, process_id

@@ -31,11 +31,10 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
       limit: bytes of a device that may be used; default HEADROOM of its memory.
       size_of: bytes per device that the training step of a program needs.
 
-    Raises:
-      UserError: not even one image per device fits.
+    Raises UserError when not even one image per device fits.
     """
     if limit is None:
-        limit = HEADROOM * consensus.agree(memory_limit(), min)
+        limit = HEADROOM * min(consensus.gather(memory_limit()))
     limit -= reserved
     images = program.config.batch_size // sharding.batch_parts(program.mesh)  # per device and step
     programs = {images // n: program.with_accum_steps(n)
@@ -56,8 +55,8 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
     """Bytes per device by the compiler: arguments, results not written over them, temporaries."""
     m = compiled.memory_analysis()
-    return consensus.agree(m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
-                       + m.temp_size_in_bytes, max)
+    return max(consensus.gather(m.argument_size_in_bytes + m.output_size_in_bytes
+                                - m.alias_size_in_bytes + m.temp_size_in_bytes))
 
 
 def memory_limit() -> float:

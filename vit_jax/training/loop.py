@@ -61,7 +61,7 @@ def train(config: ConfigDict, workdir: str) -> int:
             with logging_redirect_tqdm([logging.getLogger('vit_jax')]):
                 state = update(run, state, outputs, interrupts)
             outputs.conclude(int(state.step), interrupts.received)
-        received = consensus.agree(interrupts.received or 0, max)  # also after the last step
+        received = max(consensus.gather(interrupts.received or 0))  # also after the last step
     received = received or interrupts.received  # while the files were being closed
     return 128 + received if received else 0
 
@@ -69,8 +69,7 @@ def train(config: ConfigDict, workdir: str) -> int:
 def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts) -> TrainState:
     """The steps that are left (section 4.1): batch, update, log, evaluate, save.
 
-    Returns:
-      The state after the last step, or after the one during which a signal came; saved.
+    Returns the state, saved, after the last step, or after the one during which a signal came.
     """
     program, step, values, evaluation = run.program, int(state.step), None, None
     if run.due('eval', step) and not outputs.has_evaluation(step):

@@ -35,9 +35,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
     last name is in `config.decay_names`. Parameters with factor 0 are frozen: they have no part in
     the gradient norm, no optimizer state and no decay.
 
-    Args:
-      config: `config.optimizer`.
-      factors: from lr_factors; None: 1 for every parameter.
+    `config` is `config.optimizer`; `factors` are from lr_factors, None being 1 for all parameters.
     """
     def decays(params):
         return jax.tree.map_with_path(lambda path, _: path[-1].key in config.decay_names, params)
@@ -66,8 +64,7 @@ def lr_factors(params: PyTree, rules: str) -> PyTree | None:
       rules: 'REGEX=FACTOR,...'; the first one whose expression is found in the path, for example
         'blocks/mlp/dense1/kernel', decides; where none is, the factor is 1.
 
-    Raises:
-      UserError: a rule cannot be read or fits no parameter, or all factors are 0.
+    Raises UserError when a rule cannot be read or fits no parameter, or all factors are 0.
     """
     if not rules:
         return None

@@ -26,16 +26,11 @@ _SAME = ('pool', 'position', 'position_at', 'attention')
 
 def take_fields(config: ConfigDict, begun: Mapping | None
                 ) -> tuple[dict[str, Any], weights.Weights | None]:
-    """Values of the fields of `transfer.take`; loads the weights where a run begins.
+    """Values by dotted field of `transfer.take`, and the weights from which a run begins.
 
-    Args:
-      begun: config of the run that is continued, which keeps the values that it began with.
-
-    Returns:
-      Values by dotted field, and the weights, or None where none are needed (any more).
-
-    Raises:
-      UserError: the weights cannot be read, or fields of `transfer.take` do not exist.
+    Without weights, or with `begun`, the config of a continued run, which keeps the values that it
+    began with, none are loaded and None is returned for them. Raises UserError when the weights
+    cannot be read, or fields of `transfer.take` do not exist.
     """
     take = [field for field in config.transfer.take if field]  # --config.transfer.take= is ('',)
     if not config.pretrained:

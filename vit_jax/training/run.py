@@ -48,13 +48,9 @@ class Run:
 def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     """The run that a config describes in a workdir, where it may have begun already.
 
-    Returns:
-      The run, and the pre-trained weights that it begins from, None for a run that has none or
-      that is continued.
-
-    Raises:
-      UserError: the config, the weights or the data cannot be used, or the workdir belongs to
-        another run.
+    Also returns the pre-trained weights that it begins from, None for a run that has none or that
+    is continued. Raises UserError when the config, the weights or the data cannot be used, or the
+    workdir belongs to another run.
     """
     begun = record.begun(workdir)
     taken, weights = pretrained.take_fields(config, begun and begun[0])

@@ -56,8 +56,7 @@ def describe_fingerprint(tree: PyTree) -> dict[str, int]:
 class Checkpointer:
     """The checkpoints of one run: the newest `keep` and, with `keep_best`, the most accurate.
 
-    Attributes:
-      directory: absolute path, one folder per saved step.
+    They are in `directory`, an absolute path, one folder per saved step.
     """
 
     def __init__(self, workdir: str, keep: int, keep_best: bool):
@@ -87,12 +86,10 @@ class Checkpointer:
     def restore_latest(self, abstract_state: PyTree) -> PyTree | None:
         """The newest readable state, or None where nothing has been saved.
 
-        A checkpoint that cannot be read, or whose arrays differ from those that were saved, is
+        `abstract_state` has jax.ShapeDtypeStruct leaves with the shardings to restore to. A
+        checkpoint that cannot be read, or whose arrays differ from those that were saved, is
         renamed to bad-STEP once an older one has been read. UserError if there is no older one, or
         if a checkpoint is of another state.
-
-        Args:
-          abstract_state: jax.ShapeDtypeStruct leaves with the shardings to restore to.
         """
         bad = {}
         for step in consensus.from_main(lambda: sorted(self._manager.all_steps(), reverse=True)):
@@ -137,7 +134,7 @@ class Checkpointer:
                 raise
             reason = _first_line(error)
         # What one process cannot read, none may use. The fingerprint needs all processes.
-        reason = consensus.agree(reason, lambda reasons: next(filter(None, reasons), ''))
+        reason = next(filter(None, consensus.gather(reason)), '')
         if reason:
             return None, reason
         found = describe_fingerprint(state)

@@ -12,9 +12,7 @@ class Interrupts:
     """A context that remembers the first SIGTERM or SIGINT; a second SIGINT acts as usual.
 
     A second SIGTERM changes nothing: launchers often send it to the group and to the process.
-
-    Attributes:
-      received: the signal, or None; after `anywhere` was true, the same on all processes.
+    `received` is the signal, or None; after `anywhere` was true, the same on all processes.
     """
 
     def __init__(self):

@@ -13,11 +13,9 @@ FILE = 'metrics.jsonl'
 class MetricsLog:
     """Appends rows to WORKDIR/metrics.jsonl and to the TensorBoard events beside it.
 
-    Only process 0 has the files; the others know the rows of the first step and what follows.
-
-    Attributes:
-      rows: all rows, including those of the runs that this one continues.
-      path: of metrics.jsonl.
+    `rows` are all rows, including those of the runs that this one continues; `path` is that of
+    metrics.jsonl. Only process 0 has the files; the others know the rows of the first step and what
+    follows.
     """
 
     def __init__(self, workdir: str, start_step: int):

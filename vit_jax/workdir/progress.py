@@ -41,9 +41,8 @@ class Meter:
     def report(self, step: int) -> dict[str, float]:
         """Speed per second of training since `start`, and starts again.
 
-        Returns:
-          images_per_sec, data_wait (share of the time, 0 to 1), eta_sec, flops_per_sec (of the
-          model, all devices), mfu (share of the devices' peak, where known), memory_gb.
+        images_per_sec, data_wait (share of the time, 0 to 1), eta_sec, flops_per_sec (of the model,
+        all devices), mfu (share of the devices' peak, where known), memory_gb.
         """
         seconds = max(time.perf_counter() - self._since - self._paused, 1e-9)
         steps_per_sec = (step - self._first) / seconds

@@ -42,8 +42,7 @@ def log_to(workdir: str) -> logging.Handler:
 def lock(workdir: str) -> contextlib.ExitStack:
     """Makes the workdir and reserves it for this run until what is returned is closed.
 
-    Raises:
-      UserError: another run is training in it, or it is not the same directory on all processes.
+    Raises UserError when another run is training in it, or processes have different directories.
     """
     path = os.path.join(workdir, LOCK)
 
@@ -56,14 +55,12 @@ def lock(workdir: str) -> contextlib.ExitStack:
             raise UserError(f'another process is training in {workdir}. Wait for it, stop it, or '
                             'take another --workdir.') from error
 
-    def require_shared(found):
+    with contextlib.ExitStack() as stack:
+        consensus.from_main(reserve)
+        found = consensus.gather(os.path.exists(path))
         if not all(found):
             raise UserError(f'process {found.index(False)} does not find the workdir {workdir} of '
                             'process 0: it must be a directory on storage that all hosts share.')
-
-    with contextlib.ExitStack() as stack:
-        consensus.from_main(reserve)
-        consensus.agree(os.path.exists(path), require_shared)
         return stack.pop_all()
 
 
