@@ -50,9 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """Scores the weights on the data that the options name.
 
-    Returns:
-      `dataset` and `split`; eval/* as a run logs them; `classes`, the numbers of each by name;
-      `broken`, the names of all images that cannot be decoded and are left out.
+    Returns `dataset` and `split`; eval/* as a run logs them; `classes`, the numbers of each by
+    name; `broken`, the names of all images that cannot be decoded and are left out.
     """
     from vit_jax.data import pipeline  # imports TensorFlow
 

@@ -86,13 +86,10 @@ def _images_below(directory):
 
 def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection[str] = ()
         ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Applies the model to images. Files that cannot be read as such are left out with a warning.
+    """Applies the model to images; other files are left out with a warning, or UserError if required.
 
-    Those in `required` must be readable.
-
-    Returns:
-      The paths of those that could be read, representations [images, features] and class
-      probabilities [images, classes], float32; None instead of probabilities without a head.
+    Returns the paths of those that could be read, representations [images, features] and class
+    probabilities [images, classes], float32; None instead of probabilities without a head.
     """
     model, params = cli.build_model(loaded)
     size, preprocess = loaded.image_size(), description.complete_preprocess(loaded)
@@ -105,7 +102,7 @@ def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection
     params, read, results = jax.device_put(params), [], []
     batch_size = min(batch_size, len(paths))
     for start in range(0, len(paths), batch_size):
-        found = _load_images(paths[start:start + batch_size], size, preprocess, required)
+        found = list(_load_images(paths[start:start + batch_size], size, preprocess, required))
         if found:
             read += [path for path, _ in found]
             batch = np.stack([pixels for _, pixels in found])
@@ -119,16 +116,14 @@ def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection
 
 
 def _load_images(paths, size, preprocess, required):
-    """(path, pixels) of those that can be read."""
-    found = []
+    """Yields (path, pixels) of those that can be read."""
     for path in paths:
         try:
-            found.append((path, images.load(path, size, preprocess)))
+            yield path, images.load(path, size, preprocess)
         except UserError as error:
             if path in required:
                 raise
             cli.LOGGER.warning('left out: %s', error)
-    return found
 
 
 def report(options: argparse.Namespace, loaded: Weights, paths: list[str],

@@ -49,8 +49,7 @@ def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: Callable,
       accum_steps: the batch is split into this many equal parts, which are computed one after the
         other, as in training, to fit in memory.
 
-    Returns:
-      float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss.
+    Returns float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss.
     """
     if accum_steps > 1:
         sums = jax.lax.map(functools.partial(eval_step, params, model=model, loss=loss),

@@ -48,8 +48,7 @@ def fields(name: str) -> dict:
 
 
 def _completed(given):
-    """The class whose fields these are, the names of all its fields, and the fields with defaults.
-    """
+    """The class that has these fields, the names of all its fields, and the given with defaults."""
     if 'hidden_size' in given or not given.get('resnet'):  # only transformers have a hidden size
         family, classes = ViT, (ViT, BlockFields)
     else:

@@ -23,11 +23,9 @@ class Attention(nn.Module):
                  train: bool = False, return_weights: bool = False):
         """Returns tokens like `x`, and float32 weights [batch, heads, queries, tokens] or None.
 
-        Args:
-          x: the source of the queries.
-          context: the source of keys and values; `x` itself for self-attention.
-          relative: embeddings of the offsets, see position.relative_logits.
-          return_weights: also compute the weights, without dropout, separately.
+        Queries come from `x`, keys and values from `context`, which is `x` in self-attention, and
+        `relative` are embeddings of the offsets, see position.relative_logits. `return_weights`
+        also computes the weights, without dropout, separately.
         """
         hidden_size = x.shape[-1]
 

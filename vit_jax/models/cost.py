@@ -16,9 +16,9 @@ class Cost(NamedTuple):
     flops: int  # of the forward pass for one image; a multiplication and an addition are two
 
 
-def of_model(model: nn.Module, image_size: tuple[int, int], channels: int = 3) -> Cost:
-    """Cost of a model from models.build for images of (height, width) pixels."""
-    image = jax.ShapeDtypeStruct((1, *image_size, channels), jnp.float32)
+def of_model(model: nn.Module, image_size: tuple[int, int]) -> Cost:
+    """Cost of a model from models.build for RGB images of (height, width) pixels."""
+    image = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
     return Cost(sum(x.size for x in jax.tree.leaves(variables)),
                 count_flops(model.apply, variables, image))

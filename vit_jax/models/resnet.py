@@ -152,8 +152,7 @@ def check_backbone(fields: Mapping) -> None:
     """Raises UserError unless `fields`, `config.model.resnet`, make a Backbone."""
     check_names('model.resnet', fields, variants.bit_resnet(()))
     units = fields['units']
-    if not isinstance(units, (tuple, list)) or not all(
-            isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in units):
+    if not isinstance(units, (tuple, list)) or not all(type(n) is int and n > 0 for n in units):
         raise UserError(f'model.resnet.units is {units!r}: expected the number of residual units '
                         'of each stage, as in 3,4,6,3.')
     for name in ('width', 'num_groups'):

@@ -11,9 +11,6 @@ from vit_jax.training import chips, sharding
 from vit_jax.training.program import Program
 from vit_jax.workdir import progress
 
-GIB = 2**30
-DAY = 86_400
-
 
 def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
     """The numbers of a plan of a complete config, in bytes, FLOPs and seconds, as --json has them.
@@ -57,7 +54,7 @@ def times(plan: dict[str, Any], target: Target) -> dict[str, Any]:
         # Images need no gradient: a program may do less than three forward passes.
         'mfu_at_most': min(1.0, plan['model_flops'] / (least * peak)),
         'images_per_sec_at_most': plan['batch_size'] / least,
-        'run_seconds': run, 'device_days': run * plan['devices'] / DAY}
+        'run_seconds': run, 'device_days': run * plan['devices'] / 86_400}
 
 
 def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
@@ -101,7 +98,7 @@ def _memory_lines(plan):
                 'CPU for simulated devices, a rough estimate:')
     sizes = plan['memory'] | {'limit': plan['memory_limit']}
     lines = [f'memory per device, by the compiler of the {compiler}']
-    lines += [f'  {name:<22}{sizes[field] / GIB:9.3f} GiB' for name, field in (
+    lines += [f'  {name:<22}{sizes[field] / chips.GIB:9.3f} GiB' for name, field in (
         ('parameters', 'params'), ('optimizer state', 'optimizer'), ('gradients', 'gradients'),
         ('batches', 'batches'), ('activations and work', 'activations'), ('peak', 'peak'),
         ('may be used', 'limit'))]
@@ -113,11 +110,11 @@ def _memory_lines(plan):
         fields = ' '.join(f'--config.{name}={value}' for name, value in change['change'].items())
         least = change['least_seconds']
         at_least = f', {1e3 * least:.2f} ms a step at least' if least else ''
-        lines.append(f'  with {fields}: {change["needed"] / GIB:.3f} GiB, '
+        lines.append(f'  with {fields}: {change["needed"] / chips.GIB:.3f} GiB, '
                      + (f'fits{at_least}' if change['fits'] else 'does not fit either'))
     if largest := plan.get('largest_batch'):
         lines.append(f'largest batch that fits: {largest["batch_size"]:,} '
-                     f'({largest["needed"] / GIB:.3f} GiB)')
+                     f'({largest["needed"] / chips.GIB:.3f} GiB)')
     return lines
 
 

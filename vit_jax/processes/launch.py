@@ -35,10 +35,9 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
           process_id: int | None = None, timeout: float = 300) -> None:
     """Joins the other processes of the run, if there are any. Must be called before JAX is used.
 
-    Args:
-      coordinator: HOST:PORT of process 0. On TPU pods, under Slurm, Open MPI and in indexed
-        Kubernetes jobs, this and the next two are found in the environment.
-      timeout: seconds to wait for the others. If one is missing then, JAX ends the process.
+    `coordinator` is HOST:PORT of process 0. On TPU pods, under Slurm, Open MPI and in indexed
+    Kubernetes jobs, this and the next two are found in the environment. If another process is
+    missing after `timeout` seconds, JAX ends this one.
 
     Raises UserError when process 0 cannot be reached, or the arguments of the others do not match.
     """
@@ -126,8 +125,7 @@ def _launched():
 
 
 def _connect(given, timeout):
-    """Returns when all are connected, or at once if neither flags nor a launcher say there are any.
-    """
+    """Returns when all are connected, or at once if no flag and no launcher says there are any."""
     # The service's own handler of SIGTERM would replace that of interrupts.Interrupts.
     jax.config.update('jax_enable_preemption_service', False)
     try:

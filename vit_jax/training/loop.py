@@ -27,14 +27,12 @@ log = logging.getLogger(__name__)
 def train(config: ConfigDict, workdir: str) -> int:
     """Trains, or continues from the newest checkpoint of the workdir, which is made when missing.
 
-    Returns:
-      0 when the run is complete; 128 + signal number when SIGTERM or SIGINT came, saved, also
-      when it came too late to stop the run. With several processes, what stops one of them stops
-      all, at the same step.
+    Returns 0 when the run is complete; 128 + signal number when SIGTERM or SIGINT came, saved, also
+    when it came too late to stop the run. With several processes, what stops one of them stops all,
+    at the same step.
 
-    Raises:
-      UserError: the config, the data or the workdir cannot be used.
-      DivergedError: the loss, the gradient or the update is not finite.
+    Raises UserError when the config, the data or the workdir cannot be used, and DivergedError when
+    the loss, the gradient or the update is not finite.
     """
     with Interrupts() as interrupts, contextlib.ExitStack() as stack:
         consensus.check_equal('the config', config_lib.flatten(config) | {

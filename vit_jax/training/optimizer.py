@@ -59,10 +59,9 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
 def lr_factors(params: PyTree, rules: str) -> PyTree | None:
     """What the learning rate of each parameter is multiplied by, a float; None without rules.
 
-    Args:
-      params: nested dict of arrays, or of their shapes.
-      rules: 'REGEX=FACTOR,...'; the first one whose expression is found in the path, for example
-        'blocks/mlp/dense1/kernel', decides; where none is, the factor is 1.
+    `params` is a nested dict of arrays, or of their shapes. The first of `rules`,
+    'REGEX=FACTOR,...', whose expression is found in the path, for example
+    'blocks/mlp/dense1/kernel', decides; where none is, the factor is 1.
 
     Raises UserError when a rule cannot be read or fits no parameter, or all factors are 0.
     """

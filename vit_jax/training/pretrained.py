@@ -86,8 +86,7 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) 
 
 
 def place_params(params: PyTree, loaded: PyTree) -> PyTree:
-    """`params` with the arrays of `loaded`, which every process has whole, split as the old ones.
-    """
+    """`params` with the arrays of `loaded`, whole on every process, split as the old ones."""
     flat = traverse_util.flatten_dict(params)
     flat |= {path: jax.make_array_from_callback(x.shape, flat[path].sharding, x.__getitem__)
              for path, x in traverse_util.flatten_dict(loaded).items()}

@@ -59,14 +59,12 @@ def make_mesh(config: ConfigDict, devices: list[jax.Device] | None = None) -> Me
     """
     devices = jax.devices() if devices is None else devices
     sizes = {name: config[name] for name in AXES}
-    given = math.prod(size for size in sizes.values() if size != -1)
-    free = [name for name, size in sizes.items() if size == -1]
-    if len(free) == 1 and given > 0 and len(devices) % given == 0:
-        sizes[free[0]] = len(devices) // given
-    elif free or given != len(devices):
+    left = len(devices) // max(1, math.prod(size for size in sizes.values() if size != -1))
+    shape = tuple(left if size == -1 else size for size in sizes.values())
+    if list(sizes.values()).count(-1) > 1 or min(shape) < 1 or math.prod(shape) != len(devices):
         raise UserError(f'mesh {sizes} does not fit {len(devices)} devices: the sizes must '
                         'multiply to that number, and one of them may be -1 to take what is left.')
-    shape, types = tuple(sizes.values()), (AxisType.Auto,) * len(AXES)
+    types = (AxisType.Auto,) * len(AXES)
     try:
         return jax.make_mesh(shape, AXES, devices=devices, axis_types=types)
     except NotImplementedError:  # 16 x 16 on a torus of 4 x 8 x 8: a side of it has to be cut
@@ -126,13 +124,11 @@ def check_batch(batch_size: int, accum_steps: int, mesh: Mesh) -> None:
 def check_model(config: ConfigDict, mesh: Mesh) -> None:
     """Raises UserError unless the tensor axis divides the heads and MLPs of `config.model`."""
     tensor = mesh.shape['tensor']
-    if tensor == 1:
-        return
+    if tensor > 1 and 'num_heads' not in config:
+        raise UserError(f'mesh.tensor is {tensor}, which splits attention heads and MLPs, and this '
+                        'model has none: set mesh.tensor=1 and use mesh.fsdp.')
     for field in ('num_heads', 'mlp_dim'):
-        if field not in config:
-            raise UserError(f'mesh.tensor is {tensor}, which splits attention heads and MLPs, and '
-                            'this model has none: set mesh.tensor=1 and use mesh.fsdp.')
-        if config[field] % tensor:
+        if config.get(field, 0) % tensor:
             raise UserError(f'model.{field} {config[field]} is not divisible by mesh.tensor '
                             f'{tensor}. Choose a tensor axis that divides '
                             f'{math.gcd(config.num_heads, config.mlp_dim)}.')

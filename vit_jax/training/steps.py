@@ -31,9 +31,8 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
       factors: from optimizer.lr_factors; nothing is computed for parameters whose factor is 0.
       place_grads: constrains gradients to the devices that hold the parameters.
 
-    Returns:
-      The new state, and float32 scalars of this step: loss (nats, mean over the batch),
-      grad_norm (of what is trained, before clipping), update_norm, learning_rate.
+    Returns the new state, and float32 scalars of this step: loss (nats, mean over the batch),
+    grad_norm (of what is trained, before clipping), update_norm, learning_rate.
     """
     step_key = jax.random.fold_in(jax.random.key(seed), state.step)
 

@@ -112,12 +112,10 @@ class Checkpointer:
                             'directory away or take another --workdir.')
         return None
 
-    def latest_step(self) -> int | None:
-        return self._manager.latest_step()
-
-    def wait(self) -> None:
-        """Returns when everything is on disk; raises the errors of saving."""
+    def wait(self) -> int | None:
+        """The newest step, when everything is on disk; raises the errors of saving."""
         self._manager.wait_until_finished()
+        return self._manager.latest_step()
 
     def close(self) -> None:
         self._manager.close()

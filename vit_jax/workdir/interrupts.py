@@ -39,8 +39,7 @@ class Interrupts:
             self.received = signal.Signals(signum)
         return bool(signum)
 
-    def _remember(self, signum, frame):
-        del frame
+    def _remember(self, signum, _):
         if self.received:
             return
         self.received = signal.Signals(signum)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
@@ -62,11 +63,8 @@ def read(workdir: str) -> list[dict[str, float]]:
 
     Except for the last line, which is dropped, because a killed process may leave half of it.
     """
-    path = os.path.join(workdir, FILE)
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding='utf-8') as file:
-        lines = file.read().splitlines()
+    path = pathlib.Path(workdir, FILE)
+    lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
     rows = []
     for number, line in enumerate(lines, 1):
         try:

@@ -75,8 +75,7 @@ class Outputs:
             float(values[name]) for name in ('loss', 'grad_norm', 'update_norm'))
         if all(map(math.isfinite, (loss, grad_norm, update_norm))):
             return
-        self._checkpoints.wait()
-        last = self._checkpoints.latest_step()
+        last = self._checkpoints.wait()
         kept = ('No checkpoint had been written yet.' if last is None else
                 f'The last good checkpoint, of step {last}, is in {self._checkpoints.directory}.')
         raise DivergedError(f'the loss is {loss}, the gradient norm {grad_norm} and the update '
@@ -87,14 +86,13 @@ class Outputs:
     def conclude(self, step: int, received: signal.Signals | None) -> None:
         """Waits until everything is on disk, and logs how the run ended: early if by a signal."""
         self._bar.close()
-        self._checkpoints.wait()
+        last = self._checkpoints.wait()
         if step == self._num_steps and self.has_evaluation(step):
             log.info('done: %d steps\n  curves      %s\n  checkpoint  %s\n  metrics     %s', step,
                      os.path.join(self._workdir, curves.FILE),
                      os.path.join(self._checkpoints.directory, str(step)), self._metrics.path)
             return
-        saved = ('and saved' if self._checkpoints.latest_step() == step
-                 else 'before there was anything to save')
+        saved = 'and saved' if last == step else 'before there was anything to save'
         log.warning('stopped by %s after step %d of %d %s. To continue, run the same command '
                     'again.', received.name, step, self._num_steps, saved)
 

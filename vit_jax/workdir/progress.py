@@ -70,12 +70,11 @@ def _memory_gb():
 
 def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
     """One line for the log from the values of a training row."""
-    line = (f'step {step}/{num_steps}  loss {values["loss"]:.4f}  '
+    mfu = f'  MFU {values["mfu"]:.1%}' if 'mfu' in values else ''
+    return (f'step {step}/{num_steps}  loss {values["loss"]:.4f}  '
             f'lr {values["learning_rate"]:.2e}  grad norm {values["grad_norm"]:.3f}  '
-            f'{values["images_per_sec"]:,.0f} images/s  waiting for data {values["data_wait"]:.0%}')
-    if 'mfu' in values:
-        line += f'  MFU {values["mfu"]:.1%}'
-    return line + f'  ETA {duration(values["eta_sec"])}'
+            f'{values["images_per_sec"]:,.0f} images/s  waiting for data {values["data_wait"]:.0%}'
+            f'{mfu}  ETA {duration(values["eta_sec"])}')
 
 
 def duration(seconds: float) -> str:

@@ -90,13 +90,9 @@ def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:
 
     None where nothing has been saved: any run may use such a workdir.
     """
-    def read_if_begun():
-        checkpoints = checkpoint_directory(workdir)
-        if os.path.isdir(checkpoints) and os.listdir(checkpoints):
-            return read(workdir)
-        return None
-
-    return consensus.from_main(read_if_begun)
+    folder = checkpoint_directory(workdir)
+    return consensus.from_main(
+        lambda: read(workdir) if os.path.isdir(folder) and os.listdir(folder) else None)
 
 
 def require_same_run(workdir: str, old: tuple[Mapping, Sequence[str]], config: Mapping,
