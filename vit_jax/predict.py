@@ -86,7 +86,7 @@ def _images_below(directory):
 
 def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection[str] = ()
         ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Applies the model to images; other files are left out with a warning, or UserError if required.
+    """Applies the model to images; other files are left out with a warning, unless `required`.
 
     Returns the paths of those that could be read, representations [images, features] and class
     probabilities [images, classes], float32; None instead of probabilities without a head.

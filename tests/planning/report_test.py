@@ -4,8 +4,9 @@ import jax
 import pytest
 
 from vit_jax.planning import estimate, report
+from vit_jax.training import chips
 
-GIB = report.GIB
+GIB = chips.GIB
 PLAN = {
     'chip': 'h100', 'devices': 8, 'mesh': {'data': 2, 'fsdp': 4, 'tensor': 1}, 'compiler': 'cpu',
     'batch_size': 4096, 'accum_steps': 2, 'parameters': 86_567_656,

@@ -16,10 +16,9 @@ def total(eval_step: Callable, params: PyTree, batches: Iterable,
           interrupted: Callable[[], bool] = lambda: False) -> dict[str, np.ndarray] | None:
     """Sums over all batches, in float64, which is exact for counts.
 
-    Args:
-      eval_step: (params, batch) -> sums, as eval_step() with its other arguments given.
-      batches: device batches; padding and broken images have mask 0.
-      interrupted: asked before every batch; None is returned then.
+    `eval_step` is (params, batch) -> sums, as eval_step() with its other arguments given;
+    `batches` are on the devices, with mask 0 for padding and broken images. If `interrupted`, which
+    is asked before every batch, None is returned.
     """
     sums = []
     for batch in batches:

@@ -38,12 +38,10 @@ class StdConv(nn.Module):
         x = x.astype(self.dtype)
         kernel = kernel - kernel.mean((0, 1, 2))  # in float32, whatever self.dtype is
         variance = (kernel**2).mean((0, 1, 2))
-        if self.epsilon_on == 'std':
-            kernel = kernel / (jnp.sqrt(variance) + self.epsilon)
-        else:
-            kernel = kernel / jnp.sqrt(variance + self.epsilon)
+        scale = (jnp.sqrt(variance) + self.epsilon if self.epsilon_on == 'std' else
+                 jnp.sqrt(variance + self.epsilon))
         y = jax.lax.conv_general_dilated(
-            x, kernel.astype(self.dtype), (self.stride, self.stride),
+            x, (kernel / scale).astype(self.dtype), (self.stride, self.stride),
             ((pad, pad), (pad, pad)) if self.fixed_padding else 'SAME',
             dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
         return nn.with_logical_constraint(y, ('batch', 'rows', 'columns', 'features'))

@@ -92,9 +92,8 @@ class ViT(nn.Module):
 
     def encode(self, x, grid, shared, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
-        kind, tokens = EncoderBlock, (grid, self.pool == 'cls')
-        if self.attention == 'axial':
-            kind, tokens = AxialBlock, (grid,)
+        kind, tokens = ((AxialBlock, (grid,)) if self.attention == 'axial' else
+                        (EncoderBlock, (grid, self.pool == 'cls')))
         blocks = stack(kind, self.num_layers, unroll=self.unroll, remat_policy=self.remat_policy,
                        in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
                        static_argnums=(4, 5))(self.block, *tokens, name='blocks')

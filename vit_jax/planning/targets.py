@@ -21,9 +21,8 @@ def shapes(chip: chips.Chip) -> dict[int, tuple[int, ...]]:
     """The most compact slice of a TPU for every possible number of chips."""
     sides = range(CUBE, LONGEST + 1, CUBE) if chip.dims == 3 else ()
     cubes = sorted(itertools.combinations_with_replacement(sides, 3), key=sum)
-    found = {}
-    for shape in (*SHAPES[chip.dims], *cubes):
-        found.setdefault(math.prod(shape), shape)
+    # From the least compact one on: of two with as many chips the more compact one stays.
+    found = {math.prod(shape): shape for shape in reversed((*SHAPES[chip.dims], *cubes))}
     return {size: found[size] for size in sorted(found) if size <= chip.largest}
 
 

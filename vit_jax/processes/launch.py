@@ -112,14 +112,13 @@ def refuse_several(program: str, num_processes: int | None = None) -> None:
 
 def _launched():
     """The number of processes by the launcher's environment; None if there is no launcher."""
-    variables = os.environ
-    if 'OMPI_COMM_WORLD_SIZE' in variables:
-        return int(variables['OMPI_COMM_WORLD_SIZE'])
-    if 'SLURM_STEP_NODELIST' in variables:  # set by srun, not in a batch script, which runs once
-        return int(variables.get('SLURM_NTASKS', 1))
-    if hosts := variables.get('TPU_PROCESS_ADDRESSES') or variables.get('TPU_WORKER_HOSTNAMES'):
-        return len(hosts.split(',')) * int(variables.get('MEGASCALE_NUM_SLICES') or 1)
-    if 'KUBERNETES_SERVICE_HOST' in variables and 'JOB_COMPLETION_INDEX' not in variables:
+    if 'OMPI_COMM_WORLD_SIZE' in os.environ:
+        return int(os.environ['OMPI_COMM_WORLD_SIZE'])
+    if 'SLURM_STEP_NODELIST' in os.environ:  # set by srun, not in a batch script, which runs once
+        return int(os.environ.get('SLURM_NTASKS', 1))
+    if hosts := os.environ.get('TPU_PROCESS_ADDRESSES') or os.environ.get('TPU_WORKER_HOSTNAMES'):
+        return len(hosts.split(',')) * int(os.environ.get('MEGASCALE_NUM_SLICES') or 1)
+    if 'KUBERNETES_SERVICE_HOST' in os.environ and 'JOB_COMPLETION_INDEX' not in os.environ:
         return 1  # JAX would ask the cluster for a job that does not exist
     return None
 

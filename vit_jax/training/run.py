@@ -41,8 +41,7 @@ class Run:
     def due(self, what: str, step: int) -> bool:
         """Whether `config.WHAT_every` falls on a step; the last step is always due."""
         every = self.config[f'{what}_every']
-        last = step == self.program.num_steps
-        return step > 0 and (last or (every > 0 and step % every == 0))
+        return step > 0 and (step == self.program.num_steps or (every > 0 and step % every == 0))
 
 
 def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
