@@ -117,10 +117,10 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
 
     name, split, data_dir = (dataset[field] for field in ('name', 'eval_split', 'data_dir'))
     source = sources.open_source(name, split, data_dir)
-    different = set(loaded.classes or ())
-    # ImageNet's 'crane' and 'maillot' are names of two classes each in many weights.
-    by_name = len(different) == loaded.num_classes > 0 and (
-        loaded.layout in ('workdir', 'vit_jax') or not different.isdisjoint(source.class_names))
+    unique = set(loaded.classes or ())
+    # Names do not tell if one occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
+    by_name = len(unique) == loaded.num_classes > 0 and (
+        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(source.class_names))
     if by_name and source.class_names != tuple(loaded.classes):
         source = sources.open_source(name, split, data_dir, tuple(loaded.classes))
     names = source.class_names

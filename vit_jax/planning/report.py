@@ -58,9 +58,9 @@ def times(plan: dict[str, Any], target: Target) -> dict[str, Any]:
 
 
 def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
-    """Compiles a program that does not fit with several changes, and returns for each of them:
+    """Compiles a program that does not fit with several changes.
 
-    change (values by field), needed (bytes), fits, least_seconds (of a step, None when unknown).
+    Each has change (values by field), needed (bytes), fits, least_seconds (None when unknown).
     """
     config, parts = program.config, sharding.batch_parts(program.mesh)
     images = config.batch_size // parts
