@@ -66,44 +66,37 @@ class BrokenImages:
     def discover(self, items: tf.data.Dataset, error: tf.errors.OpError) -> None:
         """Finds out which items of a batch that failed with `error` are broken.
 
-        Args:
-          items: as `source.load` takes them, each with its 'index'.
-
-        Raises:
-          OpError: `error`, if no item is broken.
-          UserError: too many images are broken, or no readable one is left.
+        Items are as `source.load` takes them, each with its 'index'. Raises `error` if none is
+        broken, and UserError if too many images are broken or no readable one is left.
         """
         reasons = {}
         for item in items:
-            index = int(item['index'])
-            if index in reasons:
-                continue
             try:
                 self._decode(item)
             except _STORAGE_ERRORS:
                 raise  # the file may be good, and skipping it would change the run
             except tf.errors.OpError as reason:
-                reasons[index] = _one_line(reason)
+                reasons[int(item['index'])] = _one_line(reason)
         if not reasons:
             raise error
-        total, known = self._source.num_examples, len(self._reasons)
+        known = len(self._reasons)
         for index, reason in reasons.items():
             if index not in self._reasons:
                 self._reasons[index] = reason
                 logger.warning('skipped broken image %s: %s (%d of %d)',
-                               self._source.name_of(index), reason, len(self._reasons), total)
-        fraction = len(self._reasons) / total
-        if len(self._reasons) == known:
-            self._stop('no readable image is left to take the place of a broken one')
-        if fraction > self._max_fraction:
-            self._stop('too many images are broken')
-        if fraction == 1:
-            self._stop('no image can be read')
+                               self._source.name_of(index), reason, len(self._reasons),
+                               self._source.num_examples)
+        self._check_limit(any_new=len(self._reasons) > known)
 
-    def _stop(self, problem):
+    def _check_limit(self, any_new):
         count, total = len(self._reasons), self._source.num_examples
+        too_many = count / total > self._max_fraction
+        if any_new and count < total and not too_many:
+            return
+        problem = ('no readable image is left to take the place of a broken one' if not any_new else
+                   'too many images are broken' if too_many else 'no image can be read')
         limit, advice = '', 'Mend or remove them'
-        if count / total > self._max_fraction:
+        if too_many:
             limit = f'; dataset.max_broken_fraction allows {self._max_fraction:.2%}'
             advice += ', or raise that limit'
         names = sorted(f'  {self._source.name_of(i)}: {why}' for i, why in self._reasons.items())
@@ -114,8 +107,7 @@ class BrokenImages:
 def _one_line(error):
     """TensorFlow's message without the names of nodes and the Python stack that it adds."""
     text = error.message
-    cause = re.search(r'^(?:\w+\.)*\w*Error: (.+)$', text, re.MULTILINE)
-    if cause:
+    if cause := re.search(r'^(?:\w+\.)*\w*Error: (.+)$', text, re.MULTILINE):
         return cause.group(1)
     text = re.sub(r'\[?\[?\{\{.*?\}\}(\]\])? ?|\[Op:.*|name: *$', '', text, flags=re.DOTALL)
     return ' '.join(text.split())

@@ -35,9 +35,7 @@ def load(path: str, image_size: tuple[int, int], preprocess: Mapping
          ) -> Float[np.ndarray, 'height width 3']:
     """One image file as evaluation shows it to a model, float32; UserError if it cannot be read.
 
-    Args:
-      image_size: (height, width) in pixels.
-      preprocess: resize, crop_ratio, mean and std as in `config.preprocess`.
+    `image_size` is (height, width) in pixels; `preprocess` has the fields of `config.preprocess`.
     """
     check_choice('the resize method of the weights', preprocess['resize'], tuple(RESAMPLING))
     try:
@@ -56,9 +54,7 @@ def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
     """Pixels of a file in any of FORMATS and any mode, turned upright as its EXIF data says.
 
     Of several frames it takes the first. It drops transparency and keeps the colours below.
-
-    Raises:
-      ValueError: the file is of another kind, damaged or cut short.
+    Raises ValueError if the file is of another kind, damaged or cut short.
     """
     if not encoded:
         raise ValueError('the file is empty')

@@ -4,6 +4,7 @@ Stages: positions -> items (index, and encoded bytes or path) -> images -> batch
 fails, its items are decoded again one by one to find out which are broken.
 """
 
+import functools
 import itertools
 import os
 from collections.abc import Iterator, Mapping
@@ -90,9 +91,13 @@ def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int]
     local = _local_batch_size(batch_size, share)
     broken = BrokenImages(source, max_broken_fraction)
     size = tuple(image_size)
-    largest_share = -(-source.num_examples // share[1])  # number of examples, rounded up
-    num_batches = -(-largest_share // local)
-    items = _eval_items(source, num_batches, batch_size, share, files_at_once)
+    num_batches = -(-source.num_examples // batch_size)  # rounded up
+
+    def index_at(position):
+        return position[position < source.num_examples]
+
+    items = _items(source, batch_size, share, num_batches, index_at,
+                   functools.partial(sequential.in_order, files_at_once=files_at_once))
 
     def read(item):
         encoded, label = source.load(item)
@@ -155,32 +160,21 @@ def _train_items(source, broken, seed, batch_size, share, window, files_at_once)
             f'{source.num_examples} examples are too few for {share[1]} processes, each of which '
             'reads its own share; take fewer processes or a larger split')
 
-    def indices(step):
-        position = order.positions_of_step(step, batch_size, share)
+    def index_at(position):
         return broken.next_valid(order.shuffled_index(position, source.num_examples, seed))
 
-    def in_sequence(pieces, start):
-        return sequential.shuffled(pieces, start, seed=seed, window=window,
-                                   files_at_once=files_at_once, replace=broken.next_valid_row)
-
-    return _items(source, batch_size, share, _ENDLESS, indices, in_sequence)
+    return _items(source, batch_size, share, _ENDLESS, index_at, functools.partial(
+        sequential.shuffled, seed=seed, window=window, files_at_once=files_at_once,
+        replace=broken.next_valid_row))
 
 
-def _eval_items(source, num_batches, batch_size, share, files_at_once):
-    """The function from a step to the items of one process from there on, once each."""
-    def indices(step):
-        position = order.positions_of_step(step, batch_size, share)
-        return position[position < source.num_examples]
+def _items(source, batch_size, share, num_steps, index_at, in_sequence):
+    """The function from a step to the items of one process from there on, up to `num_steps`.
 
-    def in_sequence(pieces, start):
-        return sequential.in_order(pieces, start, files_at_once)
-
-    return _items(source, batch_size, share, num_batches, indices, in_sequence)
-
-
-def _items(source, batch_size, share, num_steps, indices, in_sequence):
+    index_at(positions): indices of examples, for random access; in_sequence(pieces, start): items.
+    """
     def fetch(step):
-        index = indices(step)
+        index = index_at(order.positions_of_step(step, batch_size, share))
         return {**source.fetch(index), 'index': index}
 
     if source.pieces is None:

@@ -13,8 +13,7 @@ from vit_jax.data.host_tensorflow import tf
 def decode_image(encoded: tf.Tensor) -> UInt8[tf.Tensor, 'height width 3']:
     """Pixels of an image file, equal to those of `images.decode`; `encoded` is a string scalar.
 
-    Raises:
-      tf.errors.OpError: the file is of another kind, damaged or cut short.
+    Raises tf.errors.OpError if the file is of another kind, damaged or cut short.
     """
     start = tf.strings.substr(encoded, 0, 3)
     is_jpeg_or_png = (start == b'\xff\xd8\xff') | (start == b'\x89PN')
@@ -22,18 +21,15 @@ def decode_image(encoded: tf.Tensor) -> UInt8[tf.Tensor, 'height width 3']:
     # \C is one byte: image files are not valid UTF-8. A chance match only costs time.
     words = '|'.join(images.ORIENTATION_WORDS)
     oriented = tf.strings.regex_full_match(header, rf'(?s)\C*(?:(?i){words})\C*')
-    image = tf.cond(is_jpeg_or_png, lambda: _decode_jpeg_or_png(encoded),
+    # decode_and_crop_jpeg would accept a file that is cut off below the crop, so that the crop
+    # would decide whether a file counts as broken. The operation reads PNG too. With the default
+    # DCT, pixels differ from those of other decoders by a few grey levels.
+    image = tf.cond(is_jpeg_or_png,
+                    lambda: tf.io.decode_jpeg(encoded, 3, dct_method='INTEGER_ACCURATE'),
                     lambda: _call_python(images.decode, encoded))
     image = tf.cond(is_jpeg_or_png & oriented,
                     lambda: _call_python(_turn_upright, encoded, image), lambda: image)
     return tf.ensure_shape(image, [None, None, 3])
-
-
-def _decode_jpeg_or_png(encoded):
-    # decode_and_crop_jpeg would accept a file that is cut off below the crop, so that the crop
-    # would decide whether a file counts as broken. The operation reads PNG too. With the default
-    # DCT, pixels differ from those of other decoders by a few grey levels.
-    return tf.io.decode_jpeg(encoded, channels=3, dct_method='INTEGER_ACCURATE')
 
 
 def _call_python(function, *args):
@@ -115,6 +111,5 @@ def eval_image(encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapp
 def normalise(pixels: Float32[tf.Tensor, '... 3'], preprocess: Mapping
               ) -> Float32[tf.Tensor, '... 3']:
     """(x / 255 - mean) / std, with mean and std of `config.preprocess`, for x in 0..255."""
-    mean = tf.constant(preprocess['mean'], tf.float32)
-    std = tf.constant(preprocess['std'], tf.float32)
+    mean, std = (tf.constant(preprocess[name], tf.float32) for name in ('mean', 'std'))
     return (pixels / 255.0 - mean) / std

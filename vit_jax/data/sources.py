@@ -102,8 +102,7 @@ def split_range(split: str, num_examples: int) -> tuple[int, int]:
 
 
 def _parse_split(split):
-    match = re.fullmatch(r'([^\[\]+]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?', split)
-    if not match:
+    if not (match := re.fullmatch(r'([^\[\]+]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?', split)):
         raise UserError(f"split '{split}' cannot be read; write 'train', 'train[:90%]' or "
                         "'train[100:200]'")
     return match.groups()
@@ -166,31 +165,25 @@ class DirectorySource(_Table):
         classes = _class_folders(folder)
         self.class_names = tuple(classes if class_names is None else class_names)
         _check_classes(folder, classes, self.class_names)
-        files = []  # (path in the folder, label)
-        left_out, without_images = Counter(), []  # endings of files, classes
-        for name in classes:
-            label = self.class_names.index(name)
-            names = sorted(tf.io.gfile.listdir(os.path.join(folder, name)))
-            images = [(f'{name}/{file}', label) for file in names if _is_image(file)]
-            others = [file for file in names if not _is_image(file) and file[0] != '.']
-            files += images
-            left_out.update(os.path.splitext(file)[1] or 'without ending' for file in others)
-            if others and not images:
-                without_images.append(name)
+        files = {name: _visible(os.path.join(folder, name)) for name in classes}
+        left_out = Counter(os.path.splitext(file)[1] or 'without ending' for names in files.values()
+                           for file in names if not _is_image(file))
         if left_out:
             text = ', '.join(f'{count} {ending}' for ending, count in left_out.most_common())
-            if without_images:
-                text += f'. Class folder(s) without any image: {", ".join(without_images)}'
+            if empty := [name for name in classes
+                         if files[name] and not any(map(_is_image, files[name]))]:
+                text += f'. Class folder(s) without any image: {", ".join(empty)}'
             _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; left out: {text}")
-        if not files:
+        images = [(f'{name}/{file}', label) for label, name in enumerate(self.class_names)
+                  for file in files[name] if _is_image(file)]
+        if not images:
             raise UserError(
                 f"no image in the {len(classes)} class folder(s) of '{folder}'; expected files "
                 f'SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}')
-        files.sort(key=lambda file: (hashlib.blake2b(file[0].encode()).digest(), file[0]))
-        files = files[slice(*split_range(split, len(files)))]
-        paths = [os.path.join(folder, path) for path, _ in files]
-        super().__init__([label for _, label in files],
-                         path=tf.constant(paths, tf.string, [len(paths)]))
+        images.sort(key=lambda image: (hashlib.blake2b(image[0].encode()).digest(), image[0]))
+        images = images[slice(*split_range(split, len(images)))]
+        paths = [os.path.join(folder, path) for path, _ in images]
+        super().__init__([label for _, label in images], path=tf.constant(paths, tf.string))
 
     def load(self, item):
         return tf.io.read_file(item['path']), item['label']
@@ -200,31 +193,31 @@ class DirectorySource(_Table):
 
 
 def _split_folder(root, name):
-    gfile = tf.io.gfile
-    if not gfile.isdir(root):
+    if not tf.io.gfile.isdir(root):
         raise UserError(f"no directory '{root}'; dataset.name is a directory with "
                         "SPLIT/CLASS/image files, a TFDS name or 'digits'")
     folder = os.path.join(root, name)
-    if not gfile.isdir(folder):
-        found = [entry for entry in _visible(root) if gfile.isdir(os.path.join(root, entry))]
+    if not tf.io.gfile.isdir(folder):
         raise UserError(
             f"no split folder '{name}' in '{root}'; the folders there are: "
-            f'{", ".join(found) or "none"}. Name one of them, or a slice such as train[:90%], in '
-            'dataset.train_split, dataset.eval_split and dataset.test_split of a config or in '
-            '--split of vit_jax.evaluate')
+            f'{", ".join(_folders(root)) or "none"}. Name one of them, or a slice such as '
+            'train[:90%], in dataset.train_split, dataset.eval_split and dataset.test_split of a '
+            'config or in --split of vit_jax.evaluate')
     return folder
 
 
 def _class_folders(folder):
     """Sorted names; UserError if there are images beside them."""
-    names = _visible(folder)
-    classes = [name for name in names if tf.io.gfile.isdir(os.path.join(folder, name))]
-    stray = [name for name in names if _is_image(name) and name not in classes]
-    if stray:
+    classes = _folders(folder)
+    if stray := [name for name in _visible(folder) if _is_image(name) and name not in classes]:
         raise UserError(
             f"'{folder}' has {len(stray)} image(s) outside of class folders, for example "
             f"'{stray[0]}'; move each to {folder}/CLASS/")
     return classes
+
+
+def _folders(folder):
+    return [name for name in _visible(folder) if tf.io.gfile.isdir(os.path.join(folder, name))]
 
 
 def _visible(folder):
@@ -234,17 +227,15 @@ def _visible(folder):
 
 
 def _is_image(name):
-    return name.lower().endswith(SUFFIXES) and not name.startswith('.')
+    return name.lower().endswith(SUFFIXES)
 
 
 def _check_classes(folder, found, expected):
-    unknown = [name for name in found if name not in expected]
-    if unknown:
+    if unknown := [name for name in found if name not in expected]:
         raise UserError(
             f"'{folder}' has class folder(s) of unknown classes: {', '.join(unknown)}; those of "
             f'the training split or the weights are: {", ".join(expected)}. Rename or remove them')
-    missing = [name for name in expected if name not in found]
-    if missing:
+    if missing := [name for name in expected if name not in found]:
         raise UserError(
             f"'{folder}' has no folder for class(es) {', '.join(missing)}; if no example of them "
             'is intended, create an empty folder')

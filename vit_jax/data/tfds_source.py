@@ -36,24 +36,23 @@ class TfdsSource:
     """A split in ArrayRecord files, or in tfrecord files, which are read from their beginning."""
 
     def __init__(self, features, image_key, label_key, files):
-        self._image_key, self._label_key, self._files = image_key, label_key, files
+        self._image_key, self._label_key = image_key, label_key
         # Only these two are parsed: other features may be large.
         self._features = tfds.features.FeaturesDict(
             {key: features[key] for key in (image_key, label_key)})
         self.class_names = tuple(features[label_key].names)
         take = np.array([file.take for file in files], np.int64)
         self.num_examples = int(take.sum())
+        self.pieces = self._runs = Pieces(
+            filename=np.array([os.fspath(file.filename) for file in files], dtype=object),
+            skip=np.array([file.skip for file in files], np.int64),
+            take=take, first=np.cumsum(take) - take)
         # The files decide, because their format may differ from the default of the builder.
-        if all('.array_record' in os.path.basename(file.filename) for file in files):
+        if all('.array_record' in os.path.basename(name) for name in self._runs.filename):
             from array_record.python import array_record_data_source
 
             self.pieces = None
             self._records = array_record_data_source.ArrayRecordDataSource(files)
-        else:
-            self.pieces = Pieces(
-                filename=np.array([os.fspath(file.filename) for file in files], dtype=object),
-                skip=np.array([file.skip for file in files], np.int64),
-                take=take, first=np.cumsum(take) - take)
 
     def fetch(self, indices):
         def read(indices):
@@ -70,11 +69,9 @@ class TfdsSource:
         return example[self._image_key], tf.cast(example[self._label_key], tf.int32)
 
     def name_of(self, index):
-        for file in self._files:
-            if index < file.take:
-                return f'{file.filename} record {file.skip + index}'
-            index -= file.take
-        raise IndexError(index)
+        filename, skip, _, first = self._runs
+        run = np.searchsorted(first, index, side='right') - 1
+        return f'{filename[run]} record {skip[run] + index - first[run]}'
 
 
 def _builder(name, data_dir):
