@@ -9,7 +9,8 @@ from vit_jax.weights import table
 from vit_jax.weights.model import flatten
 from vit_jax.weights.table import Entry
 
-ENTRIES = [Entry(('a/{s}/{j}/x', 'a/{s}/{j}/y'), 'A{s1}.{j01}.weight', 'dense'), Entry(('b',), 'B')]
+ENTRIES = [Entry(('a/{s}/{j}/x', 'a/{s}/{j}/y'), 'A{s1}.{j1:02}.weight', 'dense'),
+           Entry(('b',), 'B')]
 
 
 def test_names_and_axes():

@@ -25,9 +25,7 @@ def permute(index: Int64[tf.Tensor, ' k'], key: Int32[tf.Tensor, '*k 3'], size: 
             ) -> Int64[tf.Tensor, ' k']:
     """Where a pseudo-random permutation of range(size) takes each index.
 
-    Args:
-      key: all bits random, one for all elements or one for each.
-      size: an integer, or an int64 scalar.
+    The key has all bits random, one for all elements or one for each; a tensor `size` is int64.
     """
     # Not tf.random.experimental.index_shuffle: its 4 rounds leave a visible pattern even with
     # random keys, and it does not take one key per element.
@@ -55,8 +53,7 @@ def shuffled_index(position: Int64[tf.Tensor, ' k'], num_examples: int, seed: in
 def positions_of_step(step, batch_size: int, share: tuple[int, int]) -> Int64[tf.Tensor, ' local']:
     """Positions in the run of the rows of one process.
 
-    Args:
-      share: (index of the process, number of processes); local = batch_size / number.
+    `share` is (index of the process, number of processes); local = batch_size / number.
     """
     process, num_processes = share
     local = batch_size // num_processes

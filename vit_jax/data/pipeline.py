@@ -4,6 +4,7 @@ Stages: positions -> items (index, and encoded bytes or path) -> images -> batch
 fails, its items are decoded again one by one to find out which are broken.
 """
 
+import copy
 import functools
 import itertools
 import os
@@ -134,23 +135,17 @@ class EvalBatches:
         without_rows = {key: value[:0] for key, value in self._empty.items()}
         batches = itertools.chain(self._run(), itertools.repeat(without_rows))
         for batch in itertools.islice(batches, self._num_batches):
-            yield _with_zero_rows(batch, self._empty)
+            valid = np.flatnonzero(batch['mask'])
+            if len(valid) < len(self._empty['mask']):  # other rows become zero
+                batch, found = copy.deepcopy(self._empty), batch
+                for key, rows in batch.items():
+                    rows[valid] = found[key][valid]
+            yield batch
 
     @property
     def broken(self) -> list[str]:
         """Names of the images that this process has left out so far."""
         return self._broken.names()
-
-
-def _with_zero_rows(batch, empty):
-    """The batch in the shape of `empty`, with its rows where there is no readable example."""
-    valid = np.flatnonzero(batch['mask'])
-    if len(valid) == len(empty['mask']):
-        return batch
-    filled = {key: value.copy() for key, value in empty.items()}
-    for key, value in batch.items():
-        filled[key][valid] = value[valid]
-    return filled
 
 
 def _train_items(source, broken, seed, batch_size, share, window, files_at_once):

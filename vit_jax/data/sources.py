@@ -67,7 +67,7 @@ def open_source(name: str, split: str, data_dir: str = '',
     else:
         from vit_jax.data import tfds_source  # here, because the import is slow
 
-        source = tfds_source.open_tfds(name, data_dir, split)
+        source = tfds_source.TfdsSource(name, data_dir, split)
     if not source.num_examples:
         raise UserError(f"split '{split}' of '{name}' has no examples; take a larger slice")
     return source
@@ -138,8 +138,7 @@ class DigitsSource(_Table):
         name = split_name(split)
         if name not in splits:
             raise UserError(f"'digits' has no split '{name}'; it has 'train' and 'test'")
-        first, last = split_range(split, splits[name].sum())
-        chosen = np.flatnonzero(splits[name])[first:last]
+        chosen = np.flatnonzero(splits[name])[slice(*split_range(split, splits[name].sum()))]
         # The grey levels are 0..16; those of a byte are 0..255.
         grey = np.round(digits.images[chosen] * (255 / 16)).astype(np.uint8)
         encoded = [tf.io.encode_png(image[..., None]).numpy() for image in grey]
@@ -162,9 +161,8 @@ class DirectorySource(_Table):
 
     def __init__(self, root, split, class_names=None):
         folder = _split_folder(root, split_name(split))
-        classes = _class_folders(folder)
+        classes = _class_folders(folder, class_names)
         self.class_names = tuple(classes if class_names is None else class_names)
-        _check_classes(folder, classes, self.class_names)
         files = {name: _visible(os.path.join(folder, name)) for name in classes}
         left_out = Counter(os.path.splitext(file)[1] or 'without ending' for names in files.values()
                            for file in names if not _is_image(file))
@@ -206,13 +204,22 @@ def _split_folder(root, name):
     return folder
 
 
-def _class_folders(folder):
-    """Sorted names; UserError if there are images beside them."""
+def _class_folders(folder, expected):
+    """Sorted names; UserError if there are images beside them, or other classes than expected."""
     classes = _folders(folder)
     if stray := [name for name in _visible(folder) if _is_image(name) and name not in classes]:
         raise UserError(
             f"'{folder}' has {len(stray)} image(s) outside of class folders, for example "
             f"'{stray[0]}'; move each to {folder}/CLASS/")
+    expected = classes if expected is None else expected
+    if unknown := [name for name in classes if name not in expected]:
+        raise UserError(
+            f"'{folder}' has class folder(s) of unknown classes: {', '.join(unknown)}; those of "
+            f'the training split or the weights are: {", ".join(expected)}. Rename or remove them')
+    if missing := [name for name in expected if name not in classes]:
+        raise UserError(
+            f"'{folder}' has no folder for class(es) {', '.join(missing)}; if no example of them "
+            'is intended, create an empty folder')
     return classes
 
 
@@ -228,14 +235,3 @@ def _visible(folder):
 
 def _is_image(name):
     return name.lower().endswith(SUFFIXES)
-
-
-def _check_classes(folder, found, expected):
-    if unknown := [name for name in found if name not in expected]:
-        raise UserError(
-            f"'{folder}' has class folder(s) of unknown classes: {', '.join(unknown)}; those of "
-            f'the training split or the weights are: {", ".join(expected)}. Rename or remove them')
-    if missing := [name for name in expected if name not in found]:
-        raise UserError(
-            f"'{folder}' has no folder for class(es) {', '.join(missing)}; if no example of them "
-            'is intended, create an empty folder')

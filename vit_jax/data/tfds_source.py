@@ -18,29 +18,24 @@ def is_registered(name: str) -> bool:
     return name.split(':')[0] in tfds.list_builders(with_community_datasets=False)
 
 
-def open_tfds(name: str, data_dir: str, split: str) -> 'TfdsSource':
-    """A split of a TFDS data set that is prepared and has an image and a class label."""
-    builder = _builder(name, os.path.expanduser(data_dir) or None)
-    keys = _image_and_label(builder)
-    try:
-        files = builder.info.splits[split].file_instructions
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"no split '{split}' in '{builder.info.full_name}'; its splits are: "
-            f"{', '.join(builder.info.splits)} (a slice such as 'train[:90%]' is allowed)"
-        ) from error
-    return TfdsSource(builder.info.features, *keys, files)
-
-
 class TfdsSource:
-    """A split in ArrayRecord files, or in tfrecord files, which are read from their beginning."""
+    """A split of a TFDS data set that is prepared and has an image and a class label.
 
-    def __init__(self, features, image_key, label_key, files):
-        self._image_key, self._label_key = image_key, label_key
+    It is in ArrayRecord files, or in tfrecord files, which are read from their beginning.
+    """
+
+    def __init__(self, name: str, data_dir: str, split: str):
+        info = _builder(name, os.path.expanduser(data_dir) or None).info
+        self._image_key, self._label_key = keys = _image_and_label(info)
         # Only these two are parsed: other features may be large.
-        self._features = tfds.features.FeaturesDict(
-            {key: features[key] for key in (image_key, label_key)})
-        self.class_names = tuple(features[label_key].names)
+        self._features = tfds.features.FeaturesDict({key: info.features[key] for key in keys})
+        self.class_names = tuple(info.features[self._label_key].names)
+        try:
+            files = info.splits[split].file_instructions
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"no split '{split}' in '{info.full_name}'; its splits are: "
+                f"{', '.join(info.splits)} (a slice such as 'train[:90%]' is allowed)") from error
         take = np.array([file.take for file in files], np.int64)
         self.num_examples = int(take.sum())
         self.pieces = self._runs = Pieces(
@@ -99,14 +94,13 @@ def _builder(name, data_dir):
     raise UserError(message)
 
 
-def _image_and_label(builder):
-    features = builder.info.features
-    keys = builder.info.supervised_keys or ('image', 'label')
+def _image_and_label(info):
+    features, keys = info.features, info.supervised_keys or ('image', 'label')
     if len(keys) == 2 and all(isinstance(key, str) and key in features for key in keys):
         image, label = (features[key] for key in keys)
         if isinstance(image, tfds.features.Image) and isinstance(label, tfds.features.ClassLabel):
             return keys
     kinds = ', '.join(f'{key} ({type(value).__name__})' for key, value in features.items())
     raise UserError(
-        f"data set '{builder.info.full_name}' is not an image classification set: expected an "
+        f"data set '{info.full_name}' is not an image classification set: expected an "
         f'image (Image) and a label (ClassLabel), its features are: {kinds}')

@@ -33,8 +33,8 @@ KINDS = {
 class Entry(NamedTuple):
     """Names of ours and theirs, and a key of KINDS; several of ours are concatenated on axis 0.
 
-    Placeholders are {i}, {s} and {j}, counted from 0; {s1} and {j1} count from 1, and so does {j01}
-    with two digits.
+    Placeholders are {i}, {s} and {j}, counted from 0; {s1} and {j1} count from 1, and so does
+    {j1:02} with two digits.
     """
 
     ours: tuple[str, ...]
@@ -177,9 +177,8 @@ def _find(name, table, patterns=lambda entry: entry.ours):
     for entry in table:
         for pattern in patterns(entry):
             if match := _regex(pattern).fullmatch(name):
-                from_0 = {key[0]: int(n) - (len(key) > 1) for key, n in match.groupdict().items()}
-                numbers = from_0 | {f'{key}1': n + 1 for key, n in from_0.items()} | {
-                    f'{key}01': f'{n + 1:02}' for key, n in from_0.items()}
+                numbers = {key[0]: int(n) - (len(key) > 1) for key, n in match.groupdict().items()}
+                numbers |= {f'{key}1': n + 1 for key, n in numbers.items()}
                 return Entry(tuple(ours.format(**numbers) for ours in entry.ours),
                              entry.theirs.format(**numbers), entry.kind)
     return None
@@ -187,4 +186,4 @@ def _find(name, table, patterns=lambda entry: entry.ours):
 
 @functools.cache
 def _regex(pattern):
-    return re.compile(re.sub(r'\\\{(\w+)\\\}', r'(?P<\1>\\d+)', re.escape(pattern)))
+    return re.compile(re.sub(r'\\\{(\w+)(:02)?\\\}', r'(?P<\1>\\d+)', re.escape(pattern)))

@@ -45,7 +45,7 @@ _VIT = [
         **{f'{_UNIT}/conv{n}': f'{_THEIR_UNIT}/conv{n}' for n in (1, 2, 3, '_proj')},
         **{f'{_UNIT}/norm{n}': f'{_THEIR_UNIT}/gn{n}' for n in (1, 2, 3, '_proj')}}, 'four_axes')]
 
-_BIT_UNIT = 'resnet/block{s1}/unit{j01}'
+_BIT_UNIT = 'resnet/block{s1}/unit{j1:02}'
 _BIT = [
     *(Entry((f'{ours}/kernel',), f'{theirs}/standardized_conv2d/kernel') for ours, theirs in {
         'resnet/root_conv': 'resnet/root_block', f'{_UNIT}/conv_proj': f'{_BIT_UNIT}/a/proj',
