@@ -50,14 +50,22 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
       image float32 [local, height, width, 3], normalised; label int32 [local]; mask bool [local],
       all true; local = batch_size / number of processes.
 
-    Raises:
-      UserError: the settings do not fit; later, too many images are broken.
+    Raises UserError if the settings do not fit and, later, if too many images are broken.
     """
     local = _local_batch_size(batch_size, share)
+    if source.pieces is not None and source.num_examples < share[1]:
+        raise UserError(
+            f'{source.num_examples} examples are too few for {share[1]} processes, each of which '
+            'reads its own share; take fewer processes or a larger split')
     broken = BrokenImages(source, max_broken_fraction)
     order_seed, augment_seed = order.stream_seeds(seed)
-    items = _train_items(source, broken, order_seed, batch_size, share, shuffle_buffer,
-                         files_at_once)
+
+    def index_at(position):
+        return broken.next_valid(order.shuffled_index(position, source.num_examples, order_seed))
+
+    items = _items(source, batch_size, share, _ENDLESS, index_at, functools.partial(
+        sequential.shuffled, seed=order_seed, window=shuffle_buffer, files_at_once=files_at_once,
+        replace=broken.next_valid_row))
 
     def keys_of_step(step):
         first = order.positions_of_step(step, batch_size, share)[0]
@@ -146,21 +154,6 @@ class EvalBatches:
     def broken(self) -> list[str]:
         """Names of the images that this process has left out so far."""
         return self._broken.names()
-
-
-def _train_items(source, broken, seed, batch_size, share, window, files_at_once):
-    """The function from a step to the endless items of one process from there on."""
-    if source.pieces is not None and source.num_examples < share[1]:
-        raise UserError(
-            f'{source.num_examples} examples are too few for {share[1]} processes, each of which '
-            'reads its own share; take fewer processes or a larger split')
-
-    def index_at(position):
-        return broken.next_valid(order.shuffled_index(position, source.num_examples, seed))
-
-    return _items(source, batch_size, share, _ENDLESS, index_at, functools.partial(
-        sequential.shuffled, seed=seed, window=window, files_at_once=files_at_once,
-        replace=broken.next_valid_row))
 
 
 def _items(source, batch_size, share, num_steps, index_at, in_sequence):

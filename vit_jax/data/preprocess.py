@@ -60,15 +60,14 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
                 augment: Mapping, method: str) -> Float32[tf.Tensor, 'height width 3']:
     """One training image, cropped and then flipped: a function of the file and the keys.
 
+    Its values are in 0..255, which 'bicubic' may overshoot a little.
+
     Args:
       keys: all bits random, one row for each use.
       augment: `config.augment`. crop='inception' takes a random area (min_area..1) and aspect ratio
         (3/4..4/3); 'pad' resizes, adds `pad` mirrored pixels on each side and crops; 'none' only
         resizes. With `flip`, half of the images are mirrored.
       method: of resizing.
-
-    Returns:
-      Values in 0..255, which 'bicubic' may overshoot a little.
     """
     image, size = decode_image(encoded), tuple(image_size)
     if augment['crop'] == 'inception':

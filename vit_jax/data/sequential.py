@@ -52,11 +52,8 @@ def shuffled(pieces: Pieces, start: int, *, seed: int, window: int, files_at_onc
              replace: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
     """Endless items {'record', 'index'} of shuffled epochs, without the first `start`.
 
-    Args:
-      window: number of records that are permuted in memory.
-      files_at_once: number of files that are read interleaved.
-      replace: from the indices of a window's rows, int64 [k], to the row that is shown in place
-        of each, int64 [k].
+    `window` records are permuted in memory, `files_at_once` files are read interleaved. `replace`
+    takes the indices of a window's rows, int64 [k], to the row shown in place of each, int64 [k].
     """
     total, num_pieces = int(pieces.take.sum()), len(pieces.take)
 

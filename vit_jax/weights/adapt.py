@@ -37,8 +37,7 @@ def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
       resize: the method for position embeddings, see resize_grid.
       resize_patches: also fit the embedding's kernel to another patch size, see resize_kernel.
 
-    Raises:
-      UserError: a parameter is missing, unknown, or of a shape that cannot be made to fit.
+    Raises UserError if a parameter is missing, unknown, or of a shape that cannot be made to fit.
     """
     ours, head = _split_head(target)
     theirs, old_head = _split_head(params)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 _OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # found beside models
 _DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U64', 'U32', 'U16', 'U8',
            'BOOL')  # of .safetensors
-_SIDECARS = ('config.json', 'preprocessor_config.json')
+SIDECARS = ('config.json', 'preprocessor_config.json')
 
 
 class Contents(NamedTuple):
@@ -126,7 +127,7 @@ def read_path(path: str) -> Contents:
     for file in _files_of_model(path) if os.path.isdir(path) else [path]:
         more, metadata = read(file)
         arrays |= more
-    sidecars = {name: read_json(file, dict) for name in _SIDECARS
+    sidecars = {name: read_json(file, dict) for name in SIDECARS
                 if os.path.isfile(file := os.path.join(directory, name))}
     return Contents(arrays, metadata, sidecars)
 
@@ -159,7 +160,7 @@ def is_directory(path: str) -> bool:
 def check_replaceable(path: str) -> None:
     """Raises UserError for a directory with anything in it that is not written here."""
     found = os.listdir(path) if os.path.isdir(path) else ()
-    if others := set(found) - {'model.safetensors', *_SIDECARS}:
+    if others := set(found) - {'model.safetensors', *SIDECARS}:
         raise UserError(f'{path} is a directory that holds more than weights '
                         f'({", ".join(sorted(others)[:3])}): name another destination.')
 
@@ -175,7 +176,5 @@ def replacing(path: str) -> Iterator[str]:
             shutil.rmtree(path)
         os.replace(temporary, path.rstrip('/'))
     finally:
-        if os.path.isdir(temporary):
-            shutil.rmtree(temporary)
-        elif os.path.exists(temporary):
-            os.remove(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)  # which leaves a file alone
+        pathlib.Path(temporary).unlink(missing_ok=True)

@@ -3,8 +3,8 @@
 import os
 
 from vit_jax.errors import UserError
+from vit_jax.weights import files
 
-_JSON = ['config.json', 'preprocessor_config.json']
 # The first kind that a repository has is taken.
 _KINDS = (['model.safetensors', 'model-*.safetensors', 'model.safetensors.index.json'],
           ['*.safetensors'], ['pytorch_model.bin'], ['*.npz'])
@@ -15,18 +15,16 @@ def fetch(source: str) -> str:
 
     Raises UserError if the hub has no such model, or cannot be reached and the cache lacks it.
     """
-    kind, colon, name = source.partition(':')
-    if not colon or kind not in ('hf', 'timm'):
+    if not source.startswith(('hf:', 'timm:')):
         return source
-    if kind == 'timm':
-        name = f'timm/{name}'
-    parts = name.split('/', 2)
+    kind, _, name = source.partition(':')
+    parts = (name if kind == 'hf' else f'timm/{name}').split('/', 2)
     if len(parts) < 2 or not all(parts):
         raise UserError(f'{source!r}: expected hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/FILE or '
                         'timm:NAME, as in hf:google/vit-base-patch16-224.')
     repository, file = '/'.join(parts[:2]), parts[2:]
     for patterns in ([file] if file else _KINDS):
-        folder = _download(source, repository, patterns + _JSON)
+        folder = _download(source, repository, [*patterns, *files.SIDECARS])
         if file:
             return os.path.join(folder, *file)
         names = os.listdir(folder) if os.path.isdir(folder) else ()  # no directory without files

@@ -20,15 +20,11 @@ _PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.
 
 
 def load(source: str) -> Weights:
-    """Loads weights of any layout.
+    """Loads a file, a directory with one model, a workdir or one of its checkpoints.
 
-    Args:
-      source: a file, a directory with one model, a workdir or one of its checkpoints,
-        'hf:ORGANISATION/NAME' or 'timm:NAME' from the Hugging Face hub.
-
-    Raises:
-      UserError: the source does not exist, its layout is unknown, or arrays are damaged, missing,
-        not of the model or of another shape than the others imply.
+    From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME'. Raises UserError if
+    the source does not exist, its layout is unknown, or arrays are damaged, missing, not of the
+    model or of another shape than the others imply.
     """
     path = hub.fetch(source)
     if run := record.find(path):

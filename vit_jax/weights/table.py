@@ -81,13 +81,10 @@ Found = list[tuple[Entry, np.ndarray]]  # arrays, each with its entry, placehold
 
 def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple[Found, list[str]]:
     """The arrays that the table has, and the names of those that it does not have."""
-    found, unknown = [], []
-    for name, array in arrays.items():
-        if entry := _find(name, table, lambda entry: [entry.theirs]):
-            found.append((entry._replace(theirs=name), array))
-        else:
-            unknown.append(name)
-    return found, unknown
+    entries = {name: _find(name, table, lambda entry: [entry.theirs]) for name in arrays}
+    found = [(entry._replace(theirs=name), arrays[name])
+             for name, entry in entries.items() if entry]
+    return found, [name for name, entry in entries.items() if not entry]
 
 
 def parameters(found: Found) -> dict[str, np.ndarray]:
@@ -108,10 +105,11 @@ def fit(found: Found, unknown: list[str], shapes: Mapping[str, tuple[int, ...]],
     or have another shape.
     """
     lines = [f'no place for {name}' for name in unknown]
+    empty = {name: np.empty(shape, np.int8) for name, shape in shapes.items()}  # costs no memory
     for entry, array in found:
         if not all(name in shapes for name in entry.ours):
             lines.append(f'no place for {entry.theirs}')
-        elif array.shape != (expected := _their_shape(entry, shapes)):
+        elif array.shape != (expected := _theirs(entry, empty).shape):
             lines.append(f'{entry.theirs} has shape {array.shape}, expected {expected}')
     flat = parameters(found)
     missing = [_find(name, table) or Entry((name,), name)
@@ -126,14 +124,10 @@ def fit(found: Found, unknown: list[str], shapes: Mapping[str, tuple[int, ...]],
 
 def to_theirs(flat: Mapping[str, np.ndarray], table: Iterable[Entry]) -> dict[str, np.ndarray]:
     """Their arrays from ours by flat name; UserError if the layout has no place for one."""
-    left, arrays = dict(flat), {}
-    for name in flat:
-        if name in left and (entry := _find(name, table)):
-            pieces = [KINDS[entry.kind][0](left.pop(n)) for n in entry.ours]
-            arrays[entry.theirs] = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-    if left:
-        raise UserError(f'the layout has no place for {", ".join(sorted(left)[:5])}.')
-    return arrays
+    entries = {name: _find(name, table) for name in flat}
+    if unknown := sorted(name for name, entry in entries.items() if not entry):
+        raise UserError(f'the layout has no place for {", ".join(unknown[:5])}.')
+    return {entry.theirs: _theirs(entry, flat) for entry in dict.fromkeys(entries.values())}
 
 
 def unstack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -166,10 +160,9 @@ def stack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return stacked | {name: np.stack([x[i] for i in sorted(x)]) for name, x in layers.items()}
 
 
-def _their_shape(entry, shapes):
-    """Reshaping and transposing empty memory costs nothing."""
-    pieces = [KINDS[entry.kind][0](np.empty(shapes[name], np.int8)).shape for name in entry.ours]
-    return (sum(p[0] for p in pieces), *pieces[0][1:])
+def _theirs(entry, flat):
+    pieces = [KINDS[entry.kind][0](flat[name]) for name in entry.ours]
+    return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _find(name, table, patterns=lambda entry: entry.ours):

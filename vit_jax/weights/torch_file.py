@@ -16,13 +16,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-STORAGES = {
-    'DoubleStorage': np.dtype('float64'), 'FloatStorage': np.dtype('float32'),
-    'HalfStorage': np.dtype('float16'), 'BFloat16Storage': np.dtype(ml_dtypes.bfloat16),
-    'LongStorage': np.dtype('int64'), 'IntStorage': np.dtype('int32'),
-    'ShortStorage': np.dtype('int16'), 'CharStorage': np.dtype('int8'),
-    'ByteStorage': np.dtype('uint8'), 'BoolStorage': np.dtype('bool'),
-}
+STORAGES = {f'{name}Storage': np.dtype(dtype) for name, dtype in dict(
+    Double='float64', Float='float32', Half='float16', BFloat16=ml_dtypes.bfloat16, Long='int64',
+    Int='int32', Short='int16', Char='int8', Byte='uint8', Bool='bool').items()}
 
 _Tensor = collections.namedtuple('_Tensor', 'storage offset shape strides')
 

@@ -8,7 +8,7 @@ import logging
 from vit_jax.errors import UserError
 from vit_jax.models.vit import as_pair
 from vit_jax.weights.files import Contents
-from vit_jax.weights.layout import PLAIN, Arrays, Layout, Reading
+from vit_jax.weights.layout import PLAIN, Layout, Reading
 from vit_jax.weights.model import Weights
 from vit_jax.weights.table import Entry, torch_modules
 
@@ -88,12 +88,6 @@ def _side(size):
     return size if isinstance(size, int) else None
 
 
-def _finish(arrays: Arrays, weights: Weights) -> Arrays:
-    """Without a head, names are those of a ViTModel."""
-    return arrays if weights.num_classes else {
-        name.removeprefix('vit.'): x for name, x in arrays.items()}
-
-
 def _refusals(weights: Weights, path: str) -> list[str]:
     size = weights.model['representation_size']
     return [f'model.representation_size is {size}: ViTForImageClassification has no hidden layer '
@@ -148,4 +142,7 @@ def _int_or_pair(size):
 LAYOUT = Layout(
     mark=r'(vit\.)?embeddings\.patch_embeddings\.projection\.weight', suffixes=('',), read=_read,
     table=lambda model: _TABLE, allowed_values=lambda model, path: PLAIN | dict(resnet=(None,)),
-    refusals=_refusals, finish=_finish, sidecars=_sidecars)
+    refusals=_refusals, sidecars=_sidecars, finish=lambda arrays, weights: {
+        # Without a head, names are those of a ViTModel.
+        name if weights.num_classes else name.removeprefix('vit.'): x
+        for name, x in arrays.items()})

@@ -20,9 +20,10 @@ from vit_jax.weights.table import Entry, torch_modules
 # GroupNorm and StdConv2d of timm's hybrids and BiT models.
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
 _SIZES = {'embed_dim': 'hidden_size', 'depth': 'num_layers', 'num_heads': 'num_heads'}
-# By width, with patch sizes; arguments say how else a model differs.
-_NAMES = {192: ('tiny', (16,)), 384: ('small', (8, 16, 32)), 768: ('base', (8, 16, 32)),
-          1024: ('large', (14, 16, 32)), 1280: ('huge', (14,))}
+# By width and patch size; arguments say how else a model differs.
+_NAMES = {(width, (patch, patch)): f'vit_{size}_patch{patch}_224' for width, size, patches in (
+    (192, 'tiny', (16,)), (384, 'small', (8, 16, 32)), (768, 'base', (8, 16, 32)),
+    (1024, 'large', (14, 16, 32)), (1280, 'huge', (14,))) for patch in patches}
 # Heads of the models of timm for which guess_heads is wrong.
 _HEADS = {'test_vit': 2, 'vit_base_patch16_gap_224': 16,
           **{f'vit_giantopt_patch16_siglip_{name}': 16 for name in ('256', '384', 'gap_256',
@@ -160,9 +161,8 @@ def architecture(model: Mapping) -> str | None:
     """A model of timm, None if none fits; a transformer's sizes are in `model_arguments`."""
     resnet = model['resnet']
     if not resnet:
-        size, patches = _NAMES.get(model['hidden_size'], ('base', (16,)))
-        patch = next((p for p in patches if tuple(model['patch_size']) == (p, p)), None)
-        return f'vit_{size}_patch{patch}_224' if patch else 'vit_base_patch16_224'
+        sizes = model['hidden_size'], tuple(model['patch_size'])
+        return _NAMES.get(sizes, 'vit_base_patch16_224')
     width, units = resnet['width'] / 64, tuple(resnet['units'])
     if 'hidden_size' in model:
         return _HYBRIDS.get(units) if width == 1 else None

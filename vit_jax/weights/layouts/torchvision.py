@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from vit_jax.weights.files import Contents
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.model import Weights, guess_heads
 from vit_jax.weights.table import Entry, torch_modules
@@ -22,12 +21,8 @@ _TABLE = [
         'norm': 'encoder.ln',
         'pre_logits': 'heads.pre_logits',
         'head': 'heads.head'})]
+# The layers of the MLP once had other names.
 _OLDER = torch_modules({f'{_BLOCK}/mlp/dense{n}': f'{_THEIRS}.mlp.linear_{n}' for n in (1, 2)})
-
-
-def _read(contents: Contents) -> Reading:
-    """The layers of the MLP once had other names."""
-    return Reading(contents.arrays, _FORMULAS, _TABLE + _OLDER)
 
 
 def _allowed_values(model: Mapping, path: str) -> dict[str, tuple]:
@@ -45,5 +40,6 @@ def _refusals(weights: Weights, path: str) -> list[str]:
 
 
 LAYOUT = Layout(
-    mark=r'conv_proj\.weight', suffixes=('.pth', '.pt', '.bin', '.safetensors'), read=_read,
+    mark=r'conv_proj\.weight', suffixes=('.pth', '.pt', '.bin', '.safetensors'),
+    read=lambda contents: Reading(contents.arrays, _FORMULAS, _TABLE + _OLDER),
     table=lambda model: _TABLE, allowed_values=_allowed_values, refusals=_refusals)
