@@ -26,9 +26,10 @@ def test_names_and_axes():
 
 def test_what_does_not_fit_is_named():
     found, unknown = table.translate({'A1.01.weight': np.ones((5, 2)), 'C': np.ones(3)}, ENTRIES)
-    shapes = {'a/0/0/x': (2, 3), 'a/0/0/y': (2, 3), 'b': (2,), 'c': (3,)}
+    templates = {'a/0/0/x': np.empty((2, 3)), 'a/0/0/y': np.empty((2, 3)), 'b': np.empty(2),
+                 'c': np.empty(3)}
     with pytest.raises(UserError) as error:
-        table.fit(found, unknown, shapes, ENTRIES)
+        table.fit(found, unknown, templates, ENTRIES)
     assert str(error.value).splitlines()[1:] == [
         '  no place for C', '  A1.01.weight has shape (5, 2), expected (6, 2)', '  no B', '  no c']
     with pytest.raises(UserError, match='the layout has no place for c'):

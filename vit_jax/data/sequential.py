@@ -19,16 +19,12 @@ _FILE_ORDER = -1  # takes the place of a window's number in the key of the order
 
 
 class Pieces(NamedTuple):
-    """Runs of records in files; each array has one entry per run.
-
-    skip: records of the file before the run; take: its length; first: index in the split of its
-    first example.
-    """
+    """Runs of records in files; each array has one entry per run."""
 
     filename: Shaped[np.ndarray, ' runs']
-    skip: Int64[np.ndarray, ' runs']
-    take: Int64[np.ndarray, ' runs']
-    first: Int64[np.ndarray, ' runs']
+    skip: Int64[np.ndarray, ' runs']  # records of the file before the run
+    take: Int64[np.ndarray, ' runs']  # records of the run
+    first: Int64[np.ndarray, ' runs']  # index in the split of its first example
 
     def share(self, process: int, num_processes: int) -> 'Pieces':
         """The part of one process: contiguous, disjoint, equal in length up to one example."""

@@ -34,28 +34,22 @@ class Reading(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a program stores a model.
+    """How a program stores a model."""
 
-    Attributes:
-      mark: regular expression of the names of arrays by which the layout is recognised.
-      suffixes: endings of the files that are written; '' is a directory with JSON files.
-      read: raises UserError for a model that cannot be expressed here.
-      native: arrays have our names and shapes, repeated layers stacked: no table is needed.
-      table: from a model's fields: which array is written for which parameter.
-      allowed_values: from a model's fields and the path: the values that each field may have.
-      refusals: from weights with allowed values and the path: why they cannot be written.
-      finish: from the arrays by their names in the layout and the weights: the arrays to write.
-      sidecars: the JSON objects of a directory, by file name.
-      metadata: of a .safetensors file; 'format' makes transformers take it for PyTorch's.
-    """
-
-    mark: str
-    suffixes: tuple[str, ...]
-    read: Callable[[Contents], Reading]
+    mark: str  # regular expression of the names of arrays by which the layout is recognised
+    suffixes: tuple[str, ...]  # endings of the files that are written; '' is a directory with JSON
+    read: Callable[[Contents], Reading]  # UserError for a model that cannot be expressed here
+    # Whether arrays have our names and shapes, repeated layers stacked, so that no table is needed.
     native: bool = False
+    # From a model's fields: which array is written for which parameter.
     table: Callable[[Mapping], Sequence[Entry]] = lambda model: ()
+    # From a model's fields and the path: the values that each field may have.
     allowed_values: Callable[[Mapping, str], dict[str, tuple]] = lambda model, path: {}
+    # From weights with allowed values and the path: why they cannot be written.
     refusals: Callable[[Weights, str], list[str]] = lambda weights, path: []
+    # From the arrays by their names in the layout and the weights: the arrays to write.
     finish: Callable[[Arrays, Weights], Arrays] = lambda arrays, weights: arrays
+    # The JSON objects of a directory, by file name.
     sidecars: Callable[[Weights], dict[str, dict]] = lambda weights: {}
+    # Of a .safetensors file; 'format' makes transformers take it for PyTorch's.
     metadata: Callable[[Weights], dict[str, str]] = lambda weights: {'format': 'pt'}

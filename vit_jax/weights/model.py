@@ -78,10 +78,9 @@ def flatten(params: Mapping) -> dict[str, np.ndarray]:
 def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int]:
     """All fields of the model that has such parameters, and its number of classes.
 
-    Args:
-      flat: from table.parameters, one name per layer.
-      stated: fields that arrays do not show, such as gelu, epsilons and, in 'resnet', those of the
-        ResNet; num_heads if the source states it, otherwise see guess_heads.
+    `flat` is from table.parameters, one name per layer. `stated` are fields that arrays do not
+    show, such as gelu, epsilons and, in 'resnet', those of the ResNet; num_heads if the source
+    states it, otherwise see guess_heads.
     """
     stated, fields = dict(stated), {}
     formulas = stated.pop('resnet', {})
@@ -126,9 +125,9 @@ def guess_heads(model: Mapping) -> int:
     return published.get(sizes, max(1, model['hidden_size'] // 64))
 
 
-def shapes(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
-           preprocess: Mapping | None) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter by flat name, layers stacked.
+def templates(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
+              preprocess: Mapping | None) -> dict[str, np.ndarray]:
+    """Every parameter by flat name, layers stacked, as zeros of its shape that take no memory.
 
     The image size is that of the learned_1d position embedding in `flat`; without one, it is that
     of `preprocess`.
@@ -142,7 +141,7 @@ def shapes(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
         image_size = [32 * p for p in as_pair(model.get('patch_size', 1))]
     params = jax.eval_shape(module.init, jax.random.key(0),
                             jnp.zeros((1, *image_size, _channels(flat))))['params']
-    return {name: x.shape for name, x in flatten(params).items()}
+    return {name: np.broadcast_to(np.int8(0), x.shape) for name, x in flatten(params).items()}
 
 
 def _patch_in_pixels(model):

@@ -3,7 +3,6 @@
 import logging
 
 import flax.traverse_util
-import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.weights import files, hub, table
@@ -46,17 +45,16 @@ def _build(contents, name, source):
     reading = layout.read(contents)
     if layout.native:
         model, num_classes = reading.fields, reading.num_classes
-        shapes = model_lib.shapes(model, num_classes, reading.arrays, reading.preprocess)
+        templates = model_lib.templates(model, num_classes, reading.arrays, reading.preprocess)
         found = [(table.Entry((name,), name), x) for name, x in reading.arrays.items()]
-        flat = table.fit(found, [], shapes, ())
+        flat = table.fit(found, [], templates, ())
     else:
         found, unknown = table.translate(reading.arrays, reading.table)
         parameters = table.parameters(found)
         model, num_classes = model_lib.describe(parameters, reading.fields)
-        shapes = model_lib.shapes(model, num_classes, parameters, reading.preprocess)
-        single = table.unstack({key: np.empty(shape, np.int8) for key, shape in shapes.items()})
-        shapes = {key: x.shape for key, x in single.items()}
-        flat = table.stack(table.fit(found, unknown, shapes, layout.table(model)))
+        templates = table.unstack(
+            model_lib.templates(model, num_classes, parameters, reading.preprocess))
+        flat = table.stack(table.fit(found, unknown, templates, layout.table(model)))
     classes = reading.classes
     if classes is not None and len(classes) != num_classes:
         log.warning('%s names %d classes and its head has %d: the names are left out', source,

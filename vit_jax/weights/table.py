@@ -97,29 +97,28 @@ def parameters(found: Found) -> dict[str, np.ndarray]:
     return flat
 
 
-def fit(found: Found, unknown: list[str], shapes: Mapping[str, tuple[int, ...]],
+def fit(found: Found, unknown: list[str], templates: Mapping[str, np.ndarray],
         table: Iterable[Entry]) -> dict[str, np.ndarray]:
-    """Our parameters by flat name, each with its shape in the model.
+    """Our parameters by flat name, each with the shape of its template.
 
     Raises UserError if arrays are missing (by their names in `table`), have no place in the model
     or have another shape.
     """
     lines = [f'no place for {name}' for name in unknown]
-    empty = {name: np.empty(shape, np.int8) for name, shape in shapes.items()}  # costs no memory
     for entry, array in found:
-        if not all(name in shapes for name in entry.ours):
+        if not all(name in templates for name in entry.ours):
             lines.append(f'no place for {entry.theirs}')
-        elif array.shape != (expected := _theirs(entry, empty).shape):
+        elif array.shape != (expected := _theirs(entry, templates).shape):
             lines.append(f'{entry.theirs} has shape {array.shape}, expected {expected}')
     flat = parameters(found)
     missing = [_find(name, table) or Entry((name,), name)
-               for name in sorted(shapes.keys() - flat.keys())]
+               for name in sorted(templates.keys() - flat.keys())]
     lines += dict.fromkeys(f'no {entry.theirs}' for entry in missing)
     if lines:
         more = f'\n  and {len(lines) - 10} more' if len(lines) > 10 else ''
         raise UserError('the arrays do not fit the model that their sizes and config.json '
                         'describe:\n  ' + '\n  '.join(lines[:10]) + more)
-    return {name: x.reshape(shapes[name]) for name, x in flat.items()}
+    return {name: x.reshape(templates[name].shape) for name, x in flat.items()}
 
 
 def to_theirs(flat: Mapping[str, np.ndarray], table: Iterable[Entry]) -> dict[str, np.ndarray]:

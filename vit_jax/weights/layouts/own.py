@@ -41,10 +41,6 @@ def _read(contents: Contents) -> Reading:
                         'belong in the metadata: write it again with weights.save.') from error
 
 
-def _metadata(weights: Weights) -> dict[str, str]:
-    return {_KEY: json.dumps({name: getattr(weights, name) for name in _FIELDS})}
-
-
 def _tuples(value):
     """JSON's lists as the tuples they were."""
     if isinstance(value, dict):
@@ -53,4 +49,5 @@ def _tuples(value):
 
 
 LAYOUT = Layout(mark=r'blocks/.+|resnet/root_conv/kernel', suffixes=('.safetensors',), read=_read,
-                native=True, metadata=_metadata)
+                native=True, metadata=lambda weights: {
+                    _KEY: json.dumps({name: getattr(weights, name) for name in _FIELDS})})
