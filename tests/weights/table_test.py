@@ -49,6 +49,6 @@ def test_modules_of_pytorch():
 @pytest.mark.parametrize('model', ['vit', 'hybrid', 'bit'])
 def test_stacked_and_single_layers(model):
     flat = flatten(small.make(model).params)
-    again = table.stack(table.unstack(flat))
+    again = table.stack(table.unstack(flat), flat)
     assert again.keys() == flat.keys()
     assert all((again[name] == x).all() for name, x in flat.items())

@@ -51,10 +51,7 @@ def shuffled_index(position: Int64[tf.Tensor, ' k'], num_examples: int, seed: in
 
 
 def positions_of_step(step, batch_size: int, share: tuple[int, int]) -> Int64[tf.Tensor, ' local']:
-    """Positions in the run of the rows of one process.
-
-    `share` is (index of the process, number of processes); local = batch_size / number.
-    """
+    """Positions in the run of the rows of one process; `share` is (its index, their number)."""
     process, num_processes = share
     local = batch_size // num_processes
     return step * batch_size + process * local + tf.range(local, dtype=tf.int64)

@@ -26,15 +26,10 @@ def decode_image(encoded: tf.Tensor) -> UInt8[tf.Tensor, 'height width 3']:
     # DCT, pixels differ from those of other decoders by a few grey levels.
     image = tf.cond(is_jpeg_or_png,
                     lambda: tf.io.decode_jpeg(encoded, 3, dct_method='INTEGER_ACCURATE'),
-                    lambda: _call_python(images.decode, encoded))
-    image = tf.cond(is_jpeg_or_png & oriented,
-                    lambda: _call_python(_turn_upright, encoded, image), lambda: image)
+                    lambda: tf.numpy_function(images.decode, [encoded], tf.uint8, stateful=False))
+    image = tf.cond(is_jpeg_or_png & oriented, lambda: tf.numpy_function(
+        _turn_upright, [encoded, image], tf.uint8, stateful=False), lambda: image)
     return tf.ensure_shape(image, [None, None, 3])
-
-
-def _call_python(function, *args):
-    function = tf.autograph.experimental.do_not_convert(function)
-    return tf.numpy_function(function, args, tf.uint8, stateful=False)
 
 
 def _turn_upright(encoded, pixels):
@@ -67,7 +62,6 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
       augment: `config.augment`. crop='inception' takes a random area (min_area..1) and aspect ratio
         (3/4..4/3); 'pad' resizes, adds `pad` mirrored pixels on each side and crops; 'none' only
         resizes. With `flip`, half of the images are mirrored.
-      method: of resizing.
     """
     image, size = decode_image(encoded), tuple(image_size)
     if augment['crop'] == 'inception':

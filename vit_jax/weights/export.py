@@ -7,6 +7,7 @@ logits [batch, classes], computed in float32; the parameters are in the file.
 import importlib
 import logging
 import os
+import pathlib
 from collections.abc import Callable
 
 import jax
@@ -37,8 +38,7 @@ def save(weights: Weights, path: str, to: str) -> None:
             batch, = jax.export.symbolic_shape('batch')
             images = jax.ShapeDtypeStruct((batch, *_image_shape(weights)), jnp.float32)
             exported = jax.export.export(jax.jit(function(weights)), platforms=PLATFORMS)(images)
-            with open(temporary, 'wb') as file:
-                file.write(exported.serialize())
+            pathlib.Path(temporary).write_bytes(exported.serialize())
 
 
 def _save_onnx(weights, path, data):
@@ -87,8 +87,7 @@ def run(path: str, to: str, images: np.ndarray) -> tuple[np.ndarray, str]:
         options.log_severity_level = 3  # errors
         session = runtime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
         return session.run(['logits'], {'images': images})[0], f'onnxruntime {runtime.__version__}'
-    with open(path, 'rb') as file:
-        exported = jax.export.deserialize(bytearray(file.read()))
+    exported = jax.export.deserialize(bytearray(pathlib.Path(path).read_bytes()))
     return np.asarray(exported.call(images)), f'jax.export of jax {jax.__version__}'
 
 

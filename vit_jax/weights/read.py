@@ -52,9 +52,9 @@ def _build(contents, name, source):
         found, unknown = table.translate(reading.arrays, reading.table)
         parameters = table.parameters(found)
         model, num_classes = model_lib.describe(parameters, reading.fields)
-        templates = table.unstack(
-            model_lib.templates(model, num_classes, parameters, reading.preprocess))
-        flat = table.stack(table.fit(found, unknown, templates, layout.table(model)))
+        templates = model_lib.templates(model, num_classes, parameters, reading.preprocess)
+        single = table.fit(found, unknown, table.unstack(templates), layout.table(model))
+        flat = table.stack(single, templates)
     classes = reading.classes
     if classes is not None and len(classes) != num_classes:
         log.warning('%s names %d classes and its head has %d: the names are left out', source,

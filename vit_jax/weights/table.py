@@ -143,20 +143,11 @@ def unstack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return single
 
 
-def stack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The inverse of `unstack`."""
-    stacked, layers = {}, {}
-    for name, x in flat.items():
-        if match := re.fullmatch(r'blocks/(\d+)/(.+)', name):
-            layers.setdefault(f'blocks/{match[2]}', {})[int(match[1])] = x
-        elif match := re.fullmatch(r'resnet/(\d+)/0/(.+)', name):
-            stacked[f'resnet/stage{int(match[1]) + 1}/first/{match[2]}'] = x
-        elif match := re.fullmatch(r'resnet/(\d+)/(\d+)/(.+)', name):
-            rest = f'resnet/stage{int(match[1]) + 1}/rest/{match[3]}'
-            layers.setdefault(rest, {})[int(match[2])] = x
-        else:
-            stacked[name] = x
-    return stacked | {name: np.stack([x[i] for i in sorted(x)]) for name, x in layers.items()}
+def stack(single: Mapping[str, np.ndarray], templates: Mapping[str, np.ndarray]
+          ) -> dict[str, np.ndarray]:
+    """The inverse of `unstack`: parameters with the names and shapes of their templates."""
+    return {name: np.stack([single[part] for part in unstack({name: x})]).reshape(x.shape)
+            for name, x in templates.items()}
 
 
 def _theirs(entry, flat):

@@ -83,10 +83,9 @@ def other_logits(weights: Weights, path: str, layout: str, images: Images) -> tu
 
 def _timm(weights, path):
     import timm as package
-    version = f'timm {package.__version__}'
-    if files.is_directory(path):
-        return package.create_model(f'local-dir:{path}', pretrained=True), version
-    return _with_tensors(_new_timm_model(package, weights), path), version
+    model = (package.create_model(f'local-dir:{path}', pretrained=True) if files.is_directory(path)
+             else _with_tensors(_new_timm_model(package, weights), path))
+    return model, f'timm {package.__version__}'
 
 
 def _npz_in_timm(weights, path):
@@ -116,12 +115,12 @@ def _new_timm_model(package, weights):
 def _huggingface(weights, path):
     import torch
     import transformers
-    version = f'transformers {transformers.__version__}'
     if not (weights.num_classes or weights.model['representation_size']):
         raise CannotRunError('without a head or hidden layer transformers gives tokens')
     kind = (transformers.AutoModelForImageClassification if weights.num_classes else
             transformers.AutoModel)
-    return kind.from_pretrained(path, dtype=torch.float32), version
+    model = kind.from_pretrained(path, dtype=torch.float32)
+    return model, f'transformers {transformers.__version__}'
 
 
 def _torchvision(weights, path):

@@ -7,10 +7,8 @@ fixed (sincos_2d): then no array holds it.
 
 import numpy as np
 
-from vit_jax.weights.files import Contents
-from vit_jax.weights.layout import PLAIN, Arrays, Layout, Reading, only
+from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.layouts import google
-from vit_jax.weights.model import Weights
 from vit_jax.weights.table import Entry, flax_modules
 
 _STACKED = 'Transformer/encoderblock/'
@@ -20,7 +18,7 @@ _TABLE = [
     *flax_modules(google.block('pool', 'MAPHead_0', 'norm', (0, 0, 0)))]
 
 
-def _read(contents: Contents) -> Reading:
+def _read(contents):
     """Unstacks blocks, and gives the class token a position embedding of zeros."""
     arrays = {}
     for name, x in contents.arrays.items():
@@ -35,7 +33,7 @@ def _read(contents: Contents) -> Reading:
     return Reading(arrays, google.FORMULAS | position, _TABLE)
 
 
-def _finish(arrays: Arrays, weights: Weights) -> Arrays:
+def _finish(arrays, weights):
     """Adds the position embedding of the class token to the token."""
     if not {'cls', 'pos_embedding'} <= arrays.keys():
         return arrays

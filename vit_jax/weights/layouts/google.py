@@ -5,10 +5,8 @@ files, which timm reads too.
 """
 
 import re
-from collections.abc import Mapping
 
 from vit_jax.models import variants
-from vit_jax.weights.files import Contents
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.table import Entry, flax_modules
 
@@ -58,7 +56,7 @@ _BIT = [
     Entry(('head/bias',), 'resnet/head/conv2d/bias')]
 
 
-def _read(contents: Contents) -> Reading:
+def _read(contents):
     """GroupNorms may have one axis or four, and blocks either generation of names."""
     if any('root_block/' in name for name in contents.arrays):
         return Reading(contents.arrays, {}, _BIT)
@@ -67,7 +65,7 @@ def _read(contents: Contents) -> Reading:
     return Reading(arrays, FORMULAS, _VIT + NEWER)
 
 
-def _allowed_values(model: Mapping, path: str) -> dict[str, tuple]:
+def _allowed_values(model, path):
     """A ResNet may have any sizes, but only the formulas of BiT, or those of the hybrids."""
     resnet = (variants.hybrid_resnet if 'hidden_size' in model else variants.bit_resnet)(())
     allowed = only({f'resnet.{name}': value for name, value in resnet.items()

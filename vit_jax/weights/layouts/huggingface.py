@@ -7,9 +7,7 @@ import logging
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import as_pair
-from vit_jax.weights.files import Contents
 from vit_jax.weights.layout import PLAIN, Layout, Reading
-from vit_jax.weights.model import Weights
 from vit_jax.weights.table import Entry, torch_modules
 
 log = logging.getLogger(__name__)
@@ -43,7 +41,7 @@ _NEWER = torch_modules({f'{_BLOCK}/{ours}': f'{_THEIRS_NEWER}.{theirs}' for ours
     'mlp/dense2': 'mlp.fc2'}.items()})
 
 
-def _read(contents: Contents) -> Reading:
+def _read(contents):
     """Fields are in config.json, the preparation of images in preprocessor_config.json.
 
     A pooler that the head does not use is dropped. Processors may squeeze images into a square;
@@ -88,13 +86,13 @@ def _side(size):
     return size if isinstance(size, int) else None
 
 
-def _refusals(weights: Weights, path: str) -> list[str]:
+def _refusals(weights, path):
     size = weights.model['representation_size']
     return [f'model.representation_size is {size}: ViTForImageClassification has no hidden layer '
             'before its head'] if size and weights.num_classes else []
 
 
-def _sidecars(weights: Weights) -> dict[str, dict]:
+def _sidecars(weights):
     config = {'config.json': _write_config(weights)}
     height, width = weights.image_size()
     given = weights.preprocess or {}

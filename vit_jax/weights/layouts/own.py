@@ -8,7 +8,6 @@ import json
 import os
 
 from vit_jax.errors import UserError
-from vit_jax.weights.files import Contents
 from vit_jax.weights.layout import Layout, Reading
 from vit_jax.weights.model import Weights, with_defaults
 from vit_jax.workdir import checkpoint, record
@@ -30,7 +29,7 @@ def from_run(workdir: str, step: int | None) -> Weights:
                    os.path.join(record.checkpoint_directory(workdir), str(step)))
 
 
-def _read(contents: Contents) -> Reading:
+def _read(contents):
     try:
         stated = json.loads(contents.metadata[_KEY])
         model, num_classes, classes, preprocess = (stated[name] for name in _FIELDS)

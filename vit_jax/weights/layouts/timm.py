@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import as_pair
-from vit_jax.weights.files import Contents, is_directory
+from vit_jax.weights.files import is_directory
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.model import Weights, guess_heads
 from vit_jax.weights.table import Entry, torch_modules
@@ -79,14 +79,14 @@ _HYBRID = _VIT + _resnet(f'{_BACKBONE}stem.', _BACKBONE)
 _ROOT_ONLY = _VIT + _resnet(_BACKBONE, _BACKBONE)
 
 
-def _table(model: Mapping) -> list[Entry]:
+def _table(model):
     """Under a transformer, a root without stages is named differently."""
     if 'hidden_size' not in model:
         return _BIT
     return _HYBRID if model['resnet'] and model['resnet']['units'] else _ROOT_ONLY
 
 
-def _read(contents: Contents) -> Reading:
+def _read(contents):
     """Fields are those of timm's models without arguments, or as config.json says."""
     arrays, config = contents.arrays, contents.sidecars.get('config.json', {})
     if 'architecture' not in config:  # it belongs to another program
@@ -133,7 +133,7 @@ def _looks_alone(number):
     return number > 1 and math.isqrt(number) ** 2 == number
 
 
-def _allowed_values(model: Mapping, path: str) -> dict[str, tuple]:
+def _allowed_values(model, path):
     """More in a directory, whose config.json says what arrays do not."""
     allowed = PLAIN | dict(
         position=('learned_1d', 'none'), pool=tuple(_POOL), layer_norm_epsilon=(1e-6,),
@@ -144,7 +144,7 @@ def _allowed_values(model: Mapping, path: str) -> dict[str, tuple]:
     return allowed
 
 
-def _refusals(weights: Weights, path: str) -> list[str]:
+def _refusals(weights, path):
     grid, resnet = weights.grid(), weights.model['resnet']
     if is_directory(path):
         return [] if architecture(weights.model) else [
@@ -187,16 +187,15 @@ def model_arguments(weights: Weights) -> dict:
         act_layer={'erf': 'gelu', 'tanh': 'gelu_tanh'}[model['gelu']])
 
 
-def _sidecars(weights: Weights) -> dict[str, dict]:
+def _sidecars(weights):
     """config.json: the name of a model of timm, its arguments, and how images are prepared."""
     transformer, given = 'hidden_size' in weights.model, weights.preprocess or {}
     arguments = model_arguments(weights)
-    resize = {ours: theirs for theirs, ours in _RESIZE.items()}
+    resize = {ours: theirs for theirs, ours in _RESIZE.items()}.get(given.get('resize'))
     images = dict(input_size=(weights.channels(), *weights.image_size()),
                   num_classes=weights.num_classes, fixed_input_size=transformer,
-                  crop_pct=given.get('crop_ratio'), interpolation=resize.get(given.get('resize')),
-                  mean=given.get('mean'), std=given.get('std'),
-                  classifier='head' if transformer else 'head.fc')
+                  crop_pct=given.get('crop_ratio'), interpolation=resize, mean=given.get('mean'),
+                  std=given.get('std'), classifier='head' if transformer else 'head.fc')
     config = {'architecture': architecture(weights.model), 'num_classes': weights.num_classes,
               'label_names': weights.classes or None,
               'global_pool': arguments.get('global_pool', 'avg'), 'model_args': arguments,

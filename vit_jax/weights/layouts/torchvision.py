@@ -1,9 +1,7 @@
 """torchvision's VisionTransformer (vit_b_16 and relatives)."""
 
-from collections.abc import Mapping
-
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
-from vit_jax.weights.model import Weights, guess_heads
+from vit_jax.weights.model import guess_heads
 from vit_jax.weights.table import Entry, torch_modules
 
 _FORMULAS = dict(gelu='erf', layer_norm_epsilon=1e-6)
@@ -25,12 +23,12 @@ _TABLE = [
 _OLDER = torch_modules({f'{_BLOCK}/mlp/dense{n}': f'{_THEIRS}.mlp.linear_{n}' for n in (1, 2)})
 
 
-def _allowed_values(model: Mapping, path: str) -> dict[str, tuple]:
+def _allowed_values(model, path):
     heads = dict(num_heads=(guess_heads(model),)) if 'hidden_size' in model else {}
     return PLAIN | only(_FORMULAS) | dict(resnet=(None,)) | heads
 
 
-def _refusals(weights: Weights, path: str) -> list[str]:
+def _refusals(weights, path):
     size, patch, channels = weights.image_size(), weights.model['patch_size'], weights.channels()
     if size[0] == size[1] and patch[0] == patch[-1] and channels == 3:
         return []
