@@ -79,13 +79,12 @@ class BrokenImages:
                 reasons[int(item['index'])] = _one_line(reason)
         if not reasons:
             raise error
-        known = len(self._reasons)
+        known, total = len(self._reasons), self._source.num_examples
         for index, reason in reasons.items():
             if index not in self._reasons:
                 self._reasons[index] = reason
                 logger.warning('skipped broken image %s: %s (%d of %d)',
-                               self._source.name_of(index), reason, len(self._reasons),
-                               self._source.num_examples)
+                               self._source.name_of(index), reason, len(self._reasons), total)
         self._check_limit(any_new=len(self._reasons) > known)
 
     def _check_limit(self, any_new):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vit_jax.errors import UserError, check_choice
 
@@ -27,7 +27,6 @@ RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling
 # before the pixels. Searching the whole of a large file would take a third of its decoding time.
 ORIENTATION_WORDS = ('exif', 'tiff:orientation')
 HEADER_BYTES = 1 << 16
-_EXIF_ORIENTATION_TAG = 0x0112
 _PNG_END = b'IEND\xaeB`\x82'
 
 
@@ -93,7 +92,7 @@ def turn_upright(pixels: UInt8[np.ndarray, 'rows columns 3'], image: Image.Image
                  ) -> UInt8[np.ndarray, 'height width 3']:
     """The pixels of an image, turned and mirrored as its EXIF or XMP data says."""
     try:
-        orientation = image.getexif().get(_EXIF_ORIENTATION_TAG, 1)
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # unreadable metadata does not make an image unreadable
         return pixels
     if orientation in (5, 6, 7, 8):  # as in the EXIF standard: these exchange rows and columns

@@ -12,7 +12,6 @@ from vit_jax.data.host_tensorflow import tf
 # Of the cipher behind the permutation: with few rounds and small numbers as seeds, it nearly
 # returns the identity.
 _ROUNDS = 16
-_PHILOX = 1  # tf.random.Algorithm.PHILOX
 
 
 def stream_seeds(seed: int) -> tuple[int, int]:
@@ -65,4 +64,5 @@ def augment_bits(seed: int, first_position, num_rows: int) -> Int64[tf.Tensor, '
     key, _ = tf.raw_ops.StatelessRandomGetKeyCounter(seed=tf.constant([seed, 0], tf.int64))
     counter = tf.stack([tf.cast(4 * first_position, tf.uint64), tf.constant(0, tf.uint64)])
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[num_rows, 4, 2], key=key, counter=counter, alg=_PHILOX, dtype=tf.int64)
+        shape=[num_rows, 4, 2], key=key, counter=counter, dtype=tf.int64,
+        alg=tf.random.Algorithm.PHILOX.value)

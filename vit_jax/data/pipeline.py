@@ -108,14 +108,13 @@ def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int]
     items = _items(source, batch_size, share, num_batches, index_at,
                    functools.partial(sequential.in_order, files_at_once=files_at_once))
 
-    def read(item):
-        encoded, label = source.load(item)
-        return eval_image(encoded, size, preprocess), label
-
     def example(item):
+        def read():
+            encoded, label = source.load(item)
+            return eval_image(encoded, size, preprocess), label
+
         valid = ~broken.is_broken(item['index'])
-        image, label = tf.cond(valid, lambda: read(item),
-                               lambda: (tf.zeros([*size, 3]), tf.constant(0)))
+        image, label = tf.cond(valid, read, lambda: (tf.zeros([*size, 3]), tf.constant(0)))
         return {'image': image, 'label': label, 'mask': valid}
 
     def batches(step):
