@@ -89,7 +89,7 @@ def timm_heads(name, monkeypatch):
     config = {'architecture': name, 'pretrained_cfg': dict(theirs.pretrained_cfg)}
     contents = files.Contents(arrays, {}, {'config.json': config})
     monkeypatch.setattr(files, 'read_path', lambda _: contents)
-    monkeypatch.setattr(table, 'stack', lambda flat: flat)
+    monkeypatch.setattr(table, 'stack', lambda single, templates: single)
     return weights.load(name).model['num_heads'], theirs.blocks[0].attn.num_heads
 
 
