@@ -27,12 +27,9 @@ def test_every_config_loads(name):
 @pytest.mark.parametrize(('model', 'dataset'), list(
     itertools.product(variants.names(), vit.DATASETS)))
 def test_every_pretraining_config_loads(model, dataset):
-    config = vit.get_config(f'{model},{dataset}')
-    if dataset == 'jft':
-        config = checked(config)
-    else:  # the same but for the width of the head and dropout: no need to trace it again
-        config = config_lib.checked(config)
-        models.build(config.model, config.dataset.num_classes)
+    config = config_lib.checked(vit.get_config(f'{model},{dataset}'))
+    models.build(config.model, config.dataset.num_classes)  # variants_test.py traces it
+    assert config.image_size == (224, 224)
     o = config.optimizer
     found = (config.batch_size, o.name, o.b1, o.b2, o.warmup_steps)
     assert found == (4096, 'adam', 0.9, 0.999, 10_000)

@@ -3,18 +3,15 @@
 import importlib.util
 import logging
 import os
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.support import interop, small
-from tests.support.runs import ROOT, check_message, environment
-from vit_jax import weights
+from tests.support.runs import check_message, run_here
+from vit_jax import convert, weights
 from vit_jax.config import base
-from vit_jax.convert import convert, main
 from vit_jax.errors import UserError
 from vit_jax.weights import verify
 
@@ -30,9 +27,7 @@ def source(tmp_path):
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, '-m', 'vit_jax.convert', *map(str, arguments)], cwd=ROOT,
-                          env=environment(), text=True, capture_output=True, timeout=120,
-                          check=False)
+    return run_here(*arguments, command=convert)
 
 
 def test_command(source, tmp_path):
@@ -62,7 +57,7 @@ def test_messages_of_the_command(arguments, message):
 ])
 def test_wrong_arguments(arguments, message, capsys):
     with pytest.raises(SystemExit):
-        main(arguments)
+        convert.main(arguments)
     assert message in capsys.readouterr().err
 
 
@@ -89,7 +84,7 @@ def test_verified_by_the_other_program_where_that_is_possible(model, to, name, h
     interop.import_timm()
     interop.require('transformers')
     inexact = name == 'x.pth'
-    convert(source(model), str(tmp_path / name), to, verify=True, inexact=inexact)
+    convert.convert(source(model), str(tmp_path / name), to, verify=True, inexact=inexact)
     assert verified(caplog).startswith(f'verified by {how}')
     assert ('--inexact, with --dtype if given, changed logits by up to' in caplog.text) == inexact
 
@@ -103,20 +98,20 @@ def test_models_trained_in_bfloat16_are_verified_in_float32(to, dtype, how, sour
     interop.import_timm()
     interop.require('jax2onnx')
     path = str(tmp_path / {'timm': 'x', 'google': 'x.npz'}.get(to, f'x.{to}'))
-    convert(source('gap', dtype='bfloat16'), path, to, verify=True, dtype=dtype)
+    convert.convert(source('gap', dtype='bfloat16'), path, to, verify=True, dtype=dtype)
     assert verified(caplog).startswith(f'verified by {how}')
 
 
 def test_what_weights_do_not_say(source, tmp_path, caplog):
     path, names = str(tmp_path / 'x.npz'), tmp_path / 'names.txt'
-    convert(source(), path, 'google')
+    convert.convert(source(), path, 'google')
     assert (f'{path} does not hold resize=bicubic, crop_ratio=0.8, mean=(0.4, 0.5, 0.6), '
             'std=(0.3, 0.2, 0.1), the names of the classes: say it where') in caplog.text
-    convert(source('rectangle'), path, 'google', overwrite=True)
+    convert.convert(source('rectangle'), path, 'google', overwrite=True)
     assert 'std=(0.3, 0.2, 0.1), image_size=(16, 12), the names' in caplog.text
-    convert(source(), path, 'google', overwrite=True)
+    convert.convert(source(), path, 'google', overwrite=True)
     names.write_text('\n'.join(small.CLASSES))
-    convert(path, str(tmp_path / 'x'), 'huggingface', preprocess=['mean=0.1,0.2,0.3'],
+    convert.convert(path, str(tmp_path / 'x'), 'huggingface', preprocess=['mean=0.1,0.2,0.3'],
             classes=str(names))
     assert f'{path} does not say crop_ratio, resize, std of images: the defaults' in caplog.text
     found = weights.load(str(tmp_path / 'x'))
@@ -127,8 +122,8 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
 
 
 def test_directories_for_timm_say_how_images_are_prepared(source, tmp_path):
-    convert(source(), str(tmp_path / 'x.npz'), 'google')  # which says nothing
-    convert(str(tmp_path / 'x.npz'), str(tmp_path / 'x'), 'timm')
+    convert.convert(source(), str(tmp_path / 'x.npz'), 'google')  # which says nothing
+    convert.convert(str(tmp_path / 'x.npz'), str(tmp_path / 'x'), 'timm')
     assert weights.load(str(tmp_path / 'x')).preprocess == dict(
         base().preprocess, image_size=(16, 16))
 
@@ -137,11 +132,11 @@ def test_inexact_is_asked_for(source, tmp_path):
     path = str(tmp_path / 'x.safetensors')
     with pytest.raises(UserError, match="exactly:\n  model.gelu is 'tanh', there it is 'erf'\nWith "
                                         '--inexact it is written nevertheless'):
-        convert(source(), path, 'torchvision')
-    convert(source(), path, 'torchvision', inexact=True)
+        convert.convert(source(), path, 'torchvision')
+    convert.convert(source(), path, 'torchvision', inexact=True)
     assert weights.load(path).model['gelu'] == 'erf'
     with pytest.raises(UserError, match="cannot hold this model:\n  model.pool is 'gap'"):
-        convert(source('gap'), str(tmp_path / 'y.safetensors'), 'torchvision', inexact=True)
+        convert.convert(source('gap'), str(tmp_path / 'y.safetensors'), 'torchvision', inexact=True)
 
 
 @pytest.mark.parametrize('error', [2e-4, np.nan])
@@ -151,17 +146,17 @@ def test_a_difference_is_an_error(error, source, tmp_path, monkeypatch):
 
     monkeypatch.setattr(verify, 'other_logits', wrong)
     with pytest.raises(UserError, match='at most 0.0001 was expected'):
-        convert(source(), str(tmp_path / 'x'), 'timm', verify=True)
+        convert.convert(source(), str(tmp_path / 'x'), 'timm', verify=True)
 
 
 def test_overwriting(source, tmp_path):
-    convert(source(), str(tmp_path / 'x'), 'timm')
+    convert.convert(source(), str(tmp_path / 'x'), 'timm')
     with pytest.raises(UserError, match='x exists already'):
-        convert(source(), str(tmp_path / 'x'), 'huggingface')
-    convert(source(), str(tmp_path / 'x'), 'huggingface', overwrite=True)
+        convert.convert(source(), str(tmp_path / 'x'), 'huggingface')
+    convert.convert(source(), str(tmp_path / 'x'), 'huggingface', overwrite=True)
     assert weights.load(str(tmp_path / 'x')).layout == 'huggingface'
     (tmp_path / 'x/thesis.tex').write_text('')
     for to in ('timm', 'stablehlo'):
         with pytest.raises(UserError, match=r'holds more than weights \(thesis.tex\)'):
-            convert(source(), str(tmp_path / 'x'), to, overwrite=True)
+            convert.convert(source(), str(tmp_path / 'x'), to, overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ['vit.safetensors', 'x']

@@ -8,25 +8,26 @@ from vit_jax.workdir import metrics
 RUN = {'num_steps': 300, 'optimizer.warmup_steps': 40, 'eval_every': 300, 'checkpoint_every': 300}
 POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in places
              if (kind, place) != ('learned_1d', 'stem')]  # that is family vit
-EACH_PLACE_ONCE = {('none', 'stem'), ('learned_2d', 'every_layer'), ('relative', 'shared')}
 
 
 def accuracy(run_main, workdir, family, fields):
-    result = run_main(workdir, config=f'configs/quickstart.py:{family}', fields=RUN | fields)
+    result = run_main(workdir, config=f'configs/quickstart.py:{family}', fields=RUN | fields,
+                      optimized=True)
     assert result.returncode == 0, result.stderr
     return metrics.read(workdir)[-1]['eval/accuracy']
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', ['vit', 'hybrid', 'resnet', 'axial'])
+@pytest.mark.parametrize('family', ['hybrid', 'axial',
+                                    *(pytest.param(family, marks=pytest.mark.nightly)
+                                      for family in ('vit', 'resnet'))])
 def test_family(family, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', family, {}) >= 0.8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('kind', 'place'), [
-    pytest.param(*case, marks=[] if case in EACH_PLACE_ONCE else pytest.mark.nightly)
-    for case in POSITIONS])
+@pytest.mark.nightly
+@pytest.mark.parametrize(('kind', 'place'), POSITIONS)
 def test_position_embedding(kind, place, run_main, tmp_path):
     fields = {'model.position': kind, 'model.position_at': place, 'model.unroll': 4}
     assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8
@@ -34,8 +35,9 @@ def test_position_embedding(kind, place, run_main, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('fields', [
-    {'model.pool': 'gap', 'model.layer_scale_init': 0.1, 'model.stochastic_depth_rate': 0.1},
+    {'model.pool': 'gap', 'model.layer_scale_init': 0.1, 'model.stochastic_depth_rate': 0.1,
+     'model.position': 'relative', 'model.position_at': 'shared', 'model.unroll': 4},
     pytest.param({'model.pool': 'map', 'model.remat_policy': 'nothing_saveable'},
                  marks=pytest.mark.nightly)], ids=str)
-def test_pool_and_regularisation(fields, run_main, tmp_path):
+def test_pool_position_and_regularisation(fields, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8

@@ -51,7 +51,8 @@ for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'timm', 'transformers
 import jax, jax.numpy as jnp
 from vit_jax import models, weights
 fields = models.fields('ti16') | dict(num_layers=1, gelu='erf')
-params = models.build(fields, 3).init(jax.random.key(0), jnp.ones((1, 32, 32, 3)))['params']
+model = models.build(fields, 3)
+params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 32, 32, 3)))['params']
 w = weights.Weights(jax.device_get(params), fields, 3, None, None, 'vit_jax', 'test')
 os.chdir(FOLDER)
 for layout, path in (('timm', 'x.safetensors'), ('huggingface', 'hf'),

@@ -58,8 +58,8 @@ def test_a_repeated_tuple_is_refused(tmp_path):
 def test_as_a_user_types_it(tmp_path):
     """In processes of their own, unlike the others."""
     def run(*arguments):
-        return subprocess.run([*command(tmp_path), *arguments], cwd=ROOT, env=environment(),
-                              text=True, capture_output=True, timeout=300, check=False)
+        return subprocess.run([*command(tmp_path), *arguments], cwd=ROOT, text=True, timeout=300,
+                              env=environment(as_a_user=True), capture_output=True, check=False)
 
     check_message(run('--config.dataset.name=/nowhere/flowers'),
                   "error: no directory '/nowhere/flowers'")

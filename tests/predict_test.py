@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import small
 from tests.support.datasets import write_images
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from vit_jax import models, predict, weights
 from vit_jax.data import images
 from vit_jax.errors import UserError
@@ -31,7 +31,7 @@ def exported(tmp_path_factory):
 
     def probabilities(file):
         image = images.load(str(file), (16, 16), PREPROCESS)[None]
-        return np.asarray(jax.nn.softmax(model.apply({'params': params}, image)))[0]
+        return np.asarray(jax.nn.softmax(apply(model, {'params': params}, image)))[0]
     return path, probabilities
 
 

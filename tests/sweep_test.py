@@ -1,12 +1,10 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.runs import ROOT, TINY, environment, load
+from tests.support.runs import ROOT, TINY, load, run_here
 from vit_jax import sweep
 from vit_jax.errors import DivergedError, UserError
 from vit_jax.training import loop
@@ -49,10 +47,8 @@ def config(fields):
 
 def command(workdir, *arguments):
     """A finished `python -m vit_jax.sweep` of the quickstart."""
-    return subprocess.run(
-        [sys.executable, '-m', 'vit_jax.sweep', '--config=configs/quickstart.py',
-         f'--workdir={workdir}', *arguments], cwd=ROOT, env=environment(), text=True,
-        capture_output=True, timeout=300, check=False)
+    return run_here('--config=configs/quickstart.py', f'--workdir={workdir}', *arguments,
+                    command=sweep)
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_eval_step_counts_what_the_mask_leaves():
                              loss=losses.make_loss(**config.loss))
     sums = jax.jit(step)(params, batch)
     assert_close(jax.jit(functools.partial(step, accum_steps=4))(params, batch), sums)
-    logits = np.asarray(model.apply({'params': params}, batch['image']))[batch['mask']]
+    logits = np.asarray(jax.jit(model.apply)({'params': params}, batch['image']))[batch['mask']]
     labels = batch['label'][batch['mask']]
     loss = -np.asarray(jax.nn.log_softmax(logits))[np.arange(5), labels]
     assert float(sums['count']) == 5

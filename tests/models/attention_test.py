@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
 from vit_jax.models import attention
@@ -16,7 +16,7 @@ def test_attention_dropout_acts_on_the_weights():
 
     def logits(rate, train):
         model = models.build(SMALL, 5, attention_dropout_rate=rate, **fields)
-        return model.apply(params, images, train=train, rngs={'dropout': jax.random.key(1)})
+        return apply(model, params, images, train=train, rngs={'dropout': jax.random.key(1)})
 
     expected = logits(0.0, False)
     tolerance = 1e-5 * np.abs(expected).max()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, assert_equals_reference, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
@@ -31,8 +31,8 @@ def test_axial_equals_full_attention_on_a_one_row_image():
     for last in (column['attention']['out'], column['mlp']['dense2']):
         last.update(jax.tree.map(jnp.zeros_like, last))  # columns then change nothing
     full = models.build(SMALL, 7, pool='gap')
-    expected = full.apply({'params': params | {'blocks': params['blocks']['row']}}, images)
-    logits = axial.apply({'params': params}, images)
+    expected = apply(full, {'params': params | {'blocks': params['blocks']['row']}}, images)
+    logits = apply(axial, {'params': params}, images)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
 
 
@@ -62,9 +62,9 @@ def test_dropout_acts_in_training_only_and_follows_its_key():
     images = jax.random.uniform(jax.random.key(1), (2, 8, 8, 3))
     model = models.build(SMALL, 5, dropout_rate=0.5)
     params = {'params': randomised(model, images)}
-    evaluated = model.apply(params, images)
-    np.testing.assert_array_equal(evaluated, models.build(SMALL, 5).apply(params, images))
-    a, b, c = (model.apply(params, images, train=True, rngs={'dropout': jax.random.key(k)})
+    evaluated = apply(model, params, images)
+    np.testing.assert_array_equal(evaluated, apply(models.build(SMALL, 5), params, images))
+    a, b, c = (apply(model, params, images, train=True, rngs={'dropout': jax.random.key(k)})
                for k in (1, 1, 2))
     np.testing.assert_array_equal(a, b)
     assert np.abs(a - c).max() > 1e-3
@@ -93,8 +93,8 @@ def test_stochastic_depth_is_off_in_evaluation():
     images = random_images(2, 8, 8, 3)
     params = {'params': randomised(models.build(SMALL, 5), images)}
     np.testing.assert_array_equal(
-        models.build(SMALL, 5, stochastic_depth_rate=0.9).apply(params, images),
-        models.build(SMALL, 5).apply(params, images))
+        apply(models.build(SMALL, 5, stochastic_depth_rate=0.9), params, images),
+        apply(models.build(SMALL, 5), params, images))
 
 
 @pytest.mark.parametrize('parts', [1, 3])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, assert_equals_reference, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
@@ -29,9 +29,9 @@ def test_permuting_patches_permutes_tokens_without_position(attention):
     rows = images.reshape(3, 4, 8, 3)
     model = models.build(SMALL, 5, position='none', pool='none', attention=attention)
     params = {'params': randomised(model, images)}
-    tokens = model.apply(params, images).reshape(3, 2, 5)
+    tokens = apply(model, params, images).reshape(3, 2, 5)
     order = np.array([2, 0, 1])
-    permuted = model.apply(params, rows[order].reshape(images.shape)).reshape(3, 2, 5)
+    permuted = apply(model, params, rows[order].reshape(images.shape)).reshape(3, 2, 5)
     np.testing.assert_allclose(permuted, tokens[order], atol=1e-5 * np.abs(tokens).max())
     assert np.abs(permuted - tokens).max() > 1e-3 * np.abs(tokens).max()
 

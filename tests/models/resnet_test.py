@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import cost, resnet, variants
@@ -76,8 +76,8 @@ def test_standardised_kernels_have_no_scale_and_no_mean(fields):
         return 3 * kernel + jnp.linspace(-1, 1, kernel.shape[-1])
 
     changed = params | {'resnet': jax.tree.map_with_path(change, params['resnet'])}
-    expected = model.apply({'params': params}, images)
-    logits = model.apply({'params': changed}, images)
+    expected = apply(model, {'params': params}, images)
+    logits = apply(model, {'params': changed}, images)
     np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
 
 
@@ -113,10 +113,10 @@ def test_intermediates_leave_the_logits_alone():
     images = random_images(2, 16, 16, 3)
     model = models.build(BIT, 5)
     params = randomised(model, images)
-    logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
-    np.testing.assert_allclose(logits, model.apply({'params': params}, images), rtol=1e-5)
+    logits, outputs = apply(model, {'params': params}, images, return_intermediates=True)
+    np.testing.assert_allclose(logits, apply(model, {'params': params}, images), rtol=1e-5)
     np.testing.assert_array_equal(outputs['representation'],
-                                  models.build(BIT, 0).apply({'params': params}, images))
+                                  apply(models.build(BIT, 0), {'params': params}, images))
 
 
 @both
@@ -125,8 +125,8 @@ def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
     low = models.build(fields, 5, dtype='bfloat16')
     params = randomised(low, images)
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
-    exact = models.build(fields, 5).apply({'params': params}, images)
-    logits = low.apply({'params': params}, images)
+    exact = apply(models.build(fields, 5), {'params': params}, images)
+    logits = apply(low, {'params': params}, images)
     assert logits.dtype == jnp.float32
     assert 1e-5 < np.abs(logits - exact).max() / np.abs(exact).max() < 0.05
 

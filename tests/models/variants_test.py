@@ -1,3 +1,4 @@
+import functools
 import itertools
 import re
 
@@ -16,6 +17,7 @@ PUBLISHED = {'ti16': 5_717_416, 's16': 22_050_664, 'b16': 86_567_656, 'l16': 304
              'r101x1': 44_541_480, 'r152x2': 236_335_208, 'r152x4': 936_533_224}
 
 
+@functools.cache
 def count(name):
     return cost.of_model(models.build(name, 1000), (224, 224)).parameters
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, assert_equals_reference, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
@@ -42,7 +42,7 @@ def test_a_token_of_no_pool_starts_from_its_patch():
     model = models.build(SMALL, 0, pool='none')
     images = random_images(1, 8, 12, 3)
     params = {'params': randomised(model, images)}
-    embedded = functools.partial(model.apply, params, return_intermediates=True)
+    embedded = jax.jit(functools.partial(model.apply, params, return_intermediates=True))
     before = embedded(images)[1]['embedded']
     after = embedded(images.at[0, 4:8, 8:12].add(1))[1]['embedded']
     changed = np.abs(after - before).max(axis=(0, 2)) > 0
@@ -79,8 +79,8 @@ def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
     low = models.build(SMALL, 5, dtype='bfloat16', **fields)
     params = randomised(low, images)
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
-    logits, outputs = low.apply({'params': params}, images, return_intermediates=True)
-    exact = models.build(SMALL, 5, **fields).apply({'params': params}, images)
+    logits, outputs = apply(low, {'params': params}, images, return_intermediates=True)
+    exact = apply(models.build(SMALL, 5, **fields), {'params': params}, images)
     assert logits.dtype == jnp.float32
     assert outputs['tokens'].dtype == outputs['embedded'].dtype == jnp.bfloat16
     assert 1e-5 < np.abs(logits - exact).max() / np.abs(exact).max() < 0.03
@@ -91,7 +91,7 @@ def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
 
 def test_initial_values():
     model = models.build(SMALL, 5, hidden_size=256, layer_scale_init=0.1, head_bias_init=-10.0)
-    params = model.init(jax.random.key(0), random_images(1, 16, 16, 3))['params']
+    params = jax.jit(model.init)(jax.random.key(0), random_images(1, 16, 16, 3))['params']
     for name in ('scale1', 'scale2'):
         np.testing.assert_array_equal(params['blocks'][name], np.float32(0.1))
     np.testing.assert_array_equal(params['head']['kernel'], 0)
@@ -103,14 +103,14 @@ def test_initial_values():
 def test_head_starts_at_zero_with_the_bias_asked_for():
     images = jnp.ones((1, 8, 8, 3))
     model = models.build(SMALL, 5, head_bias_init=-10.0)
-    params = model.init(jax.random.key(0), images)
-    np.testing.assert_array_equal(model.apply(params, images), np.full((1, 5), -10.0))
+    params = jax.jit(model.init)(jax.random.key(0), images)
+    np.testing.assert_array_equal(apply(model, params, images), np.full((1, 5), -10.0))
 
 
 def test_no_classes_returns_the_representation():
     images = jnp.ones((1, 8, 8, 3))
     model = models.build(SMALL, 0)
-    out, params = model.init_with_output(jax.random.key(0), images)
+    out, params = jax.jit(model.init_with_output)(jax.random.key(0), images)
     assert out.shape == (1, 32)
     assert 'head' not in params['params']
 

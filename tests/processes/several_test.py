@@ -129,6 +129,7 @@ def saving_steps(workdir):
     return sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit())
 
 
+@pytest.mark.slow
 def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undisturbed, tmp_path):
     with start(2, tmp_path, first={1: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGTERM')}) as run:
         logs = run.wait([143, 143])

@@ -27,10 +27,10 @@ class Forked:
         """Args:
           arguments: what the code finds in sys.argv behind its name.
           log: path of the file for what it writes.
-          optimized: whether JAX compiles as for a user.
+          optimized: whether JAX compiles with all optimizations.
           flags: further XLA_FLAGS.
         """
-        variables = environment(cached=True)
+        variables = environment()
         variables['XLA_FLAGS'] = f'{variables["XLA_FLAGS"]} {flags}'.strip()
         self._process = CONTEXT.Process(
             target=_run, args=(code, list(map(str, arguments)), str(log), variables, optimized))

@@ -6,7 +6,6 @@ import io
 import logging
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -17,9 +16,6 @@ from vit_jax import config as config_lib
 from vit_jax import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# The tests have eight CPU devices; processes that they start have one.
-SINGLE_DEVICE_FLAGS = re.sub(r' ?--xla_force_host_platform_device_count=\d+', '',
-                             os.environ.get('XLA_FLAGS', ''))
 
 # A model and a run that take seconds, with dropout, augmentation and several epochs.
 TINY = {
@@ -46,29 +42,40 @@ def command(workdir, **kwargs):
     return [sys.executable, '-m', 'vit_jax.main', *arguments(workdir, **kwargs)]
 
 
-def environment(cached=False):
-    """The environment of a process of the tests: one CPU device, compiled as for a user.
+def environment(as_a_user=False):
+    """The environment of a process of the tests, which has one CPU device and all optimizations.
 
     Args:
-      cached: what one such process has compiled the next one reads, also of the other workers.
+      as_a_user: without what makes compilation faster: other code generation, and a cache of
+        what the processes of the tests have compiled.
     """
-    return os.environ | {'XLA_FLAGS': SINGLE_DEVICE_FLAGS, 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0',
-                         'JAX_ENABLE_COMPILATION_CACHE': str(cached).lower()}
+    flags = [] if as_a_user else [flag for flag in os.environ['XLA_FLAGS'].split()
+                                  if 'device_count' not in flag]
+    return os.environ | {'XLA_FLAGS': ' '.join(flags), 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0',
+                         'JAX_ENABLE_COMPILATION_CACHE': str(not as_a_user).lower()}
 
 
-def run_here(*argv):
-    """The training command in this process, on the first device: what it wrote, its exit code."""
+def run_here(*argv, command=main, optimized=False):
+    """A command, such as training, in this process, on the first device.
+
+    Args:
+      optimized: whether JAX compiles with all optimizations, for runs of many steps.
+
+    Returns:
+      The CompletedProcess that it would be, with what it wrote and its exit code.
+    """
+    # JAX runs already, too late to look for other processes of the run.
+    argv = [*map(str, argv), *(['--num_processes=1'] if command is main else [])]
     logger = logging.getLogger('vit_jax')
     handlers, logger.handlers = logger.handlers, []  # the command makes its own, for its stderr
     first, unoptimised = jax.devices()[:1], jax.config.read('jax_disable_most_optimizations')
-    jax.config.update('jax_disable_most_optimizations', False)  # compiled as for a user
+    jax.config.update('jax_disable_most_optimizations', not optimized)
     with (pytest.MonkeyPatch.context() as patch,
           contextlib.redirect_stdout(io.StringIO()) as output,
           contextlib.redirect_stderr(io.StringIO()) as log):
         patch.setattr(jax, 'devices', lambda: first)
         try:
-            # JAX runs already, too late to look for other processes of the run.
-            code = main.main([*argv, '--num_processes=1'])
+            code = command.main(argv)
         except SystemExit as end:
             code = end.code
         finally:

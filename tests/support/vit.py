@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from tests.support import reference
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from vit_jax import models
 
 SMALL = dict(patch_size=(4, 4), hidden_size=32, num_layers=3, mlp_dim=48, num_heads=4)
@@ -20,7 +20,7 @@ def assert_equals_reference(fields, shape=(2, 8, 12, 3)):
     model = models.build(SMALL, 7, **fields)
     images = random_images(*shape)
     params = randomised(model, images)
-    logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
+    logits, outputs = apply(model, {'params': params}, images, return_intermediates=True)
     for n, image in enumerate(images):
         expected, weights = reference.vit(params, image, {**DEFAULTS, **SMALL, **fields})
         assert np.abs(logits[n] - expected).max() <= 1e-5 * np.abs(expected).max()

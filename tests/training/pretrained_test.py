@@ -178,7 +178,8 @@ def as_files(image, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', SMALL)
+@pytest.mark.parametrize('family', ['vit', 'resnet',
+                                    pytest.param('hybrid', marks=pytest.mark.nightly)])
 def test_pretrain_finetune_evaluate_and_name_what_is_on_photos(family, image_directory, run_main,
                                                                tmp_path, capsys):
     name, model = SMALL[family]

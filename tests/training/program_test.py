@@ -51,12 +51,19 @@ def on_one_device():
     return result
 
 
-QUICK = {('vit', 'data'), ('vit', 'fsdp'), ('vit', 'tensor'), ('vit', 'mixed'),
-         ('accumulation', 'mixed')}
+QUICK = {('vit', 'data'), ('vit', 'mixed')}
+SLOW = {('vit', 'fsdp'), ('vit', 'tensor'), ('hybrid', 'mixed'), ('resnet', 'fsdp'),
+        ('accumulation', 'mixed')}
+
+
+def mark(case, mesh):
+    if (case, mesh) in QUICK:
+        return ()
+    return pytest.mark.slow if (case, mesh) in SLOW else (pytest.mark.slow, pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(('case', 'mesh'), [
-    pytest.param(case, mesh, marks=[] if (case, mesh) in QUICK else pytest.mark.slow)
+    pytest.param(case, mesh, marks=mark(case, mesh))
     for case in CASES for mesh in MESHES
     if case != 'resnet' or MESHES[mesh]['tensor'] == 1])  # no heads to split
 def test_every_mesh_equals_one_device(on_one_device, case, mesh):

@@ -179,6 +179,10 @@ def _run(batches, items_of_batch, broken, step):
     """
     options = tf.data.Options()
     options.deterministic = True
+    # No function of a pipeline has Python branches on tensors, and AutoGraph takes longer to look
+    # for them than all else takes that is needed to build one.
+    batches, items_of_batch = map(tf.autograph.experimental.do_not_convert,
+                                  (batches, items_of_batch))
     while True:
         stream = batches(step).prefetch(_PREFETCH).with_options(options).as_numpy_iterator()
         try:
