@@ -24,7 +24,7 @@ setuptools.setup(
     install_requires=[f'jax{JAX}', 'flax>=0.12,<0.13', 'optax>=0.2.6',
                       'orbax-checkpoint>=0.12', 'absl-py>=2.1', 'ml_collections>=1.0',
                       'jaxtyping>=0.3', 'numpy>=2.0', 'pillow>=11', 'safetensors>=0.6',
-                      'huggingface_hub>=1.0'],
+                      'huggingface_hub>=1.0', 'msgspec>=0.19'],
     extras_require={
         'gpu': [f'jax[cuda13]{JAX}'],
         'tpu': [f'jax[tpu]{JAX}'],

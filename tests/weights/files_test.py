@@ -117,11 +117,15 @@ def test_shards(tmp_path):
 
 
 @pytest.mark.parametrize(('name', 'text', 'expected'), [
-    ('model.safetensors.index.json', '{}', 'expected weight_map, the file of each array'),
-    ('model.safetensors.index.json', '{"weight_map": ["a"]}', "by its name, found ['a']"),
-    ('model.safetensors.index.json', '{"weight_map": {"a": 3}}', "by its name, found {'a': 3}"),
-    ('model.safetensors.index.json', '["a"]', 'index.json holds ["a"], expected an object'),
-    ('config.json', 'null', 'config.json holds null, expected an object')])
+    ('model.safetensors.index.json', '{}', 'missing required field weight_map'),
+    ('model.safetensors.index.json', '{"weight_map": ["a"]}',
+     'weight_map is ["a"]: expected an object.'),
+    ('model.safetensors.index.json', '{"weight_map": {"a": 3}}',
+     'weight_map is {"a": 3}: expected a text.'),
+    ('model.safetensors.index.json', '{"weight_map": {"a": "../x.safetensors"}}',
+     "names the file '../x.safetensors': expected .safetensors files of the same directory"),
+    ('model.safetensors.index.json', '["a"]', 'index.json holds ["a"]: expected an object'),
+    ('config.json', 'null', 'config.json holds null: expected an object')])
 def test_json_of_another_shape(name, text, expected, tmp_path):
     (tmp_path / name).write_text(text)
     if name == 'config.json':

@@ -6,22 +6,28 @@ import pathlib
 import shutil
 import zipfile
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from vit_jax.errors import UserError
-from vit_jax.weights import torch_file
-from vit_jax.workdir.record import read_json
+from vit_jax.weights import sidecars, torch_file
 
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 _OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # found beside models
 _DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U64', 'U32', 'U16', 'U8',
            'BOOL')  # of .safetensors
 SIDECARS = ('config.json', 'preprocessor_config.json')
+
+
+class _Index(msgspec.Struct):
+    """model.safetensors.index.json: the file of each array."""
+
+    weight_map: Annotated[dict[str, str], msgspec.Meta(min_length=1)]
 
 
 class Contents(NamedTuple):
@@ -127,9 +133,9 @@ def read_path(path: str) -> Contents:
     for file in _files_of_model(path) if os.path.isdir(path) else [path]:
         more, metadata = read(file)
         arrays |= more
-    sidecars = {name: read_json(file, dict) for name in SIDECARS
-                if os.path.isfile(file := os.path.join(directory, name))}
-    return Contents(arrays, metadata, sidecars)
+    beside = {name: sidecars.read(file) for name in SIDECARS
+              if os.path.isfile(file := os.path.join(directory, name))}
+    return Contents(arrays, metadata, beside)
 
 
 def _files_of_model(path):
@@ -145,11 +151,12 @@ def _files_of_model(path):
     file = os.path.join(path, found[0])
     if not file.endswith('.json'):
         return [file]
-    shards = read_json(file, dict).get('weight_map')
-    if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
-        raise UserError(f'{file}: expected weight_map, the file of each array by its name, '
-                        f'found {str(shards):.80}: copy or download it again.')
-    return [os.path.join(path, name) for name in sorted(set(shards.values()))]
+    shards = sorted(set(sidecars.checked(_Index, sidecars.read(file), file).weight_map.values()))
+    for name in shards:
+        if name != os.path.basename(name) or not name.endswith('.safetensors'):
+            raise UserError(f'{file}: weight_map names the file {name!r:.80}: expected '
+                            '.safetensors files of the same directory.')
+    return [os.path.join(path, name) for name in shards]
 
 
 def is_directory(path: str) -> bool:

@@ -137,10 +137,11 @@ def templates(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
     if patches := _patches(flat, model):
         height, width = _patch_in_pixels(model)
         image_size = height, width * patches  # one row: any grid will do
-    elif not image_size:
+    elif not image_size or model.get('position') == 'sincos_2d':  # whose table takes memory
         image_size = [32 * p for p in as_pair(model.get('patch_size', 1))]
     params = jax.eval_shape(module.init, jax.random.key(0),
-                            jnp.zeros((1, *image_size, _channels(flat))))['params']
+                            jax.ShapeDtypeStruct((1, *image_size, _channels(flat)), jnp.float32)
+                            )['params']
     return {name: np.broadcast_to(np.int8(0), x.shape) for name, x in flatten(params).items()}
 
 

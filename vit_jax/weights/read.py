@@ -61,4 +61,10 @@ def _build(contents, name, source):
                     len(classes), num_classes)
         classes = None
     params = flax.traverse_util.unflatten_dict(flat, sep='/')
-    return Weights(params, model, num_classes, classes, reading.preprocess, name, source)
+    loaded = Weights(params, model, num_classes, classes, reading.preprocess, name, source)
+    for field in ('mean', 'std'):
+        numbers = (reading.preprocess or {}).get(field)
+        if numbers and len(numbers) not in (3, loaded.channels()):
+            raise UserError(f'{field} of its images is {numbers}: expected a number for each of '
+                            f'{loaded.channels()} channels.')
+    return loaded

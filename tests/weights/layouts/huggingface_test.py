@@ -108,9 +108,62 @@ def test_huggingface_needs_its_config(tmp_path):
     (tmp_path / 'x/config.json').write_text(json.dumps(config | {'model_type': 'deit'}))
     assert "model_type vit; found 'deit'" in message(weights.load, str(tmp_path / 'x'))
     (tmp_path / 'x/config.json').write_text(json.dumps(config | {'hidden_act': 'relu'}))
-    assert "model.gelu is 'relu'" in message(weights.load, str(tmp_path / 'x'))
+    assert "hidden_act in config.json is 'relu'. Did you mean" in message(
+        weights.load, str(tmp_path / 'x'))
     (tmp_path / 'x/config.json').write_text(json.dumps(config | {'num_hidden_layers': 3}))
     assert 'no vit.encoder.layer.2.attention' in message(weights.load, str(tmp_path / 'x'))
     (tmp_path / 'x/config.json').write_text(json.dumps(config | {'hidden_size': 64}))
     assert 'vit.embeddings.cls_token has shape (1, 1, 128), expected (1, 1, 64)' in message(
+        weights.load, str(tmp_path / 'x'))
+
+
+@pytest.mark.parametrize(('change', 'scale'), [
+    (dict(rescale_factor=1 / 127.5), 2), (dict(do_rescale=False), 255)], ids=str)
+def test_other_scales_of_processors_are_honoured(change, scale, tmp_path):
+    """What their processor computes, from the fields that are read."""
+    transformers = interop.require('transformers')
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
+    file = tmp_path / 'x/preprocessor_config.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    found = weights.load(str(tmp_path / 'x')).preprocess
+    np.testing.assert_allclose(found['std'], np.array(small.PREPROCESS['std']) / scale)
+    pixels = np.random.default_rng(0).integers(60, 190, (20, 20, 3)).astype(np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
+    theirs = processor(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
+    ours = resize_and_central_crop(pixels, found['image_size'], found) / 255
+    ours = ((ours - found['mean']) / found['std']).transpose(2, 0, 1)
+    np.testing.assert_allclose(ours, theirs, atol=1.1 / 255 / min(found['std']))
+
+
+@pytest.mark.parametrize(('change', 'expected'), [
+    (dict(do_resize=False), 'do_resize is false, which cannot be done here. Without that file'),
+    (dict(do_pad=True), 'do_pad is true'), (dict(crop_pct=0.9), 'crop_pct is 0.9'),
+    (dict(crop_size=dict(height=30, width=30)), 'crop_size is {"height": 30, "width": 30}')],
+    ids=str)
+def test_processors_that_do_something_else_are_refused(change, expected, tmp_path):
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
+    file = tmp_path / 'x/preprocessor_config.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert expected in message(weights.load, str(tmp_path / 'x'))
+
+
+def test_a_processor_that_squeezes_is_said(tmp_path, caplog):
+    """As ViT's own; it is written as one that keeps the shape of images."""
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
+    weights.load(str(tmp_path / 'x'))
+    assert not caplog.records
+    (tmp_path / 'x/preprocessor_config.json').write_text(json.dumps(dict(
+        image_processor_type='ViTImageProcessor', size=dict(height=16, width=16), resample=2,
+        image_mean=[0.5] * 3, image_std=[0.5] * 3)))
+    weights.save(weights.load(str(tmp_path / 'x')), str(tmp_path / 'y'), 'huggingface')
+    assert ('preprocessor_config.json squeezes images into a square; here, and in what is '
+            'written, they keep their shape') in caplog.text
+
+
+def test_a_pooler_of_another_function_is_refused(tmp_path):
+    given = small.make('headless', representation_size=20)
+    weights.save(given, str(tmp_path / 'x'), 'huggingface')
+    file = tmp_path / 'x/config.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(pooler_act='relu')))
+    assert "pooler_act in config.json is 'relu'. It is one of: tanh" in message(
         weights.load, str(tmp_path / 'x'))

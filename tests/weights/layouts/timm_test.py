@@ -1,6 +1,7 @@
 """timm loads what is written for it, and what it writes is loaded here: arrays, logits, names."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -146,3 +147,30 @@ def test_positions_that_a_file_would_read_as_a_square(tmp_path):
     assert 'as many positions as 1x3 with one: name a directory' in message(
         weights.save, given, str(tmp_path / 'x.pth'), 'timm')
     assert through(given, 'timm', tmp_path / 'x')[1].grid() == (1, 3)
+
+
+@pytest.mark.parametrize(('model', 'change', 'expected'), [
+    ('gap', {'model_args': {'global_pool': 'max'}},
+     "global_pool in config.json is 'max': the arrays are of a model whose tokens are pooled by "
+     "'avg'"),
+    ('gap', {'model_args': {}, 'pretrained_cfg': {'global_pool': 'avgmax'}}, "is 'avgmax'"),
+    ('vit', {'model_args': {'global_pool': 'max'}}, "pooled by 'token'"),
+    ('vit', {'model_args': {'norm_layer': 'rmsnorm'}}, "norm_layer in config.json is 'rmsnorm'"),
+    ('vit', {'pretrained_cfg': {'crop_mode': 'border'}}, "crop_mode in config.json is 'border'"),
+    ('vit', {'pretrained_cfg': {'interpolation': 'hamming'}}, "is 'hamming'"),
+])
+def test_what_a_directory_says_and_is_not_done_here_is_refused(model, change, expected, tmp_path):
+    weights.save(small.make(model), str(tmp_path / 'x'), 'timm')
+    file = tmp_path / 'x/config.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert expected in message(weights.load, str(tmp_path / 'x'))
+
+
+def test_squeezed_images_are_said(tmp_path, caplog):
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'timm')
+    file = tmp_path / 'x/config.json'
+    config = json.loads(file.read_text())
+    config['pretrained_cfg']['crop_mode'] = 'squash'
+    file.write_text(json.dumps(config))
+    weights.load(str(tmp_path / 'x'))
+    assert 'crop_mode is squash, which squeezes images into a square; here' in caplog.text

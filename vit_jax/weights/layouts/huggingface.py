@@ -4,19 +4,67 @@ Version 5 of transformers has new names, but reads the older ones too, which are
 """
 
 import logging
+from typing import Annotated
 
-from vit_jax.errors import UserError
+import msgspec
+from msgspec import Meta
+
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
+from vit_jax.weights import sidecars
 from vit_jax.weights.layout import PLAIN, Layout, Reading
+from vit_jax.weights.sidecars import Deviations, Epsilon, Layers, Means, Ratio, Sides, Size
 from vit_jax.weights.table import Entry, torch_modules
 
 log = logging.getLogger(__name__)
 
 _SIZES = {'hidden_size': 'hidden_size', 'num_layers': 'num_hidden_layers',
           'num_heads': 'num_attention_heads', 'mlp_dim': 'intermediate_size'}
-_DEFAULTS = dict(hidden_act='gelu', layer_norm_eps=1e-12, num_attention_heads=12, image_size=224)
 _GELU = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu_fast': 'tanh'}
 _RESAMPLE = {0: 'nearest', 1: 'lanczos3', 2: 'bilinear', 3: 'bicubic', 4: 'area'}  # Pillow's
+
+
+class _Config(msgspec.Struct):
+    """config.json with transformers' defaults; sizes that it does not state, arrays show."""
+
+    hidden_size: Size | None = None
+    num_hidden_layers: Layers | None = None
+    num_attention_heads: Size = 12
+    intermediate_size: Size | None = None
+    hidden_act: str = 'gelu'
+    layer_norm_eps: Epsilon = 1e-12
+    image_size: Sides = 224
+    pooler_act: str | None = 'tanh'
+    id2label: dict[int, str] | None = None
+
+
+class _Size(msgspec.Struct):
+    shortest_edge: Size | None = None
+    height: Size | None = None
+    width: Size | None = None
+
+    def side(self):
+        return max(self.shortest_edge or 0, self.height or 0, self.width or 0)
+
+
+class _Processor(msgspec.Struct):
+    """preprocessor_config.json; versions of transformers write a size as numbers or by name."""
+
+    image_processor_type: str | None = None
+    do_resize: bool | None = None
+    size: Size | list[Size] | _Size | None = None
+    resample: Annotated[int, Meta(ge=0, le=4)] | None = None
+    do_center_crop: bool | None = None
+    crop_size: Size | list[Size] | _Size | None = None
+    do_rescale: bool | None = None
+    rescale_factor: Annotated[float, Meta(gt=0, le=1000)] = 1 / 255
+    do_normalize: bool | None = None
+    image_mean: Means | None = None
+    image_std: Deviations | None = None
+    do_pad: bool | None = None
+    do_flip_channel_order: bool | None = None
+    crop_pct: Ratio | None = None
+
 
 _BLOCK, _THEIRS, _THEIRS_NEWER = 'blocks/{i}', 'vit.encoder.layer.{i}', 'vit.layers.{i}'
 _TABLE = [
@@ -44,46 +92,68 @@ _NEWER = torch_modules({f'{_BLOCK}/{ours}': f'{_THEIRS_NEWER}.{theirs}' for ours
 def _read(contents):
     """Fields are in config.json, the preparation of images in preprocessor_config.json.
 
-    A pooler that the head does not use is dropped. Processors may squeeze images into a square;
-    here they are cropped to one.
+    A pooler that the head does not use is dropped.
     """
-    config, processor = (contents.sidecars.get(name, {}) for name in (
-        'config.json', 'preprocessor_config.json'))
-    if config.get('model_type') != 'vit':
+    raw = contents.sidecars.get('config.json', {})
+    if raw.get('model_type') != 'vit':
         raise UserError('weights of transformers need their own config.json in the same directory, '
-                        f'with model_type vit; found {config.get("model_type")!r}.')
+                        f'with model_type vit; found {raw.get("model_type")!r:.80}.')
+    config = sidecars.checked(_Config, raw, 'config.json')
     prefix = '' if any(name.startswith('vit.') for name in contents.arrays) else 'vit.'
     arrays = {name if name.startswith('classifier.') else prefix + name: x
               for name, x in contents.arrays.items()}
     if 'classifier.weight' in arrays:
         arrays = {name: x for name, x in arrays.items() if not name.startswith('vit.pooler.')}
-    config, act = _DEFAULTS | config, config.get('hidden_act', 'gelu')
-    fields = {ours: config[theirs] for ours, theirs in _SIZES.items() if theirs in config} | dict(
-        gelu=_GELU.get(act, act), layer_norm_epsilon=config['layer_norm_eps'])
-    preprocess = dict(image_size=as_pair(config['image_size']))
-    labels = {int(k): name for k, name in config.get('id2label', {}).items()}
-    classes = [labels[k] for k in sorted(labels)]
-    named = classes != [f'LABEL_{k}' for k in range(len(classes))]
-    return Reading(arrays, fields, _TABLE + _NEWER, classes=classes if named else None,
-                   preprocess=preprocess | (_read_processor(processor) if processor else {}))
+    elif 'vit.pooler.dense.weight' in arrays:
+        check_choice('pooler_act in config.json', config.pooler_act, ('tanh',))
+    check_choice('hidden_act in config.json', config.hidden_act, tuple(_GELU))
+    fields = {ours: value for ours, theirs in _SIZES.items() if (value := getattr(config, theirs))}
+    fields |= dict(gelu=_GELU[config.hidden_act], layer_norm_epsilon=config.layer_norm_eps)
+    processor = contents.sidecars.get('preprocessor_config.json')
+    return Reading(arrays, fields, _TABLE + _NEWER, classes=_classes(config.id2label or {}),
+                   preprocess=dict(image_size=as_pair(config.image_size)) | (
+                       _read_processor(processor) if processor else {}))
 
 
-def _read_processor(given):
-    side = _side(given.get('size'))
-    crop = _side(given.get('crop_size')) if given.get('do_center_crop') else None
-    normalise = given.get('do_normalize', True)
-    values = dict(resize=_RESAMPLE.get(given.get('resample')),
-                  crop_ratio=crop / side if crop and side else 1.0,
-                  mean=tuple(given.get('image_mean', ())) if normalise else (0.0,) * 3,
-                  std=tuple(given.get('image_std', ())) if normalise else (1.0,) * 3)
+def _classes(labels):
+    """Names in the order of their numbers; None if they are only numbered."""
+    if labels.keys() != set(range(len(labels))):
+        raise UserError(f'config.json: id2label names {len(labels)} classes, but not those from 0 '
+                        f'to {len(labels) - 1}.')
+    classes = [labels[k] for k in range(len(labels))]
+    return None if classes == [f'LABEL_{k}' for k in range(len(classes))] else classes
+
+
+def _read_processor(raw):
+    file = 'preprocessor_config.json'
+    given = sidecars.checked(_Processor, raw, file)
+    side, crop = _side(given.size), _side(given.crop_size) if given.do_center_crop else 0
+    impossible = {'do_resize': given.do_resize is False, 'do_pad': given.do_pad,
+                  'do_flip_channel_order': given.do_flip_channel_order,
+                  'crop_pct': given.crop_pct, 'crop_size': side and crop > side}
+    if names := [name for name, value in impossible.items() if value]:
+        raise UserError(f'{file}: {names[0]} is {sidecars.shown(raw[names[0]])}, which cannot be '
+                        'done here. Without that file the weights can be loaded; then say by '
+                        '--preprocess how images are prepared.')
+    keeps_shape = isinstance(given.size, _Size) and given.size.shortest_edge
+    if not keeps_shape and 'CLIP' not in (given.image_processor_type or ''):
+        log.warning('%s squeezes images into a square; here, and in what is written, they keep '
+                    'their shape, and the middle is cropped: only square images look the same.',
+                    file)
+    # x * factor - mean in units of std is x / 255 - mean / scale in units of std / scale.
+    scale = 255 * given.rescale_factor if given.do_rescale is not False else 255
+    normalise = given.do_normalize is not False
+    mean, std = (tuple(x / scale for x in values or ()) for values in (
+        (given.image_mean, given.image_std) if normalise else ((0.0,) * 3, (1.0,) * 3)))
+    values = dict(resize=_RESAMPLE.get(given.resample), mean=mean, std=std,
+                  crop_ratio=crop / side if crop and side else 1.0)
     return {name: value for name, value in values.items() if value}
 
 
 def _side(size):
-    """Of a size as processors write it: {'height', 'width'}, {'shortest_edge'} or a number."""
-    if isinstance(size, dict):
-        return max(size.get(name) or 0 for name in ('shortest_edge', 'height', 'width'))
-    return size if isinstance(size, int) else None
+    """The larger side of a size as processors write it, 0 if they write none."""
+    return size.side() if isinstance(size, _Size) else max(size) if isinstance(size, list) else (
+        size or 0)
 
 
 def _refusals(weights, path):

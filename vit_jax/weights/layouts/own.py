@@ -6,14 +6,76 @@ metadata.
 
 import json
 import os
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from vit_jax.errors import UserError
+from vit_jax.weights import sidecars
 from vit_jax.weights.layout import Layout, Reading
 from vit_jax.weights.model import Weights, with_defaults
+from vit_jax.weights.sidecars import Deviations, Epsilon, Layers, Means, Ratio, Sides, Size
 from vit_jax.workdir import checkpoint, record
 
 _KEY = 'vit_jax'
-_FIELDS = ('model', 'num_classes', 'classes', 'preprocess')
+
+
+class _Resnet(msgspec.Struct):
+    units: Annotated[list[Layers], Meta(max_length=8)]
+    width: Size
+    preactivation: bool
+    fixed_padding: bool
+    num_groups: Size
+    group_norm_epsilon: Epsilon
+    weight_epsilon: Epsilon
+    weight_epsilon_on: str
+
+
+class _Model(msgspec.Struct):
+    """Kinds and limits alone: which fields a model has, and how they fit, models.build checks."""
+
+    resnet: _Resnet | None = None
+    patch_size: Sides = 1
+    hidden_size: Size = 1
+    num_layers: Layers = 1
+    mlp_dim: Size = 1
+    num_heads: Size = 1
+    representation_size: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    attention: str = ''
+    pool: str = ''
+    position: str = ''
+    position_at: str = ''
+    gelu: str = ''
+    dtype: str = ''
+    remat_policy: str = ''
+    unroll: Layers = 1
+    stochastic_depth_rate: Epsilon = 0.0
+    dropout_rate: Epsilon = 0.0
+    attention_dropout_rate: Epsilon = 0.0
+    layer_norm_epsilon: Epsilon = 0.0
+    layer_scale_init: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    head_bias_init: Annotated[float, Meta(ge=-1000, le=1000)] = 0.0
+
+
+class _Preprocess(msgspec.Struct):
+    image_size: Sides | None = None
+    resize: str | None = None
+    crop_ratio: Ratio | None = None
+    mean: Means | None = None
+    std: Deviations | None = None
+
+
+class _Stated(msgspec.Struct):
+    """What the metadata holds."""
+
+    model: _Model
+    num_classes: Annotated[int, Meta(ge=0, le=10_000_000)]
+    classes: list[str] | None
+    preprocess: _Preprocess | None
+
+
+_FIELDS = _Stated.__struct_fields__
 
 
 def from_run(workdir: str, step: int | None) -> Weights:
@@ -30,14 +92,14 @@ def from_run(workdir: str, step: int | None) -> Weights:
 
 
 def _read(contents):
-    try:
-        stated = json.loads(contents.metadata[_KEY])
-        model, num_classes, classes, preprocess = (stated[name] for name in _FIELDS)
-        return Reading(contents.arrays, with_defaults(_tuples(model)), (), num_classes, classes,
-                       _tuples(preprocess))
-    except (KeyError, TypeError, ValueError) as error:
+    where = 'the metadata of the file'
+    if _KEY not in contents.metadata:
         raise UserError('the file has the arrays of a vit_jax model but not its fields, which '
-                        'belong in the metadata: write it again with weights.save.') from error
+                        'belong in the metadata: write it again with weights.save.')
+    raw = sidecars.parse(contents.metadata[_KEY], where)
+    stated = sidecars.checked(_Stated, raw, where)
+    return Reading(contents.arrays, with_defaults(_tuples(raw['model'])), (), stated.num_classes,
+                   stated.classes, _tuples(raw['preprocess']))
 
 
 def _tuples(value):

@@ -4,18 +4,26 @@ A directory has the config.json of timm's models on the Hugging Face hub; timm.c
 it as 'local-dir:DIR'. A file holds only models that timm builds without further arguments.
 """
 
+import logging
 import math
 import re
 from collections.abc import Mapping
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
+from vit_jax.weights import sidecars
 from vit_jax.weights.files import is_directory
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.model import Weights, guess_heads
+from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides, Size
 from vit_jax.weights.table import Entry, torch_modules
+
+log = logging.getLogger(__name__)
 
 # GroupNorm and StdConv2d of timm's hybrids and BiT models.
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
@@ -37,6 +45,38 @@ _HYBRIDS = {(): 'vit_tiny_r_s16_p8_224', (2, 2, 2, 2): 'vit_small_r26_s32_224',
 _BITS = {((3, 4, 6, 3), 1): '50x1', ((3, 4, 6, 3), 3): '50x3', ((3, 4, 23, 3), 1): '101x1',
          ((3, 4, 23, 3), 3): '101x3', ((3, 8, 36, 3), 2): '152x2', ((3, 8, 36, 3), 4): '152x4'}
 _TANH_MODELS = r'(patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip_(gap_)?512'
+
+
+class _Args(msgspec.Struct):
+    """Arguments of the model that arrays do not show."""
+
+    img_size: Sides | None = None
+    embed_dim: Size | None = None
+    depth: Layers | None = None
+    num_heads: Size | None = None
+    act_layer: str | None = None
+    norm_layer: str | None = None
+    global_pool: str | None = None
+
+
+class _Images(msgspec.Struct):
+    """pretrained_cfg; of older files these keys stand in the object around it."""
+
+    input_size: Annotated[list[Size], Meta(min_length=3, max_length=3)] | None = None
+    crop_pct: Ratio | None = None
+    crop_mode: str | None = None
+    interpolation: str | None = None
+    mean: Means | None = None
+    std: Deviations | None = None
+    global_pool: str | None = None
+    label_names: list[str] | dict[str, str] | None = None
+
+
+class _Config(_Images):
+    architecture: str = ''
+    model_args: _Args | None = None
+    pretrained_cfg: _Images | None = None
+
 
 _BLOCK, _THEIRS = 'blocks/{i}', 'blocks.{i}'
 _VIT = [
@@ -88,32 +128,57 @@ def _table(model):
 
 def _read(contents):
     """Fields are those of timm's models without arguments, or as config.json says."""
-    arrays, config = contents.arrays, contents.sidecars.get('config.json', {})
-    if 'architecture' not in config:  # it belongs to another program
-        config = {'architecture': ''}
-    name, args = config['architecture'], config.get('model_args', {})
-    images = config.get('pretrained_cfg', config)
-    labels = config.get('label_names', images.get('label_names'))
-    size = args.get('img_size') or tuple(images.get('input_size', ()))[1:]
-    image_size = as_pair(size) if size else None
-    preprocess = dict(image_size=image_size, crop_ratio=images.get('crop_pct'),
-                      resize=_RESIZE.get(images.get('interpolation')),
-                      mean=tuple(images.get('mean', ())), std=tuple(images.get('std', ())))
+    arrays, raw = contents.arrays, contents.sidecars.get('config.json', {})
+    # Without an architecture it belongs to another program.
+    config = sidecars.checked(_Config, raw if 'architecture' in raw else {}, 'config.json')
+    args, images = config.model_args or _Args(), config.pretrained_cfg or config
+    labels = config.label_names or images.label_names
     stated = dict(classes=labels if isinstance(labels, list) else None,
-                  preprocess={field: value for field, value in preprocess.items() if value} or None)
+                  preprocess=_preprocess(args, images) or None)
+    _check_pool(args.global_pool or images.global_pool or config.global_pool, arrays)
     if 'stem.conv.weight' in arrays:
         return Reading(arrays, {'resnet': _RESNET}, _BIT, **stated)
-    if 'fc_norm.weight' in arrays or (config.get('global_pool') == 'avg' and 'cls_token' in arrays):
+    name = config.architecture
+    act = args.act_layer or ('gelu_tanh' if re.search(_TANH_MODELS, name) else 'gelu')
+    check_choice('act_layer in config.json', act, tuple(_GELU))
+    check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
+    fields = dict(resnet=_RESNET, gelu=_GELU[act], layer_norm_epsilon=1e-6)
+    if name in _HEADS:
+        fields['num_heads'] = _HEADS[name]
+    fields |= {ours: value for theirs, ours in _SIZES.items() if (value := getattr(args, theirs))}
+    table = _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
+    image_size = (stated['preprocess'] or {}).get('image_size')
+    return Reading(_pad_position(arrays, image_size), fields, table, **stated)
+
+
+def _preprocess(args, images):
+    if images.crop_mode == 'squash':
+        log.warning('config.json: crop_mode is squash, which squeezes images into a square; here, '
+                    'and in what is written, they keep their shape, and the middle is cropped: '
+                    'only square images look the same.')
+    elif images.crop_mode:
+        check_choice('crop_mode in config.json', images.crop_mode, ('center', 'squash'))
+    if images.interpolation:
+        check_choice('interpolation in config.json', images.interpolation,
+                     (*_RESIZE, 'random'))  # of training, by any of them
+    size = args.img_size or (images.input_size or ())[1:]
+    values = dict(image_size=as_pair(size) if size else None, crop_ratio=images.crop_pct,
+                  resize=_RESIZE.get(images.interpolation), mean=tuple(images.mean or ()),
+                  std=tuple(images.std or ()))
+    return {field: value for field, value in values.items() if value}
+
+
+def _check_pool(pool, arrays):
+    """Raises UserError unless the tokens are pooled as the arrays show, and as is done here."""
+    if 'fc_norm.weight' in arrays or (pool == 'avg' and 'cls_token' in arrays):
         raise UserError('this model of timm averages its tokens before the last LayerNorm '
                         '(fc_norm) or together with a class token. Here the mean is taken after '
                         'it, over patches: the model cannot be loaded.')
-    act = args.get('act_layer', 'gelu_tanh' if re.search(_TANH_MODELS, name) else 'gelu')
-    fields = dict(resnet=_RESNET, gelu=_GELU.get(act, act), layer_norm_epsilon=1e-6)
-    if name in _HEADS:
-        fields['num_heads'] = _HEADS[name]
-    fields |= {ours: args[theirs] for theirs, ours in _SIZES.items() if theirs in args}
-    table = _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
-    return Reading(_pad_position(arrays, image_size), fields, table, **stated)
+    if pool not in (expected := (None, '', 'map' if 'attn_pool.latent' in arrays else
+                                 'token' if 'cls_token' in arrays else 'avg')):
+        raise UserError(f'global_pool in config.json is {pool!r:.80}: the arrays are of a model '
+                        f'whose tokens are pooled by {expected[-1]!r}, and no other pooling can be '
+                        'done here for them.')
 
 
 def _pad_position(arrays, image_size):

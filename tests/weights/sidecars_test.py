@@ -1,0 +1,141 @@
+"""JSON beside weights and in them: whatever it holds, weights come out, or one message.
+
+The code before the schemas ends in RecursionError, TypeError and others.
+"""
+
+import copy
+import json
+import random
+
+import pytest
+import safetensors.numpy
+
+from tests.support import small
+from tests.support.small import message
+from vit_jax import weights
+from vit_jax.errors import UserError
+from vit_jax.weights import files, sidecars
+from vit_jax.weights import model as model_lib
+
+VALUES = [None, True, -1, 0, 3, 10_000_000, 10**30, 0.5, -0.5, 1e308, float('nan'), float('inf'),
+          '', 'gelu', 'avgmax', '1e3', '\ud800', [], [0], [-1, 16], [1e9] * 3, ['a', None], {},
+          {'height': -2}, {'0': 'ant'}, {'x': 'ant'}, [[]]]
+TEXTS = [b'', b'\xff\xfe', b'\x00\x01\x02', b'null', b'3', b'[' * 200_000, b'{"a":' * 200_000,
+         b'{"a": 1, "a": 2}', b'{"a": ' + b'9' * 5000 + b'}', b'{"hidden_size": 1e999}', b'{']
+
+
+def mutations(value, number, seed=0):
+    """Copies of a JSON object in which one place holds something else, or nothing, or more."""
+    rng = random.Random(seed)
+    for _ in range(number):
+        mutant = copy.deepcopy(value)
+        place = mutant
+        while True:
+            keys = list(place if isinstance(place, dict) else range(len(place)))
+            key = rng.choice(keys)
+            if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.7:
+                place = place[key]
+                continue
+            break
+        if rng.random() < 0.1:
+            del place[key]
+        else:
+            place[key] = rng.choice(VALUES)
+        yield json.dumps(mutant).encode()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Shapes of a model are known once computed: seconds instead of minutes for hundreds."""
+    known, templates = {}, model_lib.templates
+
+    def cached(model, num_classes, flat, preprocess):
+        key = str((sorted(model.items(), key=str), num_classes, preprocess))
+        if key not in known:
+            try:
+                known[key] = templates(model, num_classes, flat, preprocess)
+            except UserError as error:
+                known[key] = error
+        if isinstance(known[key], UserError):
+            raise known[key]
+        return known[key]
+
+    monkeypatch.setattr(model_lib, 'templates', cached)
+
+
+def replaceable(kind, path):
+    """(the JSON object, a function that puts bytes in its place, what to load) of one sidecar."""
+    given = small.make('vit', num_layers=1)
+    layout = {'config.json of timm': 'timm', 'metadata': 'vit_jax'}.get(kind, 'huggingface')
+    target = path / ('x.safetensors' if layout == 'vit_jax' else 'x')
+    weights.save(given, str(target), layout)
+    if layout == 'vit_jax':
+        arrays, metadata = files.read(str(target))
+
+        def put(text):
+            stated = {'vit_jax': text.decode(errors='replace')}
+            safetensors.numpy.save_file(arrays, target, stated)
+        return json.loads(metadata['vit_jax']), put, target
+    if kind == 'index':
+        names = files.read(str(target / 'model.safetensors'))[0]
+        (target / 'model.safetensors').rename(target / 'a.safetensors')
+        file, value = target / 'model.safetensors.index.json', {
+            'metadata': {}, 'weight_map': dict.fromkeys(names, 'a.safetensors')}
+    else:
+        file = target / kind.split()[0]
+        value = json.loads(file.read_text())
+    return value, file.write_bytes, target
+
+
+@pytest.mark.parametrize('kind', ['config.json of timm', 'config.json of transformers', 'metadata',
+                                  'preprocessor_config.json', 'index'])
+def test_mutations_end_in_weights_or_one_message(kind, quick, tmp_path):
+    value, put, target = replaceable(kind, tmp_path)
+    outcomes = {'weights': 0, 'message': 0}
+    for text in [*TEXTS, *mutations(value, 200)]:
+        put(text)
+        try:
+            loaded = weights.load(str(target))
+            loaded.grid(), loaded.channels(), str(loaded.classes).encode()
+            outcomes['weights'] += 1
+        except UserError as error:
+            lines = str(error).splitlines()
+            assert len(lines) == 1 or 'the arrays do not fit' in lines[0], text[:200]
+            assert len(lines[0]) < 600, text[:200]
+            outcomes['message'] += 1
+    assert min(outcomes.values()) > 10, outcomes
+
+
+@pytest.mark.parametrize(('kind', 'change', 'expected'), [
+    ('config.json of transformers', {'hidden_size': '128'},
+     'config.json: hidden_size is "128": expected a whole number or null.'),
+    ('config.json of transformers', {'num_hidden_layers': 10_000_000},
+     'num_hidden_layers is 10000000: expected a whole number <= 1000.'),
+    ('config.json of transformers', {'image_size': [-16, 16]},
+     'image_size[0] is -16: expected a whole number >= 1.'),
+    ('config.json of transformers', {'id2label': {'1': 'ant'}}, 'id2label names 1 classes, but'),
+    ('preprocessor_config.json', {'image_mean': [0.5, None, 0.5]},
+     'preprocessor_config.json: image_mean[1] is null: expected a number.'),
+    ('preprocessor_config.json', {'image_mean': [0.5, 0.5]}, 'a number for each of 3 channels'),
+    ('config.json of timm', {'model_args': [3]},
+     'config.json: model_args is [3]: expected an object or null.'),
+    ('config.json of timm', {'pretrained_cfg': {'crop_pct': float('nan')}},
+     'config.json cannot be read as JSON (NaN is not a number)'),
+    ('metadata', {'preprocess': {'crop_ratio': 2}},
+     'the metadata of the file: preprocess.crop_ratio is 2: expected a number <= 1.0.'),
+])
+def test_messages_name_file_field_value_and_what_is_expected(kind, change, expected, tmp_path):
+    value, put, target = replaceable(kind, tmp_path)
+    put(json.dumps(value | change).encode())
+    assert expected in message(weights.load, str(target))
+    put(b'{"a": 1, "a": 2}')
+    assert "('a' stands there 2 times)" in message(weights.load, str(target))
+    put(b'\xff')
+    assert 'cannot be read as JSON' in message(weights.load, str(target))
+
+
+def test_files_that_are_not_of_this_kind(tmp_path, monkeypatch):
+    assert 'x cannot be read: No such file' in message(sidecars.read, str(tmp_path / 'x'))
+    monkeypatch.setattr(sidecars, 'LARGEST_FILE', 1 << 20)
+    (tmp_path / 'x').write_bytes(b'[' * ((1 << 20) + 1))
+    assert 'x has more than 1 MiB' in message(sidecars.read, str(tmp_path / 'x'))
