@@ -118,6 +118,8 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog):
     for arguments, message in [([str(tmp_path)], 'there are no images below'),
                                ([str(folder / 'gone.png')], 'there is no image'),
                                ([image, '--batch_size=0'], 'batch_size is 0'),
+                               ([image, '--features=f.csv'], '=f.csv: representations are '
+                                'written as .npz files; expected a name that ends so'),
                                ([image, '--top=0'], 'top is 0: expected a whole number'),
                                ([image, f'--csv={tmp_path}/no/x.csv'], 'there is no directory')]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1

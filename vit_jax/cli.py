@@ -151,8 +151,8 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
 def add_description_options(parser: argparse.ArgumentParser) -> None:
     """Adds --preprocess and --classes, see weights/description.py."""
     parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
-                     help='of images, instead of what the weights say: resize=bicubic, '
-                     'crop_ratio=0.9, mean=R,G,B or std=R,G,B; may be repeated')
+                        help='of images, instead of what the weights say: any of '
+                        'resize=bicubic,crop_ratio=0.9,mean=R,G,B,std=R,G,B; may be repeated')
     parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '
                         'as a JSON array, instead of those in the weights')
 

@@ -50,6 +50,9 @@ def predict(options: argparse.Namespace) -> None:
         if not os.path.isdir(os.path.dirname(path) or '.'):
             raise UserError(f'{path} cannot be written: there is no directory '
                             f'{os.path.dirname(path)}.')
+    if options.features and not options.features.endswith('.npz'):
+        raise UserError(f'--features={options.features}: representations are written as .npz '
+                        'files; expected a name that ends so. A table of classes is --csv.')
     paths = find_images(options.images)
     loaded = cli.read_weights(options)
     paths, representations, probabilities = run(loaded, paths, options.batch_size,

@@ -95,6 +95,22 @@ def test_unknown_model_names_the_nearest(name, near):
         models.build(name, 10)
 
 
+@pytest.mark.parametrize(('name', 'ours'), [
+    ('vit_tiny_patch16_224', 'ti16'), ('google/vit-large-patch32-384', 'l32'),
+    ('vit_gigantic_patch14_224', 'G14'), ('vit_so400m_patch14_siglip_384', 'so400m14')])
+def test_names_of_other_programs(name, ours):
+    with pytest.raises(UserError, match=f'unknown model {name!r}. Here it is {ours}. A name is'):
+        models.build(name, 10)
+
+
+@pytest.mark.parametrize('name', variants.names())
+def test_sizes_tell_the_name(name):
+    assert variants.name_of(models.fields(name)) == name
+    other = models.fields(name)
+    other['resnet' if 'hidden_size' not in other else 'num_layers'] = None
+    assert variants.name_of(other) is None
+
+
 def test_g_and_G_are_two_models():
     assert variants.get('g14') != variants.get('G14')
 

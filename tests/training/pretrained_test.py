@@ -120,6 +120,17 @@ def test_another_grid_with_as_many_patches(stated, action, guessed, caplog):
     assert guessed == ('taken to be of 2x2 patches and resized to 1x4. If they' in caplog.text)
 
 
+def test_weights_of_another_size_are_named():
+    shapes = jax.eval_shape(models.build('ti16', 7).init, jax.random.key(0),
+                            np.zeros((1, 32, 32, 3)))['params']
+    given = dataclasses.replace(
+        small.make('vit'), model=models.fields('ti16'), preprocess=None,
+        params=jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), shapes))
+    with pytest.raises(UserError, match='has shape .*\n.* look like ti16: choose that model, as in '
+                                        '--config=configs/finetune.py:ti16,DATASET'):
+        initial_params(given, models.fields('s16'), (32, 32))
+
+
 @pytest.mark.parametrize('names', [('vit', 'bit'), ('bit', 'vit')])
 def test_weights_of_another_family(names):
     there, here = map(small.make, names)

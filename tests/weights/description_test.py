@@ -14,6 +14,8 @@ def test_preprocess_of_a_command_line():
     assert description.parse_preprocess(
         ['mean=0,0.5,1', 'std=0.2,0.3,1', 'crop_ratio=1', 'resize=bicubic', 'crop_ratio=0.9']) == {
             'mean': (0, 0.5, 1), 'std': (0.2, 0.3, 1), 'crop_ratio': 0.9, 'resize': 'bicubic'}
+    assert description.parse_preprocess(['crop_ratio=0.9,resize=bicubic,mean=0,0.5,1']) == {
+        'mean': (0, 0.5, 1), 'crop_ratio': 0.9, 'resize': 'bicubic'}
 
 
 @pytest.mark.parametrize(('given', 'message'), [
@@ -26,6 +28,8 @@ def test_preprocess_of_a_command_line():
     ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1, as in '
                  'mean=0.5,0.5,0.5'),
     ('mean=123.7,116.3,103.5', 'from 0 to 1'),
+    ('resize=bicubic,crop_ratio=2', '=crop_ratio=2: expected a number above 0'),
+    ('resize=bicubic,crop=1', "is 'crop'. Did you mean crop_ratio"),
     ('std=0.1,0,0.1', 'three numbers .red, green, blue. above 0 and up to 1'),
 ])
 def test_impossible_preprocess(given, message):

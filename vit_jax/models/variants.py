@@ -6,6 +6,9 @@ ResNets: ViT section 4.1 and table 6, R+Ti/16 and R26+S/32 from arXiv 2106.10270
 ResNet from BiT (arXiv 1912.11370).
 """
 
+import re
+from collections.abc import Mapping
+
 from vit_jax.errors import UserError, nearest_names
 
 #            hidden_size, num_layers, mlp_dim, num_heads
@@ -42,6 +45,9 @@ RESNETS = {
     'r152x4': ((3, 8, 36, 3), 4),
     'r200x3': ((3, 24, 36, 3), 3),
 }
+# In names such as timm's vit_tiny_patch16_224 and Hugging Face's vit-base-patch16-224.
+_ELSEWHERE = {'tiny': 'ti', 'small': 's', 'base': 'b', 'large': 'l', 'huge': 'h', 'giant': 'g',
+              'gigantic': 'G', 'so400m': 'so400m'}
 AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}  # appendix D.6
 
 
@@ -67,9 +73,24 @@ def get(name: str) -> dict:
         units, factor = RESNETS[name]
         return {'resnet': bit_resnet(units, 64 * factor)}
     nearest = nearest_names(name, names())
+    if match := re.search(rf'({"|".join(_ELSEWHERE)})[-_]patch(\d+)', str(name)):
+        ours = f'{_ELSEWHERE[match[1]]}{match[2]}'
+        nearest = f'Here it is {ours}. ' if ours in TRANSFORMERS else nearest
     raise UserError(f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
                     f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
                     f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS])}.')
+
+
+def name_of(model: Mapping) -> str | None:
+    """The name of the model with such sizes, whatever its other fields; None if none has them."""
+    return next((name for name in names() if _sizes(get(name)) == _sizes(model)), None)
+
+
+def _sizes(fields):
+    resnet, patch = fields.get('resnet') or {}, fields.get('patch_size', ())
+    patch = (patch, patch) if isinstance(patch, int) else tuple(patch)
+    return (*(fields.get(name) for name in ('hidden_size', 'num_layers', 'mlp_dim')), patch,
+            fields.get('attention', 'full'), tuple(resnet.get('units', ())), resnet.get('width'))
 
 
 def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import models, weights
 from vit_jax.errors import UserError, nearest_names
+from vit_jax.models import variants
 from vit_jax.processes import consensus
 from vit_jax.weights import adapt
 
@@ -73,9 +74,16 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) 
                     'to be of %dx%d patches and resized to %dx%d. If they are of %dx%d already, '
                     'start from weights that say so: a workdir or layout vit_jax.', loaded.source,
                     *source_grid, *grid, *grid)
-    params, changes = adapt.adapt(
-        loaded.params, target, grid=grid, source_grid=source_grid,
-        resize=config.transfer.position_resize, resize_patches=config.transfer.resize_patches)
+    try:
+        params, changes = adapt.adapt(
+            loaded.params, target, grid=grid, source_grid=source_grid,
+            resize=config.transfer.position_resize, resize_patches=config.transfer.resize_patches)
+    except UserError as error:
+        name = variants.name_of(loaded.model)
+        if name in (None, variants.name_of(config.model)):
+            raise
+        raise UserError(f'{error}\nThe weights look like {name}: choose that model, as in '
+                        f'--config=configs/finetune.py:{name},DATASET.') from error
     if consensus.count() > 1:  # each process has read its own, and places only a part of them
         consensus.check_equal('the pre-trained weights', {
             jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))

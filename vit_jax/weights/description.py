@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Sequence
 
 from vit_jax import config
@@ -47,12 +48,12 @@ def complete_preprocess(loaded: Weights) -> dict:
 
 
 def parse_preprocess(given: Sequence[str]) -> dict:
-    """Fields of `preprocess` from ['resize=bicubic', 'mean=0.485,0.456,0.406']; the last counts.
+    """Fields of `preprocess` from ['crop_ratio=1,resize=bicubic', 'mean=0,0,0']; the last counts.
 
     Raises UserError if a field is unknown or cannot have the value.
     """
     fields = {}
-    for text in given:
+    for text in (field for several in given for field in re.split(r',(?=\w+=)', several)):
         name, _, value = text.partition('=')
         check_choice('the field of --preprocess', name, tuple(config.base().preprocess))
         if name == 'resize':

@@ -56,9 +56,21 @@ def _save_onnx(weights, path, data):
         input_names=['images'], output_names=['logits'])
     if os.path.exists(data):
         os.remove(data)  # of the file that is replaced; onnx appends to it
+    _drop_unused(program.graph)
     large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
     onnx.save_model(program, path, save_as_external_data=large,
                     location=os.path.basename(data))
+
+
+def _drop_unused(graph):
+    """Removes constants that no node takes, of which onnxruntime warns; returns the names taken."""
+    used = {output.name for output in graph.output}.union(*(node.input for node in graph.node))
+    for node in graph.node:
+        used = used.union(*(_drop_unused(x.g) for x in node.attribute if x.HasField('g')))
+    for k in reversed(range(len(graph.initializer))):
+        if graph.initializer[k].name not in used:
+            del graph.initializer[k]
+    return used
 
 
 def _image_shape(weights):

@@ -13,8 +13,8 @@ from tests.support.small import assert_close, message, through
 from vit_jax import models, weights
 from vit_jax.errors import UserError
 from vit_jax.models import variants
-from vit_jax.weights import files, table
-from vit_jax.weights.layouts.timm import architecture
+from vit_jax.weights import Weights, files, table
+from vit_jax.weights.layouts.timm import architecture, model_arguments
 
 
 @pytest.mark.parametrize('name', ['model.pth', 'model.safetensors'])
@@ -69,6 +69,17 @@ def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, t
     again = timm_directory(found, tmp_path / 'x').state_dict()
     assert again.keys() == state.keys()
     assert all((x == state[k]).all() for k, x in again.items())
+
+
+@pytest.mark.parametrize('name', ['b16', 'so400m14', 'g14'])
+def test_mlp_ratios_are_those_of_people(name):
+    """Not 4.00065 where 4 gives the same MLP; timm rounds down."""
+    fields = models.fields(name)
+    params = {'embedding': {'kernel': np.empty((16, 16, 3, 1))},
+              'position': {'embedding': np.empty((1, 197, 1))}}
+    ratio = model_arguments(Weights(params, fields, 0, None, None, '', ''))['mlp_ratio']
+    assert int(fields['hidden_size'] * ratio) == fields['mlp_dim']
+    assert ratio == fields['mlp_dim'] / fields['hidden_size']
 
 
 def test_names_of_models_are_those_of_timm():

@@ -248,8 +248,14 @@ def model_arguments(weights: Weights) -> dict:
         pos_embed={'learned_1d': 'learn', 'none': 'none'}[model['position']],
         patch_size=model['patch_size'], embed_dim=model['hidden_size'], depth=model['num_layers'],
         num_heads=model['num_heads'],
-        mlp_ratio=(model['mlp_dim'] + 0.5) / model['hidden_size'],  # timm rounds down
+        mlp_ratio=_mlp_ratio(model['mlp_dim'], model['hidden_size']),
         act_layer={'erf': 'gelu', 'tanh': 'gelu_tanh'}[model['gelu']])
+
+
+def _mlp_ratio(mlp_dim, hidden_size):
+    """The ratio of which timm, which rounds down, makes mlp_dim again."""
+    exact = mlp_dim / hidden_size
+    return exact if int(hidden_size * exact) == mlp_dim else (mlp_dim + 0.5) / hidden_size
 
 
 def _sidecars(weights):
