@@ -20,6 +20,7 @@ setuptools.setup(
     description='The Vision Transformer paper (arXiv 2010.11929) as working software, on JAX.',
     license='Apache-2.0',
     packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+    package_data={'vit_jax.weights': ['imagenet1k.txt']},
     python_requires='>=3.11',
     install_requires=[f'jax{JAX}', 'flax>=0.12,<0.13', 'optax>=0.2.6',
                       'orbax-checkpoint>=0.12', 'absl-py>=2.1', 'ml_collections>=1.0',

@@ -132,7 +132,7 @@ def _load_images(paths, size, preprocess, required):
 def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
            probabilities: np.ndarray) -> None:
     """Prints the most probable classes of each image, best first, or writes them to --csv."""
-    names = loaded.classes or [f'class {k}' for k in range(loaded.num_classes)]
+    names = description.class_names(loaded)
     order = np.argsort(-probabilities, axis=-1, kind='stable')[:, :options.top]
     predictions = [(path, [(names[k], float(row[k])) for k in best])
                    for path, row, best in zip(paths, probabilities, order, strict=True)]

@@ -79,3 +79,17 @@ def test_defaults_are_said(caplog):
         'vit does not say crop_ratio, resize, std of images: the defaults crop_ratio=0.875 '
         'resize=bilinear std=(0.5, 0.5, 0.5) are used. To change that, add '
         '--preprocess FIELD=VALUE.']
+
+
+def test_classes_without_names(caplog):
+    """1000 are ImageNet-1k's, which is said: a daisy is no 'class 985'."""
+    assert description.class_names(small.make('vit')) == small.CLASSES
+    assert not caplog.records
+    bare = dataclasses.replace(small.make('vit'), classes=None, num_classes=3)
+    assert description.class_names(bare) == ['class 0', 'class 1', 'class 2']
+    names = description.class_names(dataclasses.replace(bare, num_classes=1000))
+    assert len(set(names)) == 1000
+    assert [names[k] for k in (0, 907, 985, 999)] == [
+        'tench', 'wine bottle', 'daisy', 'toilet tissue']
+    assert ('vit does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
+            'they are others, add --classes=FILE.') in caplog.text

@@ -1,6 +1,7 @@
 """How images are prepared and what classes are called: from weights, command line or defaults."""
 
 import dataclasses
+import importlib.resources
 import json
 import logging
 import re
@@ -28,6 +29,19 @@ def described(loaded: Weights, preprocess: Sequence[str], classes: str | None) -
                             f'{loaded.num_classes} classes.')
         loaded = dataclasses.replace(loaded, classes=names)
     return loaded
+
+
+def class_names(loaded: Weights) -> list[str]:
+    """A name for each class: that of the weights, of ImageNet-1k for 1000, which is said, or none.
+
+    Without any they are 'class 0', 'class 1' and so on.
+    """
+    if loaded.classes or loaded.num_classes != 1000:
+        return loaded.classes or [f'class {k}' for k in range(loaded.num_classes)]
+    log.warning('%s does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
+                'they are others, add --classes=FILE.', loaded.source)
+    text = importlib.resources.files('vit_jax.weights').joinpath('imagenet1k.txt').read_text()
+    return [line for line in text.splitlines() if not line.startswith('#')]
 
 
 def check_rgb(loaded: Weights) -> None:
