@@ -149,7 +149,10 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_description_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --preprocess and --classes, see weights/description.py."""
+    """Adds --model, --preprocess and --classes, see weights/description.py."""
+    parser.add_argument('--model', action='append', default=[], metavar='FIELD=VALUE',
+                        help='what arrays do not show, if the weights do not say it: any of '
+                        'num_heads=N,gelu=erf,layer_norm_epsilon=1e-6')
     parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
                         help='of images, instead of what the weights say: any of '
                         'resize=bicubic,crop_ratio=0.9,mean=R,G,B,std=R,G,B; may be repeated')
@@ -159,8 +162,9 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
 
 def read_weights(options: argparse.Namespace) -> weights.Weights:
     """The weights that the options name, completed by what they say of images and classes."""
-    return description.described(weights.load(options.workdir or options.pretrained),
-                                 options.preprocess, options.classes)
+    loaded = weights.load(options.workdir or options.pretrained,
+                          description.parse_model(options.model))
+    return description.described(loaded, options.preprocess, options.classes)
 
 
 def build_model(loaded: weights.Weights) -> tuple[nn.Module, PyTree]:

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
             inexact: bool = False, overwrite: bool = False, preprocess: Sequence[str] = (),
-            classes: str | None = None) -> None:
+            classes: str | None = None, model: Sequence[str] = ()) -> None:
     """Does what the command does; the arguments are its options."""
     if (to == 'onnx') != path.endswith('.onnx'):
         raise UserError(f'{path!r} is not a name for {to}: a name ending in .onnx is for '
@@ -49,7 +49,8 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     if os.path.lexists(path) and not overwrite:
         raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
     files.check_replaceable(path)
-    loaded = description.described(weights.load(source), preprocess, classes)
+    loaded = description.described(weights.load(source, description.parse_model(model)),
+                                   preprocess, classes)
     layout = weights.LAYOUTS.get(to)  # None: a program
     if layout and files.is_directory(path):  # a program that reads it has defaults of its own
         loaded = dataclasses.replace(loaded, preprocess={

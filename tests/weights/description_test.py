@@ -93,3 +93,13 @@ def test_classes_without_names(caplog):
         'tench', 'wine bottle', 'daisy', 'toilet tissue']
     assert ('vit does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
             'they are others, add --classes=FILE.') in caplog.text
+
+
+def test_fields_of_the_model_of_a_command_line():
+    assert description.parse_model(['num_heads=3,gelu=erf', 'layer_norm_epsilon=1e-5']) == {
+        'num_heads': 3, 'gelu': 'erf', 'layer_norm_epsilon': 1e-5}
+    for given, expected in [('heads=3', "is 'heads'. Did you mean num_heads"),
+                            ('num_heads=x', '--model num_heads=x: expected a number above 0'),
+                            ('num_heads=-3', 'expected a number above 0'), ('gelu=relu', 'tanh')]:
+        with pytest.raises(UserError, match=expected):
+            description.parse_model([given])

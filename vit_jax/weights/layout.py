@@ -31,6 +31,8 @@ class Reading(NamedTuple):
     num_classes: int | None = None  # if native; others show it in the arrays of their head
     classes: list[str] | None = None  # this and the next as in Weights
     preprocess: dict | None = None
+    # Of `fields`, those that the source does not state: defaults of the layout's program.
+    assumed: Sequence[str] = ()
 
 
 class Layout(NamedTuple):

@@ -118,11 +118,27 @@ def _get(flat, name, ndim):
     return flat[name]
 
 
+# Heads of further released models by hidden_size, num_layers and mlp_dim (timm 1.0.31).
+_HEADS = {(64, 6, 192): 2, (384, 36, 1536): 6, (512, 12, 2048): 8, (640, 12, 2560): 10,
+          (896, 12, 3584): 14, (1536, 40, 6144): 16,
+          **{numbers[:3]: numbers[3] for numbers in variants.SIZES.values()}}
+
+
 def guess_heads(model: Mapping) -> int:
     """Heads of the published size, otherwise one per 64 features: linear layers hide them."""
-    sizes = tuple(model[name] for name in ('hidden_size', 'num_layers', 'mlp_dim'))
-    published = {numbers[:3]: numbers[3] for numbers in variants.SIZES.values()}
-    return published.get(sizes, max(1, model['hidden_size'] // 64))
+    return _HEADS.get(_sizes(model), max(1, model['hidden_size'] // 64))
+
+
+def heads_are_published(model: Mapping, num_classes: int) -> bool:
+    """Whether all released models of these sizes have as many heads as guess_heads says."""
+    # timm's vit_base_patch16_gap_224 has 16 heads; SigLIP's, with 12, have no head of classes.
+    unclear = model['pool'] == 'gap' and tuple(model['patch_size']) == (16, 16) and (
+        _sizes(model) == (768, 12, 3072) and num_classes)
+    return _sizes(model) in _HEADS and not unclear
+
+
+def _sizes(model):
+    return tuple(model[name] for name in ('hidden_size', 'num_layers', 'mlp_dim'))
 
 
 def templates(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],

@@ -1,6 +1,8 @@
 """Reads weights of any layout, which is recognised by the names of the arrays."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import flax.traverse_util
 
@@ -18,15 +20,17 @@ log = logging.getLogger(__name__)
 _PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
 
 
-def load(source: str) -> Weights:
+def load(source: str, fields: Mapping[str, Any] | None = None) -> Weights:
     """Loads a file, a directory with one model, a workdir or one of its checkpoints.
 
-    From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME'. Raises UserError if
-    the source does not exist, its layout is unknown, or arrays are damaged, missing, not of the
-    model or of another shape than the others imply.
+    From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME'. `fields` are of the
+    model: what arrays do not show (num_heads, gelu, layer_norm_epsilon) and the source does not
+    state, or states wrongly. Raises UserError if the source does not exist, its layout is unknown,
+    or arrays are damaged, missing, not of the model or of another shape than the others imply.
     """
     path = hub.fetch(source)
     if run := record.find(path):
+        _refuse(source, fields)
         return own.from_run(*run)
     contents = files.read_path(path)
     arrays = contents.arrays
@@ -35,15 +39,22 @@ def load(source: str) -> Weights:
                   if name.startswith(prefix)} or arrays
     layout = detect(arrays, path)
     try:
-        return _build(contents._replace(arrays=arrays), layout, source)
+        return _build(contents._replace(arrays=arrays), layout, source, fields or {})
     except UserError as error:
         raise UserError(f'{source} (layout {layout}): {error}') from error
 
 
-def _build(contents, name, source):
+def _refuse(source, fields):
+    if fields:
+        raise UserError(f'{source} states all fields of its model: {", ".join(fields)} cannot be '
+                        'given.')
+
+
+def _build(contents, name, source, fields):
     layout = LAYOUTS[name]
     reading = layout.read(contents)
     if layout.native:
+        _refuse(source, fields)
         model, num_classes = reading.fields, reading.num_classes
         templates = model_lib.templates(model, num_classes, reading.arrays, reading.preprocess)
         found = [(table.Entry((name,), name), x) for name, x in reading.arrays.items()]
@@ -51,10 +62,16 @@ def _build(contents, name, source):
     else:
         found, unknown = table.translate(reading.arrays, reading.table)
         parameters = table.parameters(found)
-        model, num_classes = model_lib.describe(parameters, reading.fields)
+        model, num_classes = model_lib.describe(parameters, {**reading.fields, **fields})
         templates = model_lib.templates(model, num_classes, parameters, reading.preprocess)
         single = table.fit(found, unknown, table.unstack(templates), layout.table(model))
         flat = table.stack(single, templates)
+        if unknown := _unknown(parameters, model, num_classes, reading, fields):
+            log.warning('%s does not say %s of its model, which arrays do not show, and no '
+                        'published model has its sizes: %s is taken. For other values add --model '
+                        'FIELD=VALUE; for training, to vit_jax.convert.', source,
+                        ' and '.join(unknown),
+                        ', '.join(f'{field}={model[field]}' for field in unknown))
     classes = reading.classes
     if classes is not None and len(classes) != num_classes:
         log.warning('%s names %d classes and its head has %d: the names are left out', source,
@@ -68,3 +85,12 @@ def _build(contents, name, source):
             raise UserError(f'{field} of its images is {numbers}: expected a number for each of '
                             f'{loaded.channels()} channels.')
     return loaded
+
+
+def _unknown(parameters, model, num_classes, reading, given):
+    """Fields that are a guess: neither stated nor shown, and the sizes are of no released model."""
+    query = parameters.get('blocks/0/attention/query/kernel')
+    if query is None or query.ndim > 2 or model_lib.heads_are_published(model, num_classes):
+        return []
+    heads = [] if 'num_heads' in reading.fields else ['num_heads']
+    return [field for field in [*heads, *reading.assumed] if field not in given]

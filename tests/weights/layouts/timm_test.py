@@ -92,36 +92,67 @@ def test_names_of_models_are_those_of_timm():
     assert architecture(fields | {'hidden_size': 1408}) == 'vit_base_patch16_224'
 
 
-def timm_heads(name, monkeypatch):
-    """(heads of what is loaded, those of the model that timm calls so): of shapes, no values."""
+def timm_formulas(name, monkeypatch, bare=False):
+    """(heads, GELU) of what is loaded, and of timm's model of that name: of shapes, no values."""
     timm, torch = interop.import_timm(), interop.require('torch')
     with torch.device('meta'):
         theirs = timm.create_model(name)
     arrays = {k: np.broadcast_to(np.float32(0), x.shape) for k, x in theirs.state_dict().items()}
     config = {'architecture': name, 'pretrained_cfg': dict(theirs.pretrained_cfg)}
-    contents = files.Contents(arrays, {}, {'config.json': config})
+    contents = files.Contents(arrays, {}, {} if bare else {'config.json': config})
     monkeypatch.setattr(files, 'read_path', lambda _: contents)
     monkeypatch.setattr(table, 'stack', lambda single, templates: single)
-    return weights.load(name).model['num_heads'], theirs.blocks[0].attn.num_heads
+    model, block = weights.load(name).model, theirs.blocks[0]
+    gelu = {'GELU': 'erf', 'GELUTanh': 'tanh'}[type(block.mlp.act).__name__]
+    return (model['num_heads'], model['gelu']), (block.attn.num_heads, gelu)
 
 
 def test_heads_that_sizes_do_not_tell(monkeypatch):
-    assert timm_heads('test_vit', monkeypatch) == (2, 2)
-    assert timm_heads('vit_base_patch16_gap_224', monkeypatch) == (16, 16)
+    assert timm_formulas('test_vit', monkeypatch) == ((2, 'erf'), (2, 'erf'))
+    assert timm_formulas('vit_base_patch16_gap_224', monkeypatch) == ((16, 'erf'), (16, 'erf'))
     with pytest.raises(UserError, match='embedding/kernel, which tells the size of the model, is'):
-        timm_heads('vit_base_mci_224', monkeypatch)
+        timm_formulas('vit_base_mci_224', monkeypatch)
+
+
+@pytest.mark.parametrize('name', [
+    'test_vit', 'vit_base_patch32_siglip_256', 'vit_base_patch32_224'])
+def test_published_sizes_tell_the_formulas_of_a_bare_file(name, monkeypatch, caplog):
+    ours, theirs = timm_formulas(name, monkeypatch, bare=True)
+    assert ours == theirs
+    assert not caplog.records
+
+
+def test_a_bare_file_of_other_sizes_says_what_it_takes(tmp_path, caplog):
+    given = small.make('vit', gelu='erf')
+    weights.save(given, str(tmp_path / 'x.safetensors'), 'timm')
+    path = str(tmp_path / 'x.safetensors')
+    assert weights.load(path).model == given.model
+    assert ('does not say num_heads and gelu of its model, which arrays do not show, and no '
+            'published model has its sizes: num_heads=2, gelu=erf is taken. For other values add'
+            ) in caplog.text
+    caplog.clear()
+    found = weights.load(path, {'num_heads': 4, 'gelu': 'tanh'})
+    assert found.model == given.model | dict(num_heads=4, gelu='tanh')
+    assert found.params['blocks']['attention']['query']['kernel'].shape == (2, 128, 4, 32)
+    assert not caplog.records
+    with pytest.raises(UserError, match='hidden_size 128 does not divide among 3 heads'):
+        weights.load(path, {'num_heads': 3})
 
 
 @pytest.mark.nightly
-def test_heads_of_every_model_of_timm(monkeypatch):
+@pytest.mark.parametrize('bare', [False, True])
+def test_heads_of_every_model_of_timm(bare, monkeypatch, caplog):
     loaded = 0
     for name in interop.import_timm().list_models(module=[
             'vision_transformer', 'vision_transformer_hybrid', 'deit']):
+        caplog.clear()
         try:
-            ours, theirs = timm_heads(name, monkeypatch)
+            ours, theirs = timm_formulas(name, monkeypatch, bare)
         except UserError:
             continue
-        assert ours == theirs, name
+        said = 'does not say num_heads' in caplog.text
+        assert said == (bare and name == 'vit_base_patch16_gap_224'), name
+        assert ours == theirs or said, name
         loaded += 1
     assert loaded > 80
 

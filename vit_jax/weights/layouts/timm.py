@@ -33,9 +33,7 @@ _NAMES = {(width, (patch, patch)): f'vit_{size}_patch{patch}_224' for width, siz
     (192, 'tiny', (16,)), (384, 'small', (8, 16, 32)), (768, 'base', (8, 16, 32)),
     (1024, 'large', (14, 16, 32)), (1280, 'huge', (14,))) for patch in patches}
 # Heads of the models of timm for which guess_heads is wrong.
-_HEADS = {'test_vit': 2, 'vit_base_patch16_gap_224': 16,
-          **{f'vit_giantopt_patch16_siglip_{name}': 16 for name in ('256', '384', 'gap_256',
-                                                                    'gap_384')}}
+_HEADS = {'vit_base_patch16_gap_224': 16}
 _GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
 _RESIZE = {'nearest': 'nearest', 'bilinear': 'bilinear', 'bicubic': 'bicubic',
@@ -44,6 +42,9 @@ _HYBRIDS = {(): 'vit_tiny_r_s16_p8_224', (2, 2, 2, 2): 'vit_small_r26_s32_224',
             (3, 4, 9): 'vit_base_r50_s16_224', (3, 4, 6, 3): 'vit_large_r50_s32_224'}
 _BITS = {((3, 4, 6, 3), 1): '50x1', ((3, 4, 6, 3), 3): '50x3', ((3, 4, 23, 3), 1): '101x1',
          ((3, 4, 23, 3), 3): '101x3', ((3, 8, 36, 3), 2): '152x2', ((3, 8, 36, 3), 4): '152x4'}
+# The same by what arrays show: (hidden_size, patch) -> number of patches, 0 for any; none of these
+# has a class token.
+_TANH_SIZES = {(768, 32): 0, (1024, 16): 1024, (1152, 16): 0, (1536, 16): 0}
 _TANH_MODELS = r'(patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip_(gap_)?512'
 
 
@@ -139,7 +140,10 @@ def _read(contents):
     if 'stem.conv.weight' in arrays:
         return Reading(arrays, {'resnet': _RESNET}, _BIT, **stated)
     name = config.architecture
-    act = args.act_layer or ('gelu_tanh' if re.search(_TANH_MODELS, name) else 'gelu')
+    shape = lambda name: np.shape(arrays.get(name))  # noqa: E731
+    tanh = (re.search(_TANH_MODELS, name) if name else 'cls_token' not in arrays and _is_tanh(
+        shape('norm.weight'), shape('patch_embed.proj.weight')[2:], shape('pos_embed')[1:2]))
+    act = args.act_layer or ('gelu_tanh' if tanh else 'gelu')
     check_choice('act_layer in config.json', act, tuple(_GELU))
     check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
     fields = dict(resnet=_RESNET, gelu=_GELU[act], layer_norm_epsilon=1e-6)
@@ -148,7 +152,14 @@ def _read(contents):
     fields |= {ours: value for theirs, ours in _SIZES.items() if (value := getattr(args, theirs))}
     table = _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
     image_size = (stated['preprocess'] or {}).get('image_size')
-    return Reading(_pad_position(arrays, image_size), fields, table, **stated)
+    return Reading(_pad_position(arrays, image_size), fields, table, **stated,
+                   assumed=() if name else ('gelu',))
+
+
+def _is_tanh(hidden_size, patch, patches):
+    """Whether timm's models of these sizes, each a tuple, without class token are SigLIP 2's."""
+    number = _TANH_SIZES.get((*hidden_size, *patch[:1]))
+    return number is not None and (not number or patches == (number,))
 
 
 def _preprocess(args, images):
@@ -205,7 +216,9 @@ def _allowed_values(model, path):
         representation_size=(0,), layer_scale_init=(model.get('layer_scale_init'),)) | only(
             {f'resnet.{name}': value for name, value in (_RESNET | dict(num_groups=32)).items()})
     if 'hidden_size' in model and not is_directory(path):
-        allowed |= dict(gelu=('erf',), num_heads=(guess_heads(model),))
+        tanh = model['pool'] != 'cls' and _TANH_SIZES.get(
+            (model['hidden_size'], model['patch_size'][0])) == 0
+        allowed |= dict(gelu=('tanh',) if tanh else ('erf',), num_heads=(guess_heads(model),))
     return allowed
 
 
@@ -216,6 +229,9 @@ def _refusals(weights, path):
             f'timm has no name for a ResNet with units {resnet["units"]} and width '
             f'{resnet["width"]}, which config.json needs: name a file instead of a directory, such '
             'as model.safetensors']
+    if grid and weights.model['pool'] != 'cls' and weights.model['gelu'] == 'erf' and _is_tanh(
+            (weights.model['hidden_size'],), weights.model['patch_size'], (math.prod(grid),)):
+        return ['a file would be read as one of SigLIP 2, whose GELU is tanh: name a directory']
     if grid and weights.model['pool'] == 'cls' and _looks_alone(math.prod(grid) + 1):
         return [f'a file would be read as a square of patches without a class token, which has as '
                 f'many positions as {grid[0]}x{grid[1]} with one: name a directory']
