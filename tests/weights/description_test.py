@@ -99,7 +99,8 @@ def test_fields_of_the_model_of_a_command_line():
     assert description.parse_model(['num_heads=3,gelu=erf', 'layer_norm_epsilon=1e-5']) == {
         'num_heads': 3, 'gelu': 'erf', 'layer_norm_epsilon': 1e-5}
     for given, expected in [('heads=3', "is 'heads'. Did you mean num_heads"),
-                            ('num_heads=x', '--model num_heads=x: expected a number above 0'),
-                            ('num_heads=-3', 'expected a number above 0'), ('gelu=relu', 'tanh')]:
+                            ('num_heads=x', '--model: num_heads is "x": expected a whole number.'),
+                            ('num_heads=-3', 'num_heads is "-3": expected a whole number >= 1'),
+                            ('layer_norm_epsilon', 'layer_norm_epsilon is ""')]:
         with pytest.raises(UserError, match=expected):
             description.parse_model([given])

@@ -7,9 +7,12 @@ import logging
 import re
 from collections.abc import Sequence
 
+import msgspec
+
 from vit_jax import config
 from vit_jax.errors import UserError, check_choice
-from vit_jax.weights import Weights
+from vit_jax.weights import Weights, sidecars
+from vit_jax.weights.sidecars import Epsilon, Size
 
 log = logging.getLogger(__name__)
 
@@ -76,31 +79,21 @@ def parse_preprocess(given: Sequence[str]) -> dict:
     return fields
 
 
-# What arrays do not show, and how a command line says it.
-_MODEL = {'num_heads': int, 'layer_norm_epsilon': float, 'gelu': str}
-
-
 def parse_model(given: Sequence[str]) -> dict:
     """Fields of the model for weights.load from ['num_heads=3,gelu=erf']; the last counts.
 
     Raises UserError if a field is unknown or cannot have the value.
     """
-    fields = {}
-    for text in (field for several in given for field in several.split(',')):
-        name, _, value = text.partition('=')
-        check_choice('the field of --model', name, tuple(_MODEL))
-        if name == 'gelu':
-            check_choice('model.gelu', value, ('erf', 'tanh'))
-        try:
-            fields[name] = _MODEL[name](value)
-        except ValueError:
-            fields[name] = 0
-        if not fields[name] or name != 'gelu' and not 0 < fields[name] < 10_000:
-            raise UserError(f'--model {text}: expected a number above 0, as in num_heads=3 or '
-                            'layer_norm_epsilon=1e-6.')
-    return fields
+    fields = dict(text.partition('=')[::2] for several in given for text in several.split(','))
+    for name in fields:
+        check_choice('the field of --model', name, _MODEL.__struct_fields__)
+    found = sidecars.checked(_MODEL, fields, '--model', of_file=False)
+    return {name: getattr(found, name) for name in fields}
 
 
+# What arrays do not show; models.build checks how it fits.
+_MODEL = msgspec.defstruct('_MODEL', [('num_heads', Size, 1), ('layer_norm_epsilon', Epsilon, 0.0),
+                                      ('gelu', str, '')])
 _NUMBERS = {'crop_ratio': 'a number above 0 and up to 1, as in crop_ratio=0.5',
             'mean': 'three numbers (red, green, blue) from 0 to 1, as in mean=0.5,0.5,0.5',
             'std': 'three numbers (red, green, blue) above 0 and up to 1, as in std=0.5,0.5,0.5'}

@@ -148,7 +148,7 @@ def templates(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
     The image size is that of the learned_1d position embedding in `flat`; without one, it is that
     of `preprocess`.
     """
-    module = models.build(model, num_classes)
+    module = models.build(model, num_classes, unroll=1)  # which changes no shape
     image_size = (preprocess or {}).get('image_size')
     if patches := _patches(flat, model):
         height, width = _patch_in_pixels(model)

@@ -59,10 +59,13 @@ def parse(text: str | bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def checked(schema: type[Schema], value: dict, where: str) -> Schema:
-    """`value` as the schema has it; UserError with the field, its value and what is expected."""
+def checked(schema: type[Schema], value: dict, where: str, of_file: bool = True) -> Schema:
+    """`value` as the schema has it; UserError with the field, its value and what is expected.
+
+    Numbers of a command line, not `of_file`, are texts.
+    """
     try:
-        return msgspec.convert(value, schema, str_keys=True)
+        return msgspec.convert(value, schema, str_keys=True, strict=of_file)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(' - at ')
         path, found = path.split('`$')[-1].rstrip('`').partition('[...]')[0], value
@@ -72,7 +75,8 @@ def checked(schema: type[Schema], value: dict, where: str) -> Schema:
         expected = re.sub(r'\b(int|float|str|array|object|bool)\b|\|',
                           lambda match: _WORDS[match[0]], expected)
         raise UserError(f'{where}: {path.lstrip(".") or "the object"} is {shown(found)}: '
-                        f'{expected}. Mend the file, or download it again.') from error
+                        f'{expected}.{" Mend the file, or download it again." * of_file}'
+                        ) from error
 
 
 def _unique(pairs):

@@ -11,51 +11,35 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.models import variants
 from vit_jax.weights import sidecars
 from vit_jax.weights.layout import Layout, Reading
 from vit_jax.weights.model import Weights, with_defaults
-from vit_jax.weights.sidecars import Deviations, Epsilon, Layers, Means, Ratio, Sides, Size
+from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides
 from vit_jax.workdir import checkpoint, record
 
 _KEY = 'vit_jax'
 
 
-class _Resnet(msgspec.Struct):
-    units: Annotated[list[Layers], Meta(max_length=8)]
-    width: Size
-    preactivation: bool
-    fixed_padding: bool
-    num_groups: Size
-    group_norm_epsilon: Epsilon
-    weight_epsilon: Epsilon
-    weight_epsilon_on: str
+# By the kind of a default: the values that a field of a model may have. Which fields there are,
+# and how they fit together, models.build checks.
+_KINDS = {bool: bool, int: Annotated[int, Meta(ge=0, le=1_000_000)], str: str, tuple: Sides,
+          float: Annotated[float, Meta(ge=-1000, le=1000)]}
 
 
-class _Model(msgspec.Struct):
-    """Kinds and limits alone: which fields a model has, and how they fit, models.build checks."""
+def _schema(fields):
+    return msgspec.defstruct('_Fields', [(name, _KINDS[type(x)], x) for name, x in fields.items()
+                                         if type(x) in _KINDS])
 
+
+class _Resnet(_schema(variants.bit_resnet(1))):
+    units: Annotated[list[Layers], Meta(max_length=8)] = []
+
+
+class _Model(_schema(models.fields('b16'))):
     resnet: _Resnet | None = None
-    patch_size: Sides = 1
-    hidden_size: Size = 1
-    num_layers: Layers = 1
-    mlp_dim: Size = 1
-    num_heads: Size = 1
-    representation_size: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    attention: str = ''
-    pool: str = ''
-    position: str = ''
-    position_at: str = ''
-    gelu: str = ''
-    dtype: str = ''
-    remat_policy: str = ''
-    unroll: Layers = 1
-    stochastic_depth_rate: Epsilon = 0.0
-    dropout_rate: Epsilon = 0.0
-    attention_dropout_rate: Epsilon = 0.0
-    layer_norm_epsilon: Epsilon = 0.0
-    layer_scale_init: Annotated[float, Meta(ge=0, le=1000)] = 0.0
-    head_bias_init: Annotated[float, Meta(ge=-1000, le=1000)] = 0.0
 
 
 class _Preprocess(msgspec.Struct):
