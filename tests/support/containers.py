@@ -40,6 +40,16 @@ def write_pickle(path, value):
                       pickle.dumps(value, protocol=2))
 
 
+def tensor(shape, strides=(1,), key=b'X\x01\x00\x00\x00w'):
+    """A pickle of {'w': a tensor of record 0}; `shape` and `key` may be pieces of a pickle."""
+    def code(value):
+        return value if isinstance(value, bytes) else pickle.dumps(value, protocol=2)[2:-1]
+
+    storage = b'(Nctorch\nFloatStorage\nX\x01\x00\x00\x000NNtQ'
+    return (b'\x80\x02}' + key + b'ctorch._utils\n_rebuild_tensor_v2\n(' + storage + b'K\x00'
+            + code(shape) + code(strides) + b'\x89tRs.')
+
+
 class Touch:
     """What creates a file when it is unpickled."""
 

@@ -116,6 +116,28 @@ def test_shards(tmp_path):
         files.read_path(str(tmp_path))
 
 
+@pytest.mark.parametrize('name', ['../outside.safetensors', '/outside.safetensors', 'a/../../x'])
+def test_shards_stay_in_their_directory(name, tmp_path):
+    directory = tmp_path / 'model'
+    directory.mkdir()
+    safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / 'outside.safetensors')
+    name = name if name[0] != '/' else f'{tmp_path}{name}'
+    index = directory / 'model.safetensors.index.json'
+    index.write_text(json.dumps({'weight_map': {'a': name}}))
+    with pytest.raises(UserError) as error:
+        files.read_path(str(directory))
+    assert f'{index} names {name!r}, which is outside of its directory' in str(error.value)
+
+
+def test_shards_with_an_array_in_common(tmp_path):
+    for k in (1, 2):
+        safetensors.numpy.save_file({'a': np.full(2, k)}, tmp_path / f'{k}.safetensors')
+    (tmp_path / 'model.safetensors.index.json').write_text(
+        '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}')
+    with pytest.raises(UserError, match='2.safetensors and another file of the model both have a:'):
+        files.read_path(str(tmp_path))
+
+
 @pytest.mark.parametrize(('name', 'text', 'expected'), [
     ('model.safetensors.index.json', '{}', 'missing required field weight_map'),
     ('model.safetensors.index.json', '{"weight_map": ["a"]}',

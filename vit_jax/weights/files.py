@@ -8,14 +8,13 @@ import zipfile
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from vit_jax.errors import UserError
-from vit_jax.weights import sidecars, torch_file
+from vit_jax.weights import limits, npz_file, sidecars, torch_file
 
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 _OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # found beside models
@@ -43,12 +42,14 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
     Raises UserError if the file is missing, damaged, of an unknown kind or holds more than arrays.
     """
+    limits.check_file(path)
     try:
         with open(path, 'rb') as file:
             start = file.read(9)
         if start.startswith(b'PK'):
             return _read_zip(path), {}
         if start[8:] == b'{':
+            limits.check_header('header', int.from_bytes(start[:8], 'little'))
             return _read_safetensors(path)
     except FileNotFoundError:
         raise UserError(f'there is no file {path!r}: expected a file, a directory, '
@@ -77,21 +78,7 @@ def _read_zip(path):
             return torch_file.read(file)
         if not any(name.endswith('.npy') for name in file.namelist()):
             raise UserError('it is a zip file without arrays')
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {}
-        for name in file.files:
-            try:
-                x = file[name]
-                if x.dtype == 'V2':  # what NumPy makes of bfloat16
-                    x = x.view(ml_dtypes.bfloat16)
-                arrays[name] = x.astype(x.dtype.newbyteorder('='), copy=False)
-            except ValueError as error:
-                if 'allow_pickle' not in str(error):
-                    raise
-                raise UserError(f'{name} holds pickled Python objects, which could run anything. '
-                                'If you trust it, load it with numpy and save the arrays alone'
-                                ) from error
-        return arrays
+        return npz_file.read(file)
 
 
 def _read_safetensors(path):
@@ -132,6 +119,9 @@ def read_path(path: str) -> Contents:
     arrays, metadata = {}, {}
     for file in _files_of_model(path) if os.path.isdir(path) else [path]:
         more, metadata = read(file)
+        if both := arrays.keys() & more.keys():
+            raise UserError(f'{file} and another file of the model both have {min(both)}: remove '
+                            'the one that does not belong to it.')
         arrays |= more
     beside = {name: sidecars.read(file) for name in SIDECARS
               if os.path.isfile(file := os.path.join(directory, name))}
@@ -149,14 +139,22 @@ def _files_of_model(path):
         raise UserError(f'{path}: expected one weights file ({", ".join(WEIGHT_FILES)}) or a '
                         f'workdir with checkpoints/, found {what}.')
     file = os.path.join(path, found[0])
-    if not file.endswith('.json'):
-        return [file]
-    shards = sorted(set(sidecars.checked(_Index, sidecars.read(file), file).weight_map.values()))
-    for name in shards:
+    return _shards(path, file) if file.endswith('.json') else [file]
+
+
+def _shards(directory, index):
+    """The files that an index names, all of them in its directory."""
+    limits.check_file(index)
+    shards = sidecars.checked(_Index, sidecars.read(index), index).weight_map
+    names = sorted(set(shards.values()))
+    for name in names:
         if name != os.path.basename(name) or not name.endswith('.safetensors'):
-            raise UserError(f'{file}: weight_map names the file {name!r:.80}: expected '
+            raise UserError(f'{index}: weight_map names the file {name!r:.80}: expected '
                             '.safetensors files of the same directory.')
-    return [os.path.join(path, name) for name in shards]
+        if not os.path.exists(os.path.join(directory, name)):
+            raise UserError(f'there is no file {os.path.join(directory, name)!r}, which {index} '
+                            f'names: copy or download the missing one of {len(names)} files.')
+    return [os.path.join(directory, name) for name in names]
 
 
 def is_directory(path: str) -> bool:
@@ -165,7 +163,9 @@ def is_directory(path: str) -> bool:
 
 
 def check_replaceable(path: str) -> None:
-    """Raises UserError for a directory with anything in it that is not written here."""
+    """Raises UserError for a directory with what is not written here, a device and the like."""
+    if (kind := limits.special(path)) and not os.path.isdir(path):
+        raise UserError(f'{path!r} is {kind}: name another destination.')
     found = os.listdir(path) if os.path.isdir(path) else ()
     if others := set(found) - {'model.safetensors', *SIDECARS}:
         raise UserError(f'{path} is a directory that holds more than weights '

@@ -1,13 +1,12 @@
 """PyTorch's files (.pth, .bin): dictionaries of tensors in a zip file, read without PyTorch.
 
-Such a file holds a pickle, which can call any function there is. Here it can make tensors and
-dictionaries; whatever else it names is refused before it is called.
+Such a file holds a pickle, which can call any function there is. Here it is not run: its
+operations are followed one by one, they make tensors and dictionaries, and a file with others is
+refused.
 """
 
 import collections
-import io
 import math
-import pickle
 import pickletools
 import zipfile
 
@@ -15,49 +14,98 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.weights import limits
 
 STORAGES = {f'{name}Storage': np.dtype(dtype) for name, dtype in dict(
     Double='float64', Float='float32', Half='float16', BFloat16=ml_dtypes.bfloat16, Long='int64',
     Int='int32', Short='int16', Char='int8', Byte='uint8', Bool='bool').items()}
 
+_Storage = collections.namedtuple('_Storage', 'kind record')
 _Tensor = collections.namedtuple('_Tensor', 'storage offset shape strides')
 
-
-# A pickle can set attributes of what it is given: neither of these classes lets it.
-class _Rebuild:
-    """A tensor from its storage and numbers; a parameter is its tensor."""
-
-    __slots__ = ()
-
-    def __call__(self, first, *numbers):
-        return first if isinstance(first, _Tensor) else _Tensor(first, *numbers[:3])
-
-
-class _Dict(dict):
-    __slots__ = ()
-
-    def __setstate__(self, _):
-        """Ignores the version numbers of a state dict."""
-
-
+# What a pickle may name, as functions of the arguments that it gives them.
 _ALLOWED = {
-    ('collections', 'OrderedDict'): _Dict,
-    ('torch._utils', '_rebuild_tensor_v2'): _Rebuild(),
-    ('torch._utils', '_rebuild_parameter'): _Rebuild(),
+    ('collections', 'OrderedDict'): lambda *_: {},
+    ('torch._utils', '_rebuild_tensor_v2'): lambda *numbers: _Tensor(*numbers[:4]),
+    ('torch._utils', '_rebuild_parameter'): lambda tensor, *_: tensor,
     **{('torch', name): name for name in STORAGES},
 }
+_KEYS = (str, int, float, bytes, type(None))
+_CONSTANTS = {'NONE': lambda: None, 'NEWTRUE': lambda: True, 'NEWFALSE': lambda: False,
+              'EMPTY_TUPLE': tuple, 'EMPTY_LIST': list, 'EMPTY_DICT': dict}
+_VALUES = ('BININT', 'BININT1', 'BININT2', 'LONG1', 'LONG4', 'INT', 'LONG', 'BINFLOAT', 'FLOAT',
+           'BINUNICODE', 'SHORT_BINUNICODE', 'BINUNICODE8', 'UNICODE', 'SHORT_BINSTRING',
+           'BINSTRING', 'BINBYTES', 'SHORT_BINBYTES')
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module, name):
-        if (module, name) not in _ALLOWED:
-            raise UserError(f'it asks for {module}.{name}, which is not part of a tensor; nothing '
-                            'was run. Only take such a file from someone you trust; then load it '
-                            'with PyTorch and save its state_dict() alone')
-        return _ALLOWED[module, name]
+def _build(code):
+    """The object that a pickle describes; nothing of it is run, compared or printed.
 
-    def persistent_load(self, pid):
-        return pid[1:3]  # a key of STORAGES, and the name of the record with its bytes
+    Python's own reader takes for ever for keys that are tuples of tuples, by computing their hash.
+    """
+    stack, outer, memo = [], [], {}
+    for opcode, value, _ in pickletools.genops(code):  # which checks lengths
+        match opcode.name:
+            case 'PROTO' | 'FRAME':
+                pass
+            case 'STOP':
+                return stack.pop()
+            case name if name in _CONSTANTS:
+                stack.append(_CONSTANTS[name]())
+            case name if name in _VALUES:
+                stack.append(value)
+            case 'MARK':
+                outer.append(stack)
+                stack = []
+            case 'TUPLE' | 'APPENDS' | 'SETITEMS' as name:
+                items, stack = stack, outer.pop()
+                _add(stack, name, items)
+            case 'TUPLE1' | 'TUPLE2' | 'TUPLE3' | 'APPEND' | 'SETITEM' as name:
+                count = {'APPEND': 1, 'SETITEM': 2}.get(name) or int(name[-1])
+                _add(stack, name, [stack.pop() for _ in range(count)][::-1])
+            case 'PUT' | 'BINPUT' | 'LONG_BINPUT' | 'MEMOIZE':
+                memo[len(memo) if value is None else value] = stack[-1]
+            case 'GET' | 'BINGET' | 'LONG_BINGET':
+                stack.append(memo[value])
+            case 'GLOBAL':
+                stack.append(_find(*value.split(' ', 1)))
+            case 'STACK_GLOBAL':
+                name = stack.pop()
+                stack.append(_find(stack.pop(), name))
+            case 'REDUCE':
+                arguments = stack.pop()
+                stack.append(stack.pop()(*arguments))
+            case 'BUILD':
+                stack.pop()  # the version numbers of a state dict
+            case 'BINPERSID':
+                stack.append(_Storage(*stack.pop()[1:3]))
+            case name:
+                raise UserError(f'it is a pickle with {name}, which no file of tensors has; '
+                                'nothing was run')
+    raise ValueError('no end')
+
+
+def _add(stack, name, items):
+    """Adds to the stack a tuple of the items, or the items to what is the last on the stack."""
+    if name.startswith('TUPLE'):
+        stack.append(tuple(items))
+    elif name.startswith('APPEND'):
+        stack[-1].extend(items)
+    else:
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, _KEYS) or key in stack[-1]:
+                raise ValueError(f'a {type(key).__name__} is no new key of a dictionary')
+            stack[-1][key] = value
+
+
+def _find(module, name):
+    if not (isinstance(module, str) and isinstance(name, str)):
+        raise ValueError('a name is no text')
+    if (module, name) not in _ALLOWED:
+        raise UserError(f'it asks for {module}.{name}, which is not part of a tensor; nothing '
+                        'was run. Only take such a file from someone you trust; then load it '
+                        'with PyTorch and save its state_dict() alone')
+    return _ALLOWED[module, name]
 
 
 def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
@@ -67,37 +115,50 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
     other exceptions if it is damaged.
     """
     record = next(name for name in file.namelist() if name.endswith('data.pkl'))
-    root, code = record.removesuffix('data.pkl'), file.read(record)
-    for opcode, number, _ in pickletools.genops(code):  # which checks lengths, too
-        if opcode.name.endswith('PUT') and number > len(code):
-            raise ValueError(f'{opcode.name} {number} would fill the memory')
-    tree = _Unpickler(io.BytesIO(code), encoding='utf-8').load()
+    limits.check_header(record, file.getinfo(record).file_size)
+    tree, root = _build(file.read(record)), record.removesuffix('data.pkl')
     for key in ('state_dict', 'model_state_dict', 'model'):
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
     items = tree.items() if isinstance(tree, dict) else ()
-    tensors = {str(name): x for name, x in items if isinstance(x, _Tensor)}
+    tensors = {str(name): _checked(x) for name, x in items if isinstance(x, _Tensor)}
     if not tensors:
         raise UserError('it holds no dictionary of tensors: save model.state_dict()')
+    limits.check_arrays(file.filename, (
+        (name, x.shape, STORAGES[x.storage.kind].itemsize) for name, x in tensors.items()))
+    records = {x.storage: file.getinfo(f'{root}data/{x.storage.record}') for x in tensors.values()}
+    limits.check_arrays(file.filename, (
+        (info.filename, (info.file_size,), 1) for info in records.values()))
     order = f'{root}byteorder'  # of the machine that wrote it; older files are little-endian
-    swap = order in file.namelist() and file.read(order) == b'big'
-    return {name: _array(file, root, x, swap) for name, x in tensors.items()}
+    swap = order in file.namelist() and file.open(order).read(4) == b'big'
+    storages = {}
+    for storage, info in records.items():
+        dtype = STORAGES[storage.kind]
+        bits = np.frombuffer(file.read(info), f'u{dtype.itemsize}')
+        storages[storage] = (bits.byteswap() if swap else bits).view(dtype)
+    return {name: _array(storages[x.storage], x) for name, x in tensors.items()}
 
 
-def _array(file, root, tensor, swap):
-    kind, record = tensor.storage
-    dtype = STORAGES[kind]
-    storage = np.frombuffer(file.read(f'{root}data/{record}'), f'u{dtype.itemsize}')
-    storage = (storage.byteswap() if swap else storage).view(dtype)
-    shape, strides = tuple(tensor.shape), tuple(tensor.strides)
-    numbers = (tensor.offset, *shape, *strides)
-    if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError(f'shape {shape} and strides {strides}')
-    last = tensor.offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+def _checked(tensor):
+    """The tensor; ValueError if it is described by anything but a storage and numbers."""
+    storage, offset, shape, strides = tensor
+    if not (isinstance(storage, _Storage) and isinstance(shape, tuple) and isinstance(
+            strides, tuple) and all(isinstance(x, str) for x in storage)):
+        raise ValueError('a tensor is not described by a storage and numbers')
+    if len(shape) != len(strides) or not all(
+            type(n) is int and n >= 0 for n in (offset, *shape, *strides)):
+        raise ValueError(f'a tensor has {len(shape)} lengths and {len(strides)} strides, expected '
+                         'as many, and natural numbers')
+    return tensor
+
+
+def _array(storage, tensor):
+    _, offset, shape, strides = tensor
+    last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if math.prod(shape) and last >= len(storage):
         raise ValueError(f'a tensor ends at {last}, its storage at {len(storage)}')
     return np.lib.stride_tricks.as_strided(
-        storage[tensor.offset:], shape, [s * dtype.itemsize for s in strides], writeable=False)
+        storage[offset:], shape, [s * storage.itemsize for s in strides], writeable=False)
 
 
 def write(path: str, arrays: dict[str, np.ndarray]) -> None:

@@ -1,0 +1,66 @@
+"""What a file of weights may ask for, checked before memory is taken for it."""
+
+import math
+import os
+import stat
+from collections.abc import Iterable
+
+from vit_jax.errors import UserError
+
+HEADER = 4 << 20  # bytes that list the arrays: 40,000 of them in .safetensors, 20,000 in .pth
+GROWTH = 20  # times the size of the file, for all of its arrays in memory ...
+GROWTH_FREE = 256 << 20  # ... or this many bytes, whatever the size of the file
+AXES = 32  # of an array, as in every version of NumPy
+LAYERS = 1000  # of a model, or of a stage of a ResNet
+STAGES = 16  # of a ResNet; each halves the image
+
+_KINDS = {stat.S_ISDIR: 'a directory', stat.S_ISFIFO: 'a named pipe', stat.S_ISSOCK: 'a socket',
+          stat.S_ISCHR: 'a device', stat.S_ISBLK: 'a device'}
+
+
+def special(path: str) -> str:
+    """'a directory', 'a named pipe', 'a socket' or 'a device'; '' for files and for nothing."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return ''
+    return next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), '')
+
+
+def check_file(path: str) -> None:
+    """Raises UserError for what exists and is no file: some could be read for ever."""
+    if kind := special(path):
+        raise UserError(f'{path!r} is {kind}: expected a file.')
+
+
+def check_header(name: str, size: int) -> None:
+    """Raises UserError if the part that lists the arrays is larger than that of any model."""
+    if size > HEADER:
+        raise UserError(f'its {name} takes {size:,} bytes; at most {HEADER:,} are read, enough for '
+                        'the names and shapes of any model')
+
+
+def check_arrays(path: str, arrays: Iterable[tuple[str, tuple[int, ...], int]]) -> None:
+    """Raises UserError if a small file asks for much memory.
+
+    `arrays` are names, shapes and bytes per number. An axis of length 0 counts as one of 1: it must
+    not hide the lengths of others.
+    """
+    total, largest = 0, (0, '')
+    for name, shape, itemsize in arrays:
+        if len(shape) > AXES:
+            raise UserError(f'{name} has {len(shape)} axes: expected at most {AXES}')
+        size = itemsize * math.prod(n or 1 for n in shape)
+        total, largest = total + size, max(largest, (size, f'{name} {shape}'))
+    found = os.path.getsize(path)
+    if total > max(GROWTH_FREE, GROWTH * found):
+        raise UserError(f'its {found:,} bytes become {total:,} in memory, most of them as '
+                        f'{largest[1]}; at most {GROWTH} times as much is read. If that is right, '
+                        'save it without compression and without expanded arrays')
+
+
+def check_count(what: str, count: int, most: int = LAYERS) -> None:
+    """Raises UserError for more layers or stages than any model has."""
+    if count > most:
+        raise UserError(f'the names of the arrays count {count:,} of {what}: expected at most '
+                        f'{most:,}.')
