@@ -51,6 +51,11 @@ def test_header_of_safetensors(tmp_path):
     assert 'its header takes 4,194,331 bytes; at most 4,194,304 are read' in refused(tmp_path / 'x')
 
 
+def test_pickle_of_a_large_file(tmp_path):
+    write_pickle(tmp_path / 'x.pth', b'\x80\x02' + b'}' * limits.PICKLE + b'.')
+    assert 'its archive/data.pkl takes 1,048,579 bytes; at most' in refused(tmp_path / 'x.pth')
+
+
 def test_compressed_zeros_under_a_name_that_nobody_needs(tmp_path):
     with zipfile.ZipFile(tmp_path / 'x.npz', 'w', zipfile.ZIP_DEFLATED) as file:
         with file.open('needed.npy', 'w') as member:

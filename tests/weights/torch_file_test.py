@@ -110,7 +110,8 @@ NESTED = b'K\x01' + b'2\x86' * 30  # a tuple of two tuples of two tuples ...
 
 
 @pytest.mark.parametrize('code', [
-    tensor((4,), key=NESTED), tensor(NESTED), tensor((4,), strides=NESTED), tensor(b'(' + NESTED + b't'),
+    tensor((4,), key=NESTED), tensor(NESTED), tensor((4,), strides=NESTED),
+    tensor(b'(' + NESTED + b't'),
     tensor((4,), key=NESTED.replace(b'2', b'q\x00h\x00')),
     tensor(NESTED.replace(b'2', b'q\x00h\x00')),
     b'\x80\x04' + 2 * NESTED.replace(b'2', b'q\x00h\x00') + b'\x93.',

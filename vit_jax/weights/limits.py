@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from vit_jax.errors import UserError
 
-HEADER = 4 << 20  # bytes that list the arrays: 40,000 of them in .safetensors, 20,000 in .pth
+HEADER = 4 << 20  # bytes that list the arrays of a .safetensors file: 40,000 of them
+PICKLE = 1 << 20  # bytes that list the tensors of a .pth file: 5,000 of them
 GROWTH = 20  # times the size of the file, for all of its arrays in memory ...
 GROWTH_FREE = 256 << 20  # ... or this many bytes, whatever the size of the file
 AXES = 32  # of an array, as in every version of NumPy
@@ -33,10 +34,10 @@ def check_file(path: str) -> None:
         raise UserError(f'{path!r} is {kind}: expected a file.')
 
 
-def check_header(name: str, size: int) -> None:
+def check_header(name: str, size: int, most: int = HEADER) -> None:
     """Raises UserError if the part that lists the arrays is larger than that of any model."""
-    if size > HEADER:
-        raise UserError(f'its {name} takes {size:,} bytes; at most {HEADER:,} are read, enough for '
+    if size > most:
+        raise UserError(f'its {name} takes {size:,} bytes; at most {most:,} are read, enough for '
                         'the names and shapes of any model')
 
 

@@ -115,7 +115,7 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
     other exceptions if it is damaged.
     """
     record = next(name for name in file.namelist() if name.endswith('data.pkl'))
-    limits.check_header(record, file.getinfo(record).file_size)
+    limits.check_header(record, file.getinfo(record).file_size, limits.PICKLE)
     tree, root = _build(file.read(record)), record.removesuffix('data.pkl')
     for key in ('state_dict', 'model_state_dict', 'model'):
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
