@@ -91,5 +91,5 @@ def test_sizes_of_a_tensor(shape, strides, expected, tmp_path):
 
 def test_counts_in_names():
     limits.check_count('layers', 1000)
-    with pytest.raises(UserError, match='count 1,001 of layers: expected at most 1,000'):
+    with pytest.raises(UserError, match='said to be 1,001 layers: expected at most 1,000'):
         limits.check_count('layers', 1001)

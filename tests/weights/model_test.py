@@ -1,12 +1,16 @@
-"""What weights say of their images, and how many heads they have."""
+"""What weights say of their images and sizes, and how many heads they have."""
 
 import dataclasses
+import json
 
+import numpy as np
 import pytest
 
 from tests.support import small
-from tests.support.small import through
+from tests.support.small import message, through
+from vit_jax import weights
 from vit_jax.errors import UserError
+from vit_jax.weights import files
 from vit_jax.weights.model import guess_heads
 
 
@@ -34,3 +38,62 @@ def test_number_of_heads_of_published_sizes():
     sizes = dict(hidden_size=1280, num_layers=32, mlp_dim=5120)
     assert guess_heads(sizes) == 16
     assert guess_heads(sizes | dict(num_layers=3)) == 20
+
+
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('blocks.1000000.norm1.bias', 'there are said to be 1,000,001 layers: expected at most 1,000'),
+    ('blocks.999.norm1.bias', 'num_layers is 1000, but the longest axis of any array has 128'),
+    (f'blocks.{"9" * 5000}.norm1.bias', 'no place for blocks.9999'),
+    ('blocks.01.norm1.bias', 'no place for blocks.01.norm1.bias')], ids=lambda x: x[:25])
+def test_numbers_in_names(name, expected, tmp_path):
+    path = str(tmp_path / 'x.safetensors')
+    weights.save(small.make('vit', gelu='erf'), path, 'timm')
+    arrays, _ = files.read(path)
+    files.write(path, arrays | {name: arrays['norm.bias']}, '.safetensors')
+    assert expected in message(weights.load, path)
+
+
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('block99999/unit01', 'there are said to be 99,999 stages: expected at most 16'),
+    ('block1/unit99999', 'there are said to be 99,999 units of stage 0: expected at most 1,000')])
+def test_numbers_in_names_of_a_resnet(name, expected, tmp_path):
+    path = str(tmp_path / 'x.npz')
+    weights.save(small.make('bit'), path, 'google')
+    arrays, _ = files.read(path)
+    arrays[f'resnet/{name}/a/group_norm/gamma'] = np.ones(32, np.float32)
+    files.write(path, arrays, '.npz')
+    assert expected in message(weights.load, path)
+
+
+@pytest.mark.parametrize(('field', 'value', 'expected'), [
+    ('num_hidden_layers', 10**7, 'num_layers is 10000000, but the longest axis'),
+    ('intermediate_size', 10**12, 'mlp_dim is 1000000000000, but the longest axis')])
+def test_sizes_that_are_stated(field, value, expected, tmp_path):
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
+    file = tmp_path / 'x' / 'config.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    assert expected in message(weights.load, str(tmp_path / 'x'))
+
+
+def test_layers_in_one_array(tmp_path):
+    np.savez(tmp_path / 'x.npz', **{
+        'Transformer/encoderblock/LayerNorm_0/scale': np.ones((9999, 1))})
+    assert 'said to be 9,999 layers' in message(weights.load, str(tmp_path / 'x.npz'))
+
+
+@pytest.mark.parametrize('side', [16 * 10**3, 16 * 10**6])
+def test_size_of_images_takes_no_memory(side, tmp_path):
+    given = small.make('sincos')
+    path = str(tmp_path / 'x.safetensors')
+    weights.save(dataclasses.replace(given, preprocess={'image_size': (side, side)}), path,
+                 'vit_jax')
+    assert 'patches in an image: expected at most 65,536' in message(weights.load, path)
+
+
+def test_a_parameter_under_two_names(tmp_path):
+    path = str(tmp_path / 'x.npz')
+    weights.save(small.make('vit'), path, 'google')
+    arrays, _ = files.read(path)
+    old, new = (f'Transformer/encoderblock_0/LayerNorm_{k}/bias' for k in (2, 1))
+    files.write(path, arrays | {new: arrays[old]}, '.npz')
+    assert f'{new} and {old} are the same parameter' in message(weights.load, path)

@@ -13,6 +13,7 @@ GROWTH = 20  # times the size of the file, for all of its arrays in memory ...
 GROWTH_FREE = 256 << 20  # ... or this many bytes, whatever the size of the file
 AXES = 32  # of an array, as in every version of NumPy
 LAYERS = 1000  # of a model, or of a stage of a ResNet
+PATCHES = 1 << 16  # of an image
 STAGES = 16  # of a ResNet; each halves the image
 
 _KINDS = {stat.S_ISDIR: 'a directory', stat.S_ISFIFO: 'a named pipe', stat.S_ISSOCK: 'a socket',
@@ -61,7 +62,6 @@ def check_arrays(path: str, arrays: Iterable[tuple[str, tuple[int, ...], int]]) 
 
 
 def check_count(what: str, count: int, most: int = LAYERS) -> None:
-    """Raises UserError for more layers or stages than any model has."""
+    """Raises UserError for more layers, stages or patches than any model has."""
     if count > most:
-        raise UserError(f'the names of the arrays count {count:,} of {what}: expected at most '
-                        f'{most:,}.')
+        raise UserError(f'there are said to be {count:,} {what}: expected at most {most:,}.')

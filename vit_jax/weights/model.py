@@ -13,6 +13,7 @@ from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import resnet, variants
 from vit_jax.models.vit import as_pair
+from vit_jax.weights import limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,8 @@ def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int
     stated, fields = dict(stated), {}
     formulas = stated.pop('resnet', {})
     if 'resnet/root_conv/kernel' in flat:
-        units = [_count(flat, f'resnet/{s}/') for s in range(_count(flat, 'resnet/'))]
+        stages = _count(flat, 'resnet/', 'stages', limits.STAGES)
+        units = [_count(flat, f'resnet/{s}/', f'units of stage {s}') for s in range(stages)]
         hybrid = 'resnet/root_norm/scale' in flat
         fields['resnet'] = (variants.hybrid_resnet if hybrid else variants.bit_resnet)(
             tuple(units), _get(flat, 'resnet/root_conv/kernel', 4).shape[-1]) | formulas
@@ -96,7 +98,8 @@ def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int
     kernel = _get(flat, 'embedding/kernel', 4)
     fields |= dict(
         patch_size=kernel.shape[:2], hidden_size=len(_get(flat, 'norm/scale', 1)),
-        num_layers=_count(flat, 'blocks/'), mlp_dim=len(_get(flat, 'blocks/0/mlp/dense1/bias', 1)),
+        num_layers=_count(flat, 'blocks/', 'layers'),
+        mlp_dim=len(_get(flat, 'blocks/0/mlp/dense1/bias', 1)),
         pool='cls' if 'cls' in flat else 'map' if 'pool/probe' in flat else 'gap',
         position='learned_1d' if 'position/embedding' in flat else 'none',
         representation_size=representation_size,
@@ -149,16 +152,34 @@ def templates(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
     of `preprocess`.
     """
     module = models.build(model, num_classes, unroll=1)  # which changes no shape
+    _check_sizes(model | {'num_classes': num_classes}, flat)
     image_size = (preprocess or {}).get('image_size')
     if patches := _patches(flat, model):
         height, width = _patch_in_pixels(model)
         image_size = height, width * patches  # one row: any grid will do
     elif not image_size or model.get('position') == 'sincos_2d':  # whose table takes memory
         image_size = [32 * p for p in as_pair(model.get('patch_size', 1))]
-    params = jax.eval_shape(module.init, jax.random.key(0),
-                            jax.ShapeDtypeStruct((1, *image_size, _channels(flat)), jnp.float32)
-                            )['params']
+    elif 'patch_size' in model:
+        limits.check_count('patches in an image', math.prod(image_size) // math.prod(
+            _patch_in_pixels(model)), limits.PATCHES)
+    images = jax.ShapeDtypeStruct((1, *image_size, _channels(flat)), jnp.float32)
+    params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
     return {name: np.broadcast_to(np.int8(0), x.shape) for name, x in flatten(params).items()}
+
+
+def _check_sizes(fields, flat):
+    """Raises UserError for sizes without an array of this size, before arrays are made of them."""
+    longest = max((n for x in flat.values() for n in x.shape), default=0)
+    for name, value in fields.items():
+        if name == 'resnet' and value:
+            _check_sizes(value, flat)
+            continue
+        for size in value if isinstance(value, tuple | list) else [value]:
+            if type(size) is int and size > longest:
+                raise UserError(f'{name} is {size}, but the longest axis of any array has {longest}'
+                                ': the fields belong to other arrays.')
+    for count in (fields.get('num_layers', 0), *fields.get('units', ())):
+        limits.check_count('layers', count)
 
 
 def _patch_in_pixels(model):
@@ -180,6 +201,8 @@ def _patches(flat, model):
     return 0
 
 
-def _count(flat, prefix):
+def _count(flat, prefix, what, most=limits.LAYERS):
     numbers = {name[len(prefix):].split('/')[0] for name in flat if name.startswith(prefix)}
-    return 1 + max((int(n) for n in numbers if n.isdigit()), default=-1)
+    count = 1 + max((int(n) for n in numbers if n.isdigit()), default=-1)
+    limits.check_count(what, count, most)
+    return count

@@ -101,11 +101,13 @@ def fit(found: Found, unknown: list[str], templates: Mapping[str, np.ndarray],
         table: Iterable[Entry]) -> dict[str, np.ndarray]:
     """Our parameters by flat name, each with the shape of its template.
 
-    Raises UserError if arrays are missing (by their names in `table`), have no place in the model
-    or have another shape.
+    Raises UserError if arrays are missing (by their names in `table`), have no place in the model,
+    have another shape or are there twice, under two names.
     """
-    lines = [f'no place for {name}' for name in unknown]
+    lines, source = [f'no place for {name}' for name in unknown], {}
     for entry, array in found:
+        if (first := source.setdefault(entry.ours, entry.theirs)) != entry.theirs:
+            lines.append(f'{first} and {entry.theirs} are the same parameter')
         if not all(name in templates for name in entry.ours):
             lines.append(f'no place for {entry.theirs}')
         elif array.shape != (expected := _theirs(entry, templates).shape):
@@ -162,6 +164,8 @@ def _find(name, table, patterns=lambda entry: entry.ours):
             if match := _regex(pattern).fullmatch(name):
                 numbers = {key[0]: int(n) - (len(key) > 1) for key, n in match.groupdict().items()}
                 numbers |= {f'{key}1': n + 1 for key, n in numbers.items()}
+                if pattern.format(**numbers) != name:
+                    continue  # block 01 is not block 1: both may be there
                 return Entry(tuple(ours.format(**numbers) for ours in entry.ours),
                              entry.theirs.format(**numbers), entry.kind)
     return None
@@ -169,4 +173,4 @@ def _find(name, table, patterns=lambda entry: entry.ours):
 
 @functools.cache
 def _regex(pattern):
-    return re.compile(re.sub(r'\\\{(\w+)(:02)?\\\}', r'(?P<\1>\\d+)', re.escape(pattern)))
+    return re.compile(re.sub(r'\\\{(\w+)(:02)?\\\}', r'(?P<\1>[0-9]{1,9})', re.escape(pattern)))

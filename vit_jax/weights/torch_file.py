@@ -46,8 +46,6 @@ def _build(code):
     stack, outer, memo = [], [], {}
     for opcode, value, _ in pickletools.genops(code):  # which checks lengths
         match opcode.name:
-            case 'PROTO' | 'FRAME':
-                pass
             case 'STOP':
                 return stack.pop()
             case name if name in _CONSTANTS:
@@ -73,13 +71,13 @@ def _build(code):
                 name = stack.pop()
                 stack.append(_find(stack.pop(), name))
             case 'REDUCE':
-                arguments = stack.pop()
-                stack.append(stack.pop()(*arguments))
+                arguments, function = stack.pop(), stack.pop()
+                stack.append(function(*arguments))
             case 'BUILD':
                 stack.pop()  # the version numbers of a state dict
             case 'BINPERSID':
                 stack.append(_Storage(*stack.pop()[1:3]))
-            case name:
+            case name if name not in ('PROTO', 'FRAME'):
                 raise UserError(f'it is a pickle with {name}, which no file of tensors has; '
                                 'nothing was run')
     raise ValueError('no end')

@@ -7,6 +7,7 @@ fixed (sincos_2d): then no array holds it.
 
 import numpy as np
 
+from vit_jax.weights import limits
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.layouts import google
 from vit_jax.weights.table import Entry, flax_modules
@@ -23,6 +24,7 @@ def _read(contents):
     arrays = {}
     for name, x in contents.arrays.items():
         if name.startswith(_STACKED) and x.ndim:
+            limits.check_count('layers', len(x))
             arrays |= {f'Transformer/encoderblock_{i}/{name.removeprefix(_STACKED)}': x[i]
                        for i in range(len(x))}
         elif name == 'pos_embedding' and 'cls' in contents.arrays and x.ndim == 3:
