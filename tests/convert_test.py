@@ -4,7 +4,6 @@ import importlib.util
 import logging
 import os
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -31,11 +30,11 @@ def run(*arguments):
 
 
 def test_command(source, tmp_path):
-    result = run(source(), tmp_path / 'x.npz', '--to=google', '--dtype=bfloat16')
+    result = run(source(), tmp_path / 'x.npz', '--to=google', '--dtype=float16')
     assert result.returncode == 0, result.stderr
-    assert 'x.npz (google): 209,351 parameters, bfloat16, 7 classes' in result.stderr
+    assert 'x.npz (google): 209,351 parameters, float16, 7 classes' in result.stderr
     found = weights.load(str(tmp_path / 'x.npz'))
-    assert found.params['cls'].dtype == ml_dtypes.bfloat16
+    assert found.params['cls'].dtype == np.float16
     check_message(run(source(), tmp_path / 'x.npz', '--to=google'),
                   'x.npz exists already: name another destination, or add --overwrite.')
 
@@ -92,14 +91,31 @@ def test_verified_by_the_other_program_where_that_is_possible(model, to, name, h
 @pytest.mark.parametrize(('to', 'dtype', 'how'), [
     ('timm', None, 'timm '), ('onnx', None, 'onnxruntime '), ('onnx', 'bfloat16', 'onnxruntime '),
     ('stablehlo', 'bfloat16', 'jax.export '),
-    ('google', 'bfloat16', 'reading back, because timm reads no bfloat16')])
+    ('big_vision', 'bfloat16', 'reading back, because timm reads no bfloat16')])
 def test_models_trained_in_bfloat16_are_verified_in_float32(to, dtype, how, source, tmp_path,
                                                             caplog):
     interop.import_timm()
     interop.require('jax2onnx')
-    path = str(tmp_path / {'timm': 'x', 'google': 'x.npz'}.get(to, f'x.{to}'))
+    path = str(tmp_path / {'timm': 'x', 'big_vision': 'x.npz'}.get(to, f'x.{to}'))
     convert.convert(source('gap', dtype='bfloat16'), path, to, verify=True, dtype=dtype)
     assert verified(caplog).startswith(f'verified by {how}')
+
+
+def test_googles_file_of_bfloat16_is_refused(source, tmp_path):
+    """Neither Google's own code nor timm could read it."""
+    with pytest.raises(UserError, match="bfloat16.*Google's code and timm cannot read them: add "
+                                        '--dtype=float32, or --to=big_vision'):
+        convert.convert(source(), str(tmp_path / 'x.npz'), 'google', dtype='bfloat16', verify=True)
+    assert not (tmp_path / 'x.npz').exists()
+
+
+def test_weights_that_are_not_finite(tmp_path, caplog):
+    path = str(tmp_path / 'x.safetensors')
+    weights.save(small.with_nan(small.make('vit')), path, 'vit_jax')
+    assert convert.main([path, str(tmp_path / 'y.npz'), '--to=google']) == 1
+    assert 'x.safetensors has values that are not finite: 1 of 128 in norm/scale' in caplog.text
+    assert 'predict and convert have --allow-nonfinite' in caplog.text
+    assert convert.main([path, str(tmp_path / 'y.npz'), '--to=google', '--allow-nonfinite']) == 0
 
 
 def test_what_weights_do_not_say(source, tmp_path, caplog):

@@ -97,6 +97,17 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
         assert message in caplog.records[-1].getMessage()
 
 
+def test_predictions_that_are_not_finite(folder, tmp_path, capsys, caplog):
+    path = str(tmp_path / 'w.safetensors')
+    weights.save(small.with_nan(small.make('vit')), path, 'vit_jax')
+    arguments = [f'--pretrained={path}', '--json', str(folder)]
+    assert predict.main(arguments) == 1
+    assert 'not finite: 1 of 128 in norm/scale. Its training diverged' in caplog.text
+    assert predict.main([*arguments, '--allow-nonfinite']) == 1
+    assert 'gives values that are not finite for 6 of 6 images, ' in caplog.text
+    assert 'NaN' not in capsys.readouterr().out
+
+
 def test_two_tables_in_one_file(capsys):
     with pytest.raises(SystemExit):
         predict.main(['--pretrained=x', '--csv=a', '--features=a', 'image.png'])

@@ -149,7 +149,7 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_description_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --preprocess and --classes, see weights/description.py."""
+    """Adds --model, --preprocess, --classes and --allow-nonfinite, see weights/."""
     parser.add_argument('--model', action='append', default=[], metavar='FIELD=VALUE',
                         help='what arrays do not show, if the weights do not say it: any of '
                         'num_heads=N,gelu=erf,layer_norm_epsilon=1e-6')
@@ -158,12 +158,15 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
                         'resize=bicubic,crop_ratio=0.9,mean=R,G,B,std=R,G,B; may be repeated')
     parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '
                         'as a JSON array, instead of those in the weights')
+    parser.add_argument('--allow-nonfinite', '--allow_nonfinite', action='store_true',
+                        help='go on with weights that have NaN or infinite values')
 
 
 def read_weights(options: argparse.Namespace) -> weights.Weights:
     """The weights that the options name, completed by what they say of images and classes."""
     loaded = weights.load(options.workdir or options.pretrained,
-                          description.parse_model(options.model))
+                          description.parse_model(options.model),
+                          allow_nonfinite=options.allow_nonfinite)
     return description.described(loaded, options.preprocess, options.classes)
 
 

@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
             inexact: bool = False, overwrite: bool = False, preprocess: Sequence[str] = (),
-            classes: str | None = None, model: Sequence[str] = ()) -> None:
+            classes: str | None = None, model: Sequence[str] = (),
+            allow_nonfinite: bool = False) -> None:
     """Does what the command does; the arguments are its options."""
     if (to == 'onnx') != path.endswith('.onnx'):
         raise UserError(f'{path!r} is not a name for {to}: a name ending in .onnx is for '
@@ -49,13 +50,10 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     if os.path.lexists(path) and not overwrite:
         raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
     files.check_replaceable(path)
-    loaded = description.described(weights.load(source, description.parse_model(model)),
-                                   preprocess, classes)
+    loaded = given = description.described(
+        weights.load(source, description.parse_model(model), allow_nonfinite=allow_nonfinite),
+        preprocess, classes)
     layout = weights.LAYOUTS.get(to)  # None: a program
-    if layout and files.is_directory(path):  # a program that reads it has defaults of its own
-        loaded = dataclasses.replace(loaded, preprocess={
-            'image_size': loaded.image_size(), **description.complete_preprocess(loaded)})
-    given = loaded
     if dtype:
         given = dataclasses.replace(loaded, params=jax.tree.map(
             lambda x: x.astype(jnp.dtype(dtype)) if jnp.issubdtype(x.dtype, jnp.floating) else x,

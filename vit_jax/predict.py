@@ -16,13 +16,12 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 
-import jax
 import numpy as np
 
 from vit_jax import cli
 from vit_jax.data import images
 from vit_jax.errors import UserError, check_at_least
-from vit_jax.weights import Weights, description
+from vit_jax.weights import Weights, description, predictor
 
 
 @cli.command
@@ -92,17 +91,12 @@ def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection
     """Applies the model to images; other files are left out with a warning, unless `required`.
 
     Returns the paths of those that could be read, representations [images, features] and class
-    probabilities [images, classes], float32; None instead of probabilities without a head.
+    probabilities [images, classes], float32; None instead of probabilities without a head. Raises
+    UserError if a value is not finite, or no image can be read.
     """
-    model, params = cli.build_model(loaded)
+    description.check_rgb(loaded)
     size, preprocess = loaded.image_size(), description.complete_preprocess(loaded)
-
-    @jax.jit
-    def forward(params, batch):
-        logits, outputs = model.apply({'params': params}, batch, return_intermediates=True)
-        return outputs['representation'], jax.nn.softmax(logits)
-
-    params, read, results = jax.device_put(params), [], []
+    forward, read, results = predictor(loaded), [], []
     batch_size = min(batch_size, len(paths))
     for start in range(0, len(paths), batch_size):
         found = list(_load_images(paths[start:start + batch_size], size, preprocess, required))
@@ -111,11 +105,22 @@ def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection
             batch = np.stack([pixels for _, pixels in found])
             missing = batch_size - len(found)
             batch = np.pad(batch, ((0, missing), (0, 0), (0, 0), (0, 0)))  # compiled for one shape
-            results.append([np.asarray(x)[:len(found)] for x in forward(params, batch)])
+            results.append([None if x is None else x[:len(found)] for x in forward(batch)])
     if not read:
         raise UserError(f'none of the {len(paths)} images can be read.')
-    representations, probabilities = map(np.concatenate, zip(*results, strict=True))
-    return read, representations, probabilities if loaded.num_classes else None
+    outputs = [None if x[0] is None else np.concatenate(x) for x in zip(*results, strict=True)]
+    _check_finite(loaded, read, outputs)
+    return read, *outputs
+
+
+def _check_finite(loaded, paths, outputs):
+    """Raises UserError for NaN, which is no prediction, and which JSON does not have."""
+    finite = np.all([np.isfinite(x.reshape(len(paths), -1)).all(-1) for x in outputs
+                     if x is not None], axis=0)
+    if not finite.all():
+        raise UserError(f'{loaded.source} gives values that are not finite for '
+                        f'{np.sum(~finite)} of {len(paths)} images, {paths[finite.argmin()]!r} the '
+                        'first: nothing is written. Its training diverged, or it is damaged.')
 
 
 def _load_images(paths, size, preprocess, required):

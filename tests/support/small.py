@@ -54,6 +54,14 @@ def make(name, **change):
                    dict(PREPROCESS, image_size=tuple(image_size)), 'test', name)
 
 
+def with_nan(weights):
+    """The weights with a single value that is not a number."""
+    scale = weights.params['norm']['scale'].copy()
+    scale[3] = np.nan
+    return dataclasses.replace(weights, params=weights.params | {
+        'norm': weights.params['norm'] | {'scale': scale}})
+
+
 def images(weights, number=2):
     """Random images that fit the weights, float32 [number, height, width, channels]."""
     shape = (number, *weights.image_size(), weights.channels())

@@ -78,7 +78,8 @@ def test_defaults_are_said(caplog):
     assert caplog.messages == [
         'vit does not say crop_ratio, resize, std of images: the defaults crop_ratio=0.875 '
         'resize=bilinear std=(0.5, 0.5, 0.5) are used. To change that, add '
-        '--preprocess FIELD=VALUE.']
+        '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).']
+    assert caplog.records[0].levelname == 'WARNING'  # which Python shows of itself
 
 
 def test_classes_without_names(caplog):

@@ -75,6 +75,10 @@ def test_every_pair(first, second, tmp_path):
 def test_dtypes_survive(layout, name, dtype, tmp_path):
     given = small.make('vit')
     given = dataclasses.replace(given, params=jax.tree.map(lambda x: x.astype(dtype), given.params))
+    if (layout, dtype) == ('google', ml_dtypes.bfloat16):
+        assert 'Google\'s code and timm cannot read them' in small.message(
+            weights.save, given, str(tmp_path / name), layout)
+        return
     if layout == 'big_vision':
         given = position_in_class_token(given)
     given, found = through(given, layout, tmp_path / name)

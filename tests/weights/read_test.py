@@ -26,7 +26,7 @@ def edited(tmp_path, edit):
     """Path of a timm file whose arrays `edit` has changed."""
     path = str(tmp_path / 'x.safetensors')
     through(small.make('vit'), 'timm', path)
-    arrays, _ = files.read(path)
+    arrays = {name: x.copy() for name, x in files.read(path)[0].items()}
     edit(arrays)
     files.write(path, arrays, '.safetensors')
     return path
@@ -69,6 +69,20 @@ def test_unknown_layout(tmp_path):
     text = message(weights.load, str(tmp_path / 'x.npz'))
     assert 'is of an unknown layout. It has 2 arrays, among them conv1.weight, fc.bias' in text
     assert 'patch_embed.proj.weight' in text
+
+
+def test_values_that_are_not_finite_are_counted(tmp_path):
+    def edit(arrays):
+        arrays['blocks.1.mlp.fc1.weight'][0, :3] = np.nan, np.inf, -np.inf
+        arrays['norm.bias'] = arrays['norm.bias'].astype(np.float64)
+        arrays['norm.bias'][5] = 1e300  # is infinite in float32
+
+    path = edited(tmp_path, edit)
+    text = message(weights.load, path)
+    assert text.startswith(f'{path} has values that are not finite: 3 of 24,576 in '
+                           'blocks/mlp/dense1/kernel, 1 of 128 in norm/bias. Its training')
+    found = weights.load(path, allow_nonfinite=True)
+    assert np.isnan(found.params['blocks']['mlp']['dense1']['kernel']).sum() == 1
 
 
 def mistakes(rng, arrays):

@@ -1,5 +1,8 @@
 """Models that a layout cannot hold, and files that cannot be written."""
 
+import dataclasses
+import os
+
 import pytest
 
 from tests.support import small
@@ -25,6 +28,28 @@ def test_layouts_that_cannot_hold_a_model(model, layout, name, expected, tmp_pat
     given = small.make(model, gelu='erf') if model == 'rectangle' else small.make(model)
     assert expected in message(weights.save, given, name, layout)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(('layout', 'name'), [
+    ('vit_jax', 'x.safetensors'), ('timm', 'x'), ('google', 'x.npz')])
+def test_files_have_the_mode_of_the_user(layout, name, tmp_path):
+    old = os.umask(0o027)
+    try:
+        weights.save(small.make('vit'), str(tmp_path / name), layout)
+    finally:
+        os.umask(old)
+    written = [path for path in tmp_path.rglob('*') if path.is_file()]
+    assert {oct(path.stat().st_mode & 0o777) for path in written} == {'0o640'}
+
+
+@pytest.mark.parametrize('layout', ['timm', 'huggingface'])
+def test_a_directory_says_how_images_are_prepared(layout, tmp_path, caplog):
+    """Or timm would take ImageNet's mean and bicubic, and Hugging Face nothing."""
+    bare = dataclasses.replace(small.make('vit'), preprocess=None)
+    weights.save(bare, str(tmp_path / 'x'), layout)
+    assert 'vit does not say crop_ratio, mean, resize, std of images: the defaults' in caplog.text
+    found = weights.load(str(tmp_path / 'x')).preprocess
+    assert (found['mean'], found['std'], found['resize']) == ((0.5,) * 3, (0.5,) * 3, 'bilinear')
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):

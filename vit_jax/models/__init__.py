@@ -13,6 +13,7 @@ from vit_jax.errors import UserError, check_names
 from vit_jax.models import variants
 from vit_jax.models.encoder import BlockFields
 from vit_jax.models.resnet import ResNet
+from vit_jax.models.stack import check_images as check_images
 from vit_jax.models.vit import ViT
 
 

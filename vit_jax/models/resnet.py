@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_at_least, check_choice, check_names
 from vit_jax.models import variants
-from vit_jax.models.stack import check_computation, remat, stack
+from vit_jax.models.stack import check_computation, check_images, remat, stack
 
 
 class StdConv(nn.Module):
@@ -185,6 +185,7 @@ class ResNet(nn.Module):
         `return_intermediates` also returns a dict with `stages`, the list of feature maps of the
         root and every stage, and `representation` [batch, features].
         """
+        check_images(images)
         stages = Backbone(**self.resnet, dtype=self.dtype, unroll=self.unroll,
                           remat_policy=self.remat_policy, name='resnet')(images)
         x = stages[-1]

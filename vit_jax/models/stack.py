@@ -2,8 +2,10 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from vit_jax.errors import check_at_least, check_choice
+from vit_jax.errors import UserError, check_at_least, check_choice
 
 # 'none' keeps every activation for the backward pass; the others are jax.checkpoint_policies.
 # Convolutions are kept by dots_saveable, not by dots_with_no_batch_dims_saveable.
@@ -41,6 +43,16 @@ def remat(block: type[nn.Module], policy: str, static_argnums: tuple[int, ...] =
         return block
     return nn.remat(block, policy=getattr(jax.checkpoint_policies, policy),
                     static_argnums=static_argnums, prevent_cse=prevent_cse)
+
+
+def check_images(images: Float[Array, 'batch height width channels']) -> None:
+    """Raises UserError for images that are not a batch, or not normalised: of whole numbers."""
+    if images.ndim != 4:
+        raise UserError(f'images have shape {images.shape}: expected [batch, height, width, '
+                        'channels], for a single image images[None].')
+    if not jnp.issubdtype(images.dtype, jnp.floating):
+        raise UserError(f'images have dtype {images.dtype}: expected float32, normalised as '
+                        '(pixels / 255 - mean) / std.')
 
 
 def check_computation(dtype: str, unroll: int, remat_policy: str) -> None:

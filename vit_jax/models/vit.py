@@ -8,7 +8,7 @@ from vit_jax.errors import UserError, check_at_least, check_choice, check_rate
 from vit_jax.models import resnet
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
-from vit_jax.models.stack import check_computation, stack
+from vit_jax.models.stack import check_computation, check_images, stack
 
 
 class ViT(nn.Module):
@@ -44,8 +44,10 @@ class ViT(nn.Module):
             encoded         [batch, tokens, hidden]: after the last LayerNorm;
             representation  [batch, hidden] (or every token's): the input of the head.
 
-        Raises UserError when patches do not tile the image, or position embeddings do not fit it.
+        Raises UserError when patches do not tile the image, position embeddings do not fit it, or
+        images are whole numbers or not a batch.
         """
+        check_images(images)
         grid, block = self.grid(images.shape[1:3]), self.block
         x = self.embed(images)
         if self.pool == 'cls':

@@ -7,13 +7,16 @@ needed.
 
     from vit_jax import weights
     w = weights.load('hf:google/vit-base-patch16-224')
-    model = models.build(w.model, w.num_classes)
+    features, probabilities = weights.predictor(w)(weights.prepare(w, ['cat.jpg']))
     weights.save(w, 'b16.npz', 'google')
 """
 
+from vit_jax.weights.apply import predictor, prepare
+from vit_jax.weights.description import described
 from vit_jax.weights.layouts import LAYOUTS
 from vit_jax.weights.model import Weights
 from vit_jax.weights.read import load
 from vit_jax.weights.write import approximate, misfits, save
 
-__all__ = ['LAYOUTS', 'Weights', 'approximate', 'load', 'misfits', 'save']
+__all__ = ['LAYOUTS', 'Weights', 'approximate', 'described', 'load', 'misfits', 'predictor',
+           'prepare', 'save']

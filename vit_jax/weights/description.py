@@ -11,14 +11,18 @@ import msgspec
 
 from vit_jax import config
 from vit_jax.errors import UserError, check_choice
-from vit_jax.weights import Weights, sidecars
+from vit_jax.weights import sidecars
+from vit_jax.weights.model import Weights
 from vit_jax.weights.sidecars import Epsilon, Size
 
 log = logging.getLogger(__name__)
 
 
-def described(loaded: Weights, preprocess: Sequence[str], classes: str | None) -> Weights:
+def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | None = None
+              ) -> Weights:
     """The weights with the fields of --preprocess and the names in the file of --classes.
+
+    `preprocess` is such as ['resize=bicubic', 'mean=0.485,0.456,0.406'].
 
     Raises UserError if a field or value is impossible, or there are not as many names as classes.
     """
@@ -55,12 +59,13 @@ def check_rgb(loaded: Weights) -> None:
 
 
 def complete_preprocess(loaded: Weights) -> dict:
-    """All fields of `preprocess`; logs the defaults of those that the weights do not state."""
+    """All fields of `preprocess`; warns of the defaults of those that the weights do not state."""
     defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
     if missing := sorted(defaults.keys() - stated.keys()):
-        log.info('%s does not say %s of images: the defaults %s are used. To change that, add '
-                 '--preprocess FIELD=VALUE.', loaded.source, ', '.join(missing),
-                 ' '.join(f'{name}={defaults[name]}' for name in missing))
+        log.warning('%s does not say %s of images: the defaults %s are used. To change that, add '
+                    '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).',
+                    loaded.source, ', '.join(missing),
+                    ' '.join(f'{name}={defaults[name]}' for name in missing))
     return {name: stated.get(name, default) for name, default in defaults.items()}
 
 

@@ -105,7 +105,11 @@ def write(path: str, arrays: dict[str, np.ndarray], kind: str,
         with open(path, 'wb') as file:  # or NumPy would add .npz to the name
             np.savez(file, **arrays)
     elif kind == '.safetensors':
+        file = pathlib.Path(path)
+        file.touch()
+        mode = file.stat().st_mode  # of new files here; the library makes its own private
         safetensors.numpy.save_file(arrays, path, metadata)
+        file.chmod(mode)
     else:
         torch_file.write(path, arrays)
 

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.traverse_util
+import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.weights import files, hub, table
 from vit_jax.weights import model as model_lib
 from vit_jax.weights.layouts import LAYOUTS, detect, own
-from vit_jax.weights.model import Weights
+from vit_jax.weights.model import Weights, flatten
 from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
@@ -20,18 +21,43 @@ log = logging.getLogger(__name__)
 _PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
 
 
-def load(source: str, fields: Mapping[str, Any] | None = None) -> Weights:
+def load(source: str, fields: Mapping[str, Any] | None = None, *,
+         allow_nonfinite: bool = False) -> Weights:
     """Loads a file, a directory with one model, a workdir or one of its checkpoints.
 
     From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME'. `fields` are of the
     model: what arrays do not show (num_heads, gelu, layer_norm_epsilon) and the source does not
     state, or states wrongly. Raises UserError if the source does not exist, its layout is unknown,
-    or arrays are damaged, missing, not of the model or of another shape than the others imply.
+    or arrays are damaged, missing, not of the model or of another shape than the others imply;
+    unless allowed, also for NaN and infinity.
     """
     path = hub.fetch(source)
     if run := record.find(path):
         _refuse(source, fields)
-        return own.from_run(*run)
+        loaded = own.from_run(*run)
+    else:
+        loaded = _read(path, source, fields)
+    if not allow_nonfinite:
+        _check_finite(loaded)
+    return loaded
+
+
+def _check_finite(loaded):
+    """Raises UserError, with counts by array, for values that float32 does not have as numbers."""
+    found = []
+    for name, x in flatten(loaded.params).items():
+        with np.errstate(over='ignore'):
+            bad = x.size - np.count_nonzero(np.isfinite(np.asarray(x, np.float32)))
+        found += [f'{bad:,} of {x.size:,} in {name}'] * bool(bad)
+    if found:
+        more = f' and {len(found) - 4} more arrays' if len(found) > 4 else ''
+        raise UserError(f'{loaded.source} has values that are not finite: {", ".join(found[:4])}'
+                        f'{more}. Its training diverged, or the file is damaged: take an earlier '
+                        'checkpoint, or copy or download it again. To go on with them, evaluate, '
+                        'predict and convert have --allow-nonfinite.')
+
+
+def _read(path, source, fields):
     contents = files.read_path(path)
     arrays = contents.arrays
     for prefix in _PREFIXES:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from vit_jax.errors import UserError, check_choice
-from vit_jax.weights import files, table
+from vit_jax.weights import description, files, table
 from vit_jax.weights.layouts import LAYOUTS
 from vit_jax.weights.model import Weights, flatten
 from vit_jax.workdir.record import write_json
@@ -17,7 +17,8 @@ _INEXACT = ('gelu', 'layer_norm_epsilon', 'resnet.group_norm_epsilon', 'resnet.w
 def save(weights: Weights, path: str, layout: str) -> None:
     """Writes weights; a directory for Hugging Face, and for timm unless `path` names a file.
 
-    A file or directory of weights at `path` is replaced once the new one is complete.
+    A file or directory of weights at `path` is replaced once the new one is complete. What the
+    weights do not say of images is said in a directory as it is used here, with a warning.
     Raises UserError if the layout cannot hold this model (see `misfits`), its files have another
     ending, `path` is a directory with anything but weights, or a .pth file needs PyTorch.
     """
@@ -31,6 +32,9 @@ def save(weights: Weights, path: str, layout: str) -> None:
         raise UserError(f'{path!r} cannot hold layout {layout}: expected {expected}.')
     if lines := misfits(weights, path, layout):
         raise UserError(f'layout {layout} cannot hold this model:\n  ' + '\n  '.join(lines))
+    if not suffix:  # a program that reads it has defaults of its own
+        weights = dataclasses.replace(weights, preprocess={
+            'image_size': weights.image_size(), **description.complete_preprocess(weights)})
     arrays = flatten(weights.params)
     if not value.native:
         arrays = table.to_theirs(table.unstack(arrays), value.table(weights.model))

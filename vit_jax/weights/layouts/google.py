@@ -8,6 +8,7 @@ import re
 
 from vit_jax.models import variants
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
+from vit_jax.weights.model import flatten
 from vit_jax.weights.table import Entry, flax_modules
 
 FORMULAS = dict(gelu='tanh', layer_norm_epsilon=1e-6)
@@ -73,7 +74,13 @@ def _allowed_values(model, path):
     return allowed | PLAIN | only(FORMULAS) | dict(pool=('cls', 'gap'))
 
 
+def _refusals(weights, path):
+    return ["the arrays are bfloat16, which .npz files state as bytes of no type; Google's code "
+            'and timm cannot read them: add --dtype=float32, or --to=big_vision, whose code can'
+            ] if any(x.dtype.name == 'bfloat16' for x in flatten(weights.params).values()) else []
+
+
 LAYOUT = Layout(
     mark=r'Transformer/posembed_input/pos_embedding|(resnet/)?root_block/standardized_conv2d/kernel',
     suffixes=('.npz',), read=_read, table=lambda model: _VIT if 'hidden_size' in model else _BIT,
-    allowed_values=_allowed_values)
+    allowed_values=_allowed_values, refusals=_refusals)

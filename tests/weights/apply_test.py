@@ -1,0 +1,78 @@
+"""The way from Python: what files become, what models take, and what is said of the rest."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from tests.support import small
+from tests.support.datasets import write_images
+from tests.support.small import message
+from vit_jax import models, weights
+from vit_jax.data import images
+from vit_jax.errors import UserError
+
+GIVEN = small.make('vit')
+
+
+def test_probabilities_of_files(tmp_path):
+    write_images(tmp_path, ['one'], 2, size=(20, 30))
+    paths = sorted(tmp_path.glob('*/*.png'))
+    batch = weights.prepare(GIVEN, paths)
+    np.testing.assert_array_equal(
+        batch, [images.load(str(path), (16, 16), GIVEN.preprocess) for path in paths])
+    features, probabilities = weights.predictor(GIVEN)(batch)
+    logits = small.logits(GIVEN, batch)
+    expected = np.exp(logits - logits.max(-1, keepdims=True))
+    np.testing.assert_allclose(probabilities, expected / expected.sum(-1, keepdims=True), rtol=1e-4)
+    assert features.shape == (2, 128)
+    headless = small.make('headless')
+    assert weights.predictor(headless)(batch)[1] is None
+    assert 'prepare takes a list of files, as in [' in message(
+        weights.prepare, GIVEN, str(paths[0]))
+
+
+def test_weights_that_do_not_say_how_images_are_prepared(tmp_path, caplog):
+    """w.preprocess is None for a bare file: the defaults are used and named."""
+    write_images(tmp_path, ['one'], 1, size=(20, 30))
+    bare = dataclasses.replace(GIVEN, preprocess=None)
+    batch = weights.prepare(bare, list(tmp_path.glob('*/*.png')))
+    assert batch.shape == (1, 16, 16, 3)
+    assert [record.levelname for record in caplog.records] == ['WARNING']
+    assert 'vit does not say crop_ratio, mean, resize, std of images: the defaults' in caplog.text
+    caplog.clear()
+    stated = weights.described(bare, ['crop_ratio=0.8', 'resize=bicubic', 'mean=0.4,0.5,0.6',
+                                      'std=0.3,0.2,0.1'])
+    np.testing.assert_array_equal(weights.prepare(stated, list(tmp_path.glob('*/*.png'))),
+                                  weights.prepare(GIVEN, list(tmp_path.glob('*/*.png'))))
+    assert not caplog.messages
+
+
+FINE = small.images(GIVEN)
+
+
+@pytest.mark.parametrize(('given', 'expected'), [
+    (np.zeros((1, 16, 16, 3), np.uint8), 'images have dtype uint8: expected float32, normalised'),
+    (np.full((1, 16, 16, 3), 255.0), 'images have values from 255 to 255; prepared ones have -6 to '
+                                     '4: expected (pixels / 255 - mean) / std'),
+    (np.full((1, 16, 16, 3), np.nan), 'images have values from nan to nan'),
+    (FINE[0], 'images have shape (16, 16, 3): expected [batch, height, width, channels], for a '
+              'single image images[None]'),
+    (FINE[..., :1], 'images have shape (2, 16, 16, 1): expected [batch, height, width, 3]. Repeat'),
+    (FINE[:0], 'images have shape (0, 16, 16, 3): expected one or more'),
+    (FINE[:, :8], 'these 1x2 patches need')], ids=lambda x: str(x)[-20:])
+def test_images_that_are_not_prepared(given, expected):
+    predict = weights.predictor(GIVEN)
+    predict(FINE)
+    assert expected in message(predict, given)
+
+
+@pytest.mark.parametrize('name', ['vit', 'hybrid', 'bit'])
+def test_models_take_batches_of_normalised_images(name):
+    given = small.make(name)
+    model, batch = models.build(given.model, 7), small.images(given)
+    for wrong, expected in ((batch.astype(np.uint8), 'images have dtype uint8'),
+                            (batch[0], 'images have shape')):
+        with pytest.raises(UserError, match=re.escape(expected)):
+            model.apply({'params': given.params}, wrong)

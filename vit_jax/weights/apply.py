@@ -1,0 +1,71 @@
+"""From images to features and probabilities, for programs that have their images in memory."""
+
+import os
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from vit_jax import models
+from vit_jax.data import images as image_files
+from vit_jax.errors import UserError
+from vit_jax.weights import description
+from vit_jax.weights.model import Weights
+
+Images = Float[np.ndarray, 'batch height width channels']
+Outputs = tuple[Float[np.ndarray, 'batch features'], Float[np.ndarray, 'batch classes'] | None]
+
+
+def prepare(weights: Weights, paths: Sequence[str]) -> Images:
+    """Image files as the model takes them, float32; UserError if one cannot be read.
+
+    Warns of what the weights do not say of images, and of the defaults that are used.
+    """
+    if isinstance(paths, str | os.PathLike):
+        raise UserError(f'prepare takes a list of files, as in [{str(paths)!r}].')
+    description.check_rgb(weights)
+    size, preprocess = weights.image_size(), description.complete_preprocess(weights)
+    return np.stack([image_files.load(os.fspath(path), size, preprocess) for path in paths])
+
+
+def predictor(weights: Weights) -> Callable[[Images], Outputs]:
+    """A function from prepared images to (representations, probabilities), float32.
+
+    Instead of probabilities it gives None without a head. It is compiled for every new number of
+    images. Raises UserError for images that are not prepared, not in a batch, or of other channels.
+    """
+    model = models.build(weights.model, weights.num_classes)
+    params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), weights.params))
+
+    @jax.jit
+    def forward(params, images):
+        logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
+        return outputs['representation'], jax.nn.softmax(logits)
+
+    def predict(images):
+        images = np.asarray(images)
+        check_images(weights, images)
+        representations, probabilities = forward(params, images.astype(np.float32, copy=False))
+        return (np.asarray(representations),
+                np.asarray(probabilities) if weights.num_classes else None)
+    return predict
+
+
+def check_images(weights: Weights, images: Images) -> None:
+    """Raises UserError for what only looks like prepared images: grey, single, or of 0 to 255."""
+    models.check_images(images)
+    if images.shape[-1] != (channels := weights.channels()):
+        raise UserError(f'images have shape {images.shape}: expected [batch, height, width, '
+                        f'{channels}]. Repeat the channel of grey images, or let prepare read '
+                        'files.')
+    if not images.size:
+        raise UserError(f'images have shape {images.shape}: expected one or more.')
+    given = weights.preprocess or {}
+    mean, std = (np.asarray(given.get(name, 0.5), np.float32) for name in ('mean', 'std'))
+    low, high = float(np.min(-mean / std)), float(np.max((1 - mean) / std))
+    least, most = float(images.min()), float(images.max())
+    if not 2 * low - 1 <= least <= most <= 2 * high + 1:
+        raise UserError(f'images have values from {least:.4g} to {most:.4g}; prepared ones have '
+                        f'{low:.3g} to {high:.3g}: expected (pixels / 255 - mean) / std, which '
+                        'prepare makes of files.')
