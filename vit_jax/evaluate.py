@@ -44,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     launch.refuse_several('vit_jax.evaluate')
     result = evaluate(options)
-    print(json.dumps(result) if options.json else describe(result))
+    # JSON has no NaN, which the loss of weights that are not finite is.
+    finite = {k: None if isinstance(x, float) and not np.isfinite(x) else x
+              for k, x in result.items()}
+    print(json.dumps(finite) if options.json else describe(result))
 
 
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
