@@ -64,6 +64,15 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
     assert 'continuing from the checkpoint of step 3' in result.stderr
 
 
+def test_a_run_does_not_begin_with_values_that_are_not_finite(tmp_path):
+    path = str(tmp_path / 'x.safetensors')
+    weights.save(small.with_nan(small.make('vit')), path, 'vit_jax')
+    config = cli.read_config([f'--config={ROOT}/configs/quickstart.py',
+                              f'--config.pretrained={path}'])
+    with pytest.raises(UserError, match='values that are not finite: 1 of 128 in norm/scale'):
+        pretrained.take_fields(config, None)
+
+
 def test_nothing_is_taken(digits_run):
     """--config.transfer.take= is the empty list."""
     arguments = [f'--config={ROOT}/configs/quickstart.py', '--config.transfer.take=']
