@@ -140,14 +140,12 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
 def _checked(tensor):
     """The tensor; ValueError if it is described by anything but a storage and numbers."""
     storage, offset, shape, strides = tensor
-    if not (isinstance(storage, _Storage) and isinstance(shape, tuple) and isinstance(
-            strides, tuple) and all(isinstance(x, str) for x in storage)):
-        raise ValueError('a tensor is not described by a storage and numbers')
-    if len(shape) != len(strides) or not all(
-            type(n) is int and n >= 0 for n in (offset, *shape, *strides)):
-        raise ValueError(f'a tensor has {len(shape)} lengths and {len(strides)} strides, expected '
-                         'as many, and natural numbers')
-    return tensor
+    shape, strides = tuple(shape), tuple(strides)
+    numbers = all(type(n) is int and n >= 0 for n in (offset, *shape, *strides))
+    if not isinstance(storage, _Storage) or not all(isinstance(x, str) for x in storage) or (
+            len(shape) != len(strides) or not numbers):
+        raise ValueError('a tensor has no storage, or impossible lengths and strides')
+    return tensor._replace(shape=shape, strides=strides)
 
 
 def _array(storage, tensor):
