@@ -1,7 +1,12 @@
 """Prediction without TensorFlow sees the pixels that training and evaluation see."""
 
+import contextlib
 import importlib
 import io
+import os
+import resource
+import time
+import zlib
 
 import numpy as np
 import pytest
@@ -147,11 +152,132 @@ def test_a_pillow_without_avif(tmp_path, monkeypatch):
 def test_files_that_cannot_be_read_are_named(tmp_path):
     bomb = bytearray(encode(Image.new('1', (1, 1)), 'BMP'))
     bomb[18:26] = np.array([30_000, 30_000], '<i4').tobytes()  # width and height
-    with pytest.raises(UserError, match='file. cannot be read: .*bomb'):
+    with pytest.raises(UserError, match='file. cannot be read: the image is more than the'):
         load(tmp_path, bytes(bomb))
     with pytest.raises(UserError, match='there is no image .*gone.jpg'):
         images.load(str(tmp_path / 'gone.jpg'), (32, 32), base().preprocess)
-    with pytest.raises(UserError, match='cannot be read: .*directory'):
-        images.load(str(tmp_path), (32, 32), base().preprocess)
+    os.mkfifo(tmp_path / 'pipe.jpg')
+    (tmp_path / 'loop.jpg').symlink_to('loop.jpg')
+    for path in (tmp_path, tmp_path / 'pipe.jpg', '/dev/zero'):
+        with pytest.raises(UserError, match='cannot be read: it is not a regular file'):
+            images.load(str(path), (32, 32), base().preprocess)
+    with pytest.raises(UserError, match='loop.jpg. cannot be read: .*symbolic links'):
+        images.load(str(tmp_path / 'loop.jpg'), (32, 32), base().preprocess)
     with pytest.raises(UserError, match="the resize method of the weights is 'nearest'"):
         load(tmp_path, b'', resize='nearest')
+
+
+def thin_window(encoded, size, preprocess):
+    """As evaluation did it for every image: resize the whole, then crop."""
+    image = images.decode(encoded)
+    new_size = images.covering_size(*image.shape[:2], size, preprocess['crop_ratio'])
+    whole = tf.image.resize(image, new_size, preprocess['resize'], antialias=True).numpy()
+    top, left = ((new - side) // 2 for new, side in zip(new_size, size, strict=True))
+    return whole[top:top + size[0], left:left + size[1]] / 127.5 - 1
+
+
+@pytest.mark.parametrize(('shape', 'method'), [((1, 2000), 'bilinear'), ((2000, 2), 'bicubic'),
+                                               ((3, 900), 'lanczos3')])
+def test_thin_images_are_cropped_before_they_are_resized(shape, method, tmp_path):
+    size, preprocess = (16, 24), {**base().preprocess, 'resize': method}
+    encoded = encode(picture(*shape), 'PNG')
+    expected = thin_window(encoded, size, preprocess)
+    # Where a sample lies is rounded to float32: 2000 pixels from the edge to 1e-4 of a pixel.
+    np.testing.assert_allclose(load(tmp_path, encoded, size, resize=method), expected, atol=2e-3)
+    np.testing.assert_allclose(evaluated(encoded, size, preprocess), expected, atol=2e-3)
+
+
+def test_a_thin_image_takes_little_memory(tmp_path):
+    """The whole would be 256 x 16,768,000 pixels, 51 GB."""
+    encoded = encode(Image.new('RGB', (65_500, 1), (0, 51, 255)), 'JPEG', quality=100)
+    assert len(encoded) < 20_000
+    for image in (load(tmp_path, encoded, (224, 224)),
+                  evaluated(encoded, (224, 224), base().preprocess)):
+        np.testing.assert_allclose(image[100, 100], [-1, -0.6, 1], atol=0.02)
+
+
+def png_of(width, height):
+    """A PNG file of which only the header tells a size."""
+    header = b'IHDR' + width.to_bytes(4, 'big') + height.to_bytes(4, 'big') + b'\x08\2\0\0\0'
+    plain = encode(picture(8, 8), 'PNG')
+    return plain[:12] + header + zlib.crc32(header).to_bytes(4, 'big') + plain[33:]
+
+
+@pytest.mark.parametrize(('width', 'height'), [(12_000, 12_000), (65_536, 1), (1, 2**31 - 1),
+                                               (30_000, 30_000)])
+def test_too_many_pixels_are_refused_before_decoding(width, height, tmp_path):
+    message = 'more than the limit of 120,000,000 pixels for decoding, or of 65,535 on a side'
+    bmp = encode(picture(8, 8), 'BMP')
+    for encoded in (png_of(width, height),
+                    bmp[:18] + np.array([width, height], '<u4').tobytes() + bmp[26:]):
+        with pytest.raises(UserError, match=f'cannot be read: .*{message}'):
+            load(tmp_path, encoded)
+        with pytest.raises(tf.errors.OpError, match=message):
+            decode_in_pipeline(encoded)
+
+
+def test_the_limits_allow_the_largest_camera(monkeypatch):
+    assert images.MAX_PIXELS > 12_032 * 9_024  # 108 megapixels
+    encoded = [encode(picture(8, 9), kind) for kind in ('PNG', 'JPEG', 'WEBP')]
+    monkeypatch.setattr(images, 'MAX_PIXELS', 71)
+    for file in encoded:
+        with pytest.raises(ValueError, match='9 x 8 is more than the limit'):
+            images.decode(file)
+        with pytest.raises(tf.errors.OpError, match='9 x 8 is more than the limit'):
+            tf.function(preprocess.decode_image)(tf.constant(file))
+    monkeypatch.setattr(images, 'MAX_PIXELS', 72)
+    for file in encoded:
+        assert images.decode(file).shape == (8, 9, 3)
+        assert tf.function(preprocess.decode_image)(tf.constant(file)).shape == (8, 9, 3)
+
+
+def mutated(encoded, random):
+    """One file with a few bytes changed, removed, doubled or put in front."""
+    data, at = bytearray(encoded), random.integers(0, len(encoded), 8)
+    kind = random.integers(5)
+    if kind == 0:
+        del data[at[0]:]
+    elif kind == 1:
+        del data[min(at[:2]):max(at[:2])]
+    elif kind == 2:
+        data[at[0]:at[0]] = data[min(at[1:3]):max(at[1:3])]
+    else:  # headers are hit more often than pixels
+        for where, value in zip(at, random.integers(256, size=8), strict=True):
+            data[where % (60 if kind == 3 else len(data))] = value
+    return bytes(data)
+
+
+def test_damaged_files_decode_or_count_as_broken():
+    """A few hundred; neither decoder raises anything else, and each takes little memory."""
+    random, begun, decoded, broken = np.random.default_rng(15), time.monotonic(), 0, 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _, encoded in FILES:
+        for damaged in [mutated(encoded, random) for _ in range(6)]:
+            try:
+                assert images.decode(damaged).dtype == np.uint8
+                decoded += 1
+            except ValueError:
+                broken += 1
+            with contextlib.suppress(tf.errors.OpError):
+                decode_in_pipeline(damaged)
+    assert decoded > 50
+    assert broken > 150
+    assert time.monotonic() - begun < 60  # seconds; two on an idle machine
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1e6  # KB
+
+
+def test_a_damaged_orientation_leaves_the_image_as_it_is():
+    random = np.random.default_rng(3)
+    for kind in ('JPEG', 'PNG'):
+        encoded = encode(picture(16, 24), kind, exif=oriented(6))
+        exif = encoded.lower().index(b'exif')
+        for _ in range(40):
+            damaged = bytearray(encoded)
+            for at in random.integers(exif + 8, exif + 32, 3):
+                damaged[at] = random.integers(256)
+            try:
+                found = images.decode(bytes(damaged))
+            except ValueError:  # the damage is not only in the orientation, as in a PNG's checksum
+                continue
+            assert found.shape in ((24, 16, 3), (16, 24, 3))
+            np.testing.assert_array_equal(decode_in_pipeline(bytes(damaged)), found)

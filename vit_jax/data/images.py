@@ -6,6 +6,9 @@ with this module; the pixels are the same.
 """
 
 import io
+import os
+import stat
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,10 +26,21 @@ FORMATS = tuple(name for name in _CHOSEN if name in Image.OPEN)  # older version
 RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
               'lanczos3': Image.Resampling.LANCZOS}
 
+# A larger image counts as broken, in training as in prediction: decoding takes up to 20 bytes of
+# memory per pixel. Cameras of 108 megapixels stay below; no JPEG has a longer side.
+MAX_PIXELS = 120_000_000
+MAX_SIDE = 65_535
+warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)  # of Pillow's own limit
+
+# Evaluation resizes the whole image, unless that takes this many times the pixels of the crop.
+THIN = 32
+
 # Metadata with an orientation has one of these words in the first bytes of a JPEG or PNG file,
 # before the pixels. Searching the whole of a large file would take a third of its decoding time.
 ORIENTATION_WORDS = ('exif', 'tiff:orientation')
 HEADER_BYTES = 1 << 16
+_TOO_LARGE = (f'more than the limit of {MAX_PIXELS:,} pixels for decoding, or of {MAX_SIDE:,} on a '
+              'side')
 _PNG_END = b'IEND\xaeB`\x82'
 
 
@@ -38,8 +52,7 @@ def load(path: str, image_size: tuple[int, int], preprocess: Mapping
     """
     check_choice('the resize method of the weights', preprocess['resize'], tuple(RESAMPLING))
     try:
-        with open(path, 'rb') as file:
-            rgb = decode(file.read())
+        rgb = decode(read(path))
     except FileNotFoundError:
         raise UserError(f'there is no image {path!r}.') from None
     except (OSError, ValueError) as error:
@@ -49,16 +62,27 @@ def load(path: str, image_size: tuple[int, int], preprocess: Mapping
     return (pixels / np.float32(255) - mean) / std
 
 
+def read(path: str) -> bytes:
+    """The bytes of a file; ValueError for a directory, a device or a pipe, which could block."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError('it is not a regular file')
+    with open(path, 'rb') as file:
+        return file.read()
+
+
 def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
     """Pixels of a file in any of FORMATS and any mode, turned upright as its EXIF data says.
 
     Of several frames it takes the first. It drops transparency and keeps the colours below.
-    Raises ValueError if the file is of another kind, damaged or cut short.
+    Raises ValueError if the file is of another kind, damaged, cut short or too large.
     """
     if not encoded:
         raise ValueError('the file is empty')
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+                raise ValueError(f'{width} x {height} is {_TOO_LARGE}')
             if image.format == 'PNG' and _PNG_END not in encoded:  # Pillow does not check this
                 raise ValueError('the PNG file is cut short')
             pixels = _to_rgb(image)
@@ -69,6 +93,8 @@ def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
             return turn_upright(pixels, image)
     except UnidentifiedImageError:
         raise ValueError(f'not an image of {", ".join(FORMATS)}') from None
+    except Image.DecompressionBombError as error:
+        raise ValueError(f'the image is {_TOO_LARGE}') from error
     except MemoryError:
         raise
     except Exception as error:  # decoders do not document what they raise for damaged files
@@ -78,13 +104,13 @@ def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
 def _to_rgb(image):
     if image.mode.startswith('I;16') or image.mode == 'I':
         # Of 16 bits the upper 8.
-        grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        grey = np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=-1)
     if image.mode == 'CMYK' and image.format == 'JPEG':
         # As in TensorFlow. Files of Adobe hold 255 - ink, and Pillow takes every file for one.
-        light = np.asarray(image).astype(np.int32)
+        light = np.asarray(image)
         light = 255 - light if 'adobe' in image.info else light
-        return (light[..., :3] * light[..., 3:] // 255).astype(np.uint8)
+        return (light[..., :3] * light[..., 3:].astype(np.uint16) // 255).astype(np.uint8)
     return np.asarray(image.convert('RGB'))
 
 
@@ -119,10 +145,17 @@ def resize_and_central_crop(image: UInt8[np.ndarray, 'rows columns 3'], size: tu
                             preprocess: Mapping) -> Float[np.ndarray, 'height width 3']:
     """Like `data.preprocess.eval_image`; float32 in 0..255."""
     new_size = covering_size(*image.shape[:2], size, preprocess['crop_ratio'])
-    pixels = image.astype(np.float32)
-    if new_size != image.shape[:2]:
-        method = RESAMPLING[preprocess['resize']]
-        pixels = np.stack([np.asarray(Image.fromarray(channel).resize(new_size[::-1], method))
-                           for channel in np.moveaxis(pixels, -1, 0)], axis=-1)
     top, left = ((new - side) // 2 for new, side in zip(new_size, size, strict=True))
-    return pixels[top:top + size[0], left:left + size[1]]
+    if new_size == image.shape[:2]:
+        return image[top:top + size[0], left:left + size[1]].astype(np.float32)
+    window = (left, top, left + size[1], top + size[0])
+    box = None  # the whole image
+    if new_size[0] * new_size[1] > THIN * size[0] * size[1]:
+        y, x = (old / new for old, new in zip(image.shape, new_size, strict=False))
+        box = (window[0] * x, window[1] * y, window[2] * x, window[3] * y)
+        new_size, window = size, (0, 0, size[1], size[0])
+    method = RESAMPLING[preprocess['resize']]
+    # Channel by channel, because Pillow has no colours in floats, and to take less memory.
+    channels = [Image.fromarray(channel.astype(np.float32)).resize(new_size[::-1], method, box)
+                for channel in np.moveaxis(image, -1, 0)]
+    return np.stack([np.asarray(channel.crop(window)) for channel in channels], axis=-1)

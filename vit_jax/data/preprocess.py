@@ -9,14 +9,19 @@ from PIL import Image
 from vit_jax.data import images
 from vit_jax.data.host_tensorflow import tf
 
+# Names of tf.image.resize for its kernels.
+KERNELS = {'bilinear': 'triangle', 'bicubic': 'keyscubic', 'lanczos3': 'lanczos3'}
+
 
 def decode_image(encoded: tf.Tensor) -> UInt8[tf.Tensor, 'height width 3']:
     """Pixels of an image file, equal to those of `images.decode`; `encoded` is a string scalar.
 
     Raises tf.errors.OpError if the file is of another kind, damaged or cut short.
     """
-    start = tf.strings.substr(encoded, 0, 3)
-    is_jpeg_or_png = (start == b'\xff\xd8\xff') | (start == b'\x89PN')
+    start = tf.strings.substr(encoded, 0, 24)
+    fits = tf.cond(tf.strings.substr(start, 0, 3) == b'\xff\xd8\xff',
+                   lambda: _is_allowed(tf.io.extract_jpeg_shape(encoded)[:2]),
+                   lambda: _is_png_that_fits(start))
     header = tf.strings.substr(encoded, 0, images.HEADER_BYTES)
     # \C is one byte: image files are not valid UTF-8. A chance match only costs time.
     words = '|'.join(images.ORIENTATION_WORDS)
@@ -24,12 +29,24 @@ def decode_image(encoded: tf.Tensor) -> UInt8[tf.Tensor, 'height width 3']:
     # decode_and_crop_jpeg would accept a file that is cut off below the crop, so that the crop
     # would decide whether a file counts as broken. The operation reads PNG too. With the default
     # DCT, pixels differ from those of other decoders by a few grey levels.
-    image = tf.cond(is_jpeg_or_png,
-                    lambda: tf.io.decode_jpeg(encoded, 3, dct_method='INTEGER_ACCURATE'),
+    image = tf.cond(fits, lambda: tf.io.decode_jpeg(encoded, 3, dct_method='INTEGER_ACCURATE'),
                     lambda: tf.numpy_function(images.decode, [encoded], tf.uint8, stateful=False))
-    image = tf.cond(is_jpeg_or_png & oriented, lambda: tf.numpy_function(
+    image = tf.cond(fits & oriented, lambda: tf.numpy_function(
         _turn_upright, [encoded, image], tf.uint8, stateful=False), lambda: image)
     return tf.ensure_shape(image, [None, None, 3])
+
+
+def _is_png_that_fits(start):
+    padded = tf.strings.substr(start + bytes(24), 16, 8)  # a file may be shorter
+    size = tf.io.decode_raw(padded, tf.int32, little_endian=False)
+    return (tf.strings.substr(start, 0, 3) == b'\x89PN') & _is_allowed(size)
+
+
+def _is_allowed(size):
+    """Whether TensorFlow may decode an image of that size; `images.decode` refuses others."""
+    size = tf.cast(size, tf.int64)
+    return ((tf.reduce_prod(size) <= images.MAX_PIXELS)
+            & tf.reduce_all((size > 0) & (size <= images.MAX_SIDE)))
 
 
 def _turn_upright(encoded, pixels):
@@ -40,15 +57,25 @@ def _turn_upright(encoded, pixels):
         return pixels
 
 
-def resize(image: Num[tf.Tensor, 'rows columns 3'], size, method: str
+def resize(image: Num[tf.Tensor, 'rows columns 3'], size, method: str, window=None
            ) -> Float32[tf.Tensor, 'height width 3']:
     """The image at size (height, width), antialiased like Pillow's resizing of float channels.
 
-    An image of that size keeps its pixels. `method` is a name that tf.image.resize knows.
+    An image of that size keeps its pixels. `method` is a key of KERNELS. `window`, two pairs
+    (top, left) and (height, width), asks for a part of the result and computes no other.
     """
-    pixels = tf.cast(image, tf.float32)
-    return tf.cond(tf.reduce_all(tf.shape(image)[:2] == size), lambda: pixels,
-                   lambda: tf.image.resize(image, size, method, antialias=True))
+    old_size = tf.shape(image)[:2]
+    begin, extent = ([0, 0], size) if window is None else window
+    scale = tf.cast(size, tf.float32) / tf.cast(old_size, tf.float32)
+
+    # As tf.image.resize does it, which needs a copy of the image in floats and makes no windows.
+    def scaled():
+        return tf.raw_ops.ScaleAndTranslate(
+            images=image[None], size=extent, scale=scale, kernel_type=KERNELS[method],
+            translation=-tf.cast(begin, tf.float32), antialias=True)[0]
+
+    return tf.cond(tf.reduce_all(old_size == size), lambda: tf.cast(
+        tf.slice(image, [*tf.unstack(begin), 0], [*tf.unstack(extent), 3]), tf.float32), scaled)
 
 
 def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: tuple[int, int],
@@ -95,9 +122,13 @@ def eval_image(encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapp
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.int64))
     new_size = tf.cast(images.covering_size(height, width, size, preprocess['crop_ratio'],
                                             tf.maximum), tf.int32)
-    image = resize(image, new_size, preprocess['resize'])
-    top, left = tf.unstack((new_size - tf.constant(size)) // 2)
-    image = tf.slice(image, tf.stack([top, left, 0]), [*size, 3])
+    offset = (new_size - tf.constant(size)) // 2
+    # Ordinary images are resized as a whole, so that no bit of what was measured before changes.
+    is_thin = tf.reduce_prod(tf.cast(new_size, tf.int64)) > images.THIN * size[0] * size[1]
+    begin = tf.where(is_thin, offset, 0)
+    extent = tf.where(is_thin, tf.constant(size), new_size)
+    image = resize(image, new_size, preprocess['resize'], (begin, extent))
+    image = tf.slice(image, [*tf.unstack(offset - begin), 0], [*size, 3])
     return tf.ensure_shape(image, [*size, 3])
 
 
