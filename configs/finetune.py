@@ -24,7 +24,8 @@ DATASETS = {
     'oxford_iiit_pet': (500, 100, 10, 'test', 0.003),
     'oxford_flowers102': (500, 100, 10, 'test', 0.003),
     'vtab': (2_500, 0, 20, 'test', 0.01),  # 19 sets of 1,000 examples: give dataset.name
-    'directory': (500, 100, 10, 'test', 0.01),  # any: give dataset.name
+    # Any: give dataset.name. Its folder val, valid or validation, else a tenth is held out.
+    'directory': (500, 100, 0, 'test', 0.01),
 }
 
 
@@ -42,8 +43,11 @@ def get_config(arg: str = 'b16,cifar10'):
     config.num_steps = steps
     config.image_size = (392, 392) if name.endswith('14') else (384, 384)
     named = dataset not in ('vtab', 'directory')  # these the user names
-    config.dataset.update(name=dataset if named else '', train_split=f'train[:{100 - held_out}%]',
-                          eval_split=f'train[{100 - held_out}%:]', test_split=test_split)
+    config.dataset.update(name=dataset if named else '', train_split='train', eval_split='',
+                          test_split=test_split)
+    if held_out:
+        config.dataset.update(train_split=f'train[:{100 - held_out}%]',
+                              eval_split=f'train[{100 - held_out}%:]')
     # The weights say how images are prepared and how the arrays are used.
     config.transfer.take = ('preprocess.mean', 'preprocess.std', 'preprocess.resize')
     if 'gelu' in config.model:

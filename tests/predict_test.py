@@ -91,7 +91,7 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
     broken = tmp_path / 'broken'
     broken.mkdir()
     (mixed / '001a.png').rename(broken / 'a.png')
-    for arguments, message in [([str(broken / 'a.png'), str(mixed)], "a.png' cannot be read: not"),
+    for arguments, message in [([str(broken / 'a.png')], 'none of the 1 images can be read'),
                                ([str(broken)], 'none of the 1 images can be read')]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1
         assert message in caplog.records[-1].getMessage()
@@ -106,6 +106,20 @@ def test_predictions_that_are_not_finite(folder, tmp_path, capsys, caplog):
     assert predict.main([*arguments, '--allow-nonfinite']) == 1
     assert 'gives values that are not finite for 6 of 6 images, ' in caplog.text
     assert 'NaN' not in capsys.readouterr().out
+
+
+def test_images_after_a_broken_one_are_done(exported, folder, tmp_path, capsys, caplog):
+    path, _ = exported
+    good, gone, broken = str(folder / 'one/000.png'), str(tmp_path / 'gone'), tmp_path / 'b.jpg'
+    broken.write_text('no image')
+    arguments = [good, str(broken), gone, str(folder / 'two')]
+    assert predict.main([f'--pretrained={path}', '--json', '--batch_size=2', *arguments]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [row['image'] for row in rows] == [good, *map(str, sorted(folder.glob('two/*.png')))]
+    left_out = [r.getMessage() for r in caplog.records if r.levelname == 'WARNING']
+    assert [text[:len('left out: ')] for text in left_out] == ['left out: '] * 2
+    assert caplog.records[-1].getMessage() == (
+        f'error: 2 of the 3 images named cannot be read: {broken}, {gone}. The others are done.')
 
 
 def test_two_tables_in_one_file(capsys):
@@ -127,7 +141,7 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog):
     assert first == image
     assert second.split()[-1] in ('ant', 'bee', 'cat')
     for arguments, message in [([str(tmp_path)], 'there are no images below'),
-                               ([str(folder / 'gone.png')], 'there is no image'),
+                               ([str(folder / 'gone.png')], 'none of the 1'),
                                ([image, '--batch_size=0'], 'batch_size is 0'),
                                ([image, '--features=f.csv'], '=f.csv: representations are '
                                 'written as .npz files; expected a name that ends so'),

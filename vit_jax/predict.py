@@ -5,8 +5,8 @@
     python -m vit_jax.predict --pretrained=WEIGHTS --features=features.npz DIRECTORY
 
 Images are prepared as the weights say; --preprocess and --classes add what they do not say. Images
-of a directory that cannot be read are named and left out. With --json the last line of stdout is
-one JSON array.
+that cannot be read are named and left out; if they were named one by one, and not by a directory,
+the exit code is 1. With --json the last line of stdout is one JSON array.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -54,8 +54,8 @@ def predict(options: argparse.Namespace) -> None:
                         'files; expected a name that ends so. A table of classes is --csv.')
     paths = find_images(options.images)
     loaded = cli.read_weights(options)
-    paths, representations, probabilities = run(loaded, paths, options.batch_size,
-                                                required=options.images)
+    named = [path for path in paths if path in set(options.images)]
+    paths, representations, probabilities = run(loaded, paths, options.batch_size)
     if options.features:
         with open(options.features, 'wb') as file:
             np.savez(file, path=np.array(paths), representation=representations)
@@ -66,6 +66,9 @@ def predict(options: argparse.Namespace) -> None:
     elif not options.features:
         raise UserError(f'{loaded.source} has no head and therefore no classes: ask for '
                         '--features=FILE.npz, or fine-tune first (configs/finetune.py).')
+    if missing := [path for path in named if path not in set(paths)]:
+        raise UserError(f'{len(missing)} of the {len(named)} images named cannot be read: '
+                        f'{", ".join(missing)}. The others are done.')
 
 
 def find_images(given: list[str]) -> list[str]:
@@ -86,9 +89,9 @@ def _images_below(directory):
                     if name.lower().endswith(images.SUFFIXES) and not name.startswith('.'))
 
 
-def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection[str] = ()
+def run(loaded: Weights, paths: list[str], batch_size: int
         ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Applies the model to images; other files are left out with a warning, unless `required`.
+    """Applies the model to images; other files are left out with a warning.
 
     Returns the paths of those that could be read, representations [images, features] and class
     probabilities [images, classes], float32; None instead of probabilities without a head. Raises
@@ -99,7 +102,7 @@ def run(loaded: Weights, paths: list[str], batch_size: int, required: Collection
     forward, read, results = predictor(loaded), [], []
     batch_size = min(batch_size, len(paths))
     for start in range(0, len(paths), batch_size):
-        found = list(_load_images(paths[start:start + batch_size], size, preprocess, required))
+        found = list(_load_images(paths[start:start + batch_size], size, preprocess))
         if found:
             read += [path for path, _ in found]
             batch = np.stack([pixels for _, pixels in found])
@@ -123,14 +126,12 @@ def _check_finite(loaded, paths, outputs):
                         'first: nothing is written. Its training diverged, or it is damaged.')
 
 
-def _load_images(paths, size, preprocess, required):
+def _load_images(paths, size, preprocess):
     """Yields (path, pixels) of those that can be read."""
     for path in paths:
         try:
             yield path, images.load(path, size, preprocess)
         except UserError as error:
-            if path in required:
-                raise
             cli.LOGGER.warning('left out: %s', error)
 
 

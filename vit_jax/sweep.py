@@ -66,9 +66,14 @@ def run(config: ConfigDict, values: list[float], directory: str) -> int:
 
     Raises DivergedError when training diverges with all values, or with the winner.
     """
-    from vit_jax.data.sources import split_name  # imports TensorFlow
+    from vit_jax.data.folders import choose_splits  # imports TensorFlow
+    from vit_jax.data.sources import split_name
     from vit_jax.training import loop
 
+    config = config_lib.changed(config, dict(zip(
+        ('dataset.train_split', 'dataset.eval_split'),
+        choose_splits(config.dataset.name, config.dataset.train_split, config.dataset.eval_split),
+        strict=True)))
     _open_test_split(config.dataset)
     scores = {}
     for value in values:

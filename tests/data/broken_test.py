@@ -90,17 +90,32 @@ def test_too_many_broken_images_stop_the_run(tmp_path):
     with pytest.raises(UserError) as error:
         data.batches(14)
     message = str(error.value)
-    assert message.startswith('too many images are broken: 3 of 53 seen so far, 5.66%; ')
+    assert message.startswith('too many images are broken: 3 of 53, 5.66%; ')
     assert 'dataset.max_broken_fraction allows 5.00%' in message
     assert all(f'{number:03}.png: ' in message for number in (1, 2, 30))
     with pytest.raises(UserError, match='too many images are broken: 3 of 53'):
         data.evaluated()
 
 
+@pytest.mark.parametrize('kind', ['directory', 'tfrecord'])
+def test_all_broken_images_are_listed_at_once(kind, tmp_path):
+    """Also those that the run would have met later."""
+    data, broken = make(kind, tmp_path, max_broken_fraction=0.0), [1, 2, 30, 52]
+    if kind == 'directory':
+        break_files(data, broken)
+    else:
+        break_records(tmp_path, set(broken))
+    with pytest.raises(UserError) as error:
+        data.batches(14)
+    message = str(error.value)
+    assert message.startswith('too many images are broken: 4 of 53, 7.55%; ')
+    assert len(message.splitlines()) == 5
+
+
 def test_a_split_without_any_readable_image_stops_in_the_first_batch(tmp_path):
     data = write_directory(tmp_path, count=6, max_broken_fraction=1.0)
     break_files(data, range(6))
-    with pytest.raises(UserError, match='6 of 6 seen so far, 100.00%'):
+    with pytest.raises(UserError, match='6 of 6, 100.00%'):
         data.batches(1)
 
 

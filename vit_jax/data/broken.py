@@ -4,12 +4,15 @@ Which image takes a position depends on the files only, never on when a broken o
 because the input is rebuilt at the batch that failed.
 """
 
+import concurrent.futures
+import itertools
 import logging
 import re
+import time
 
 from jaxtyping import Bool, Int64
 
-from vit_jax.data import preprocess
+from vit_jax.data import preprocess, sequential
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
@@ -17,8 +20,10 @@ from vit_jax.errors import UserError
 logger = logging.getLogger('vit_jax.data')
 
 _STORAGE_ERRORS = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError,
-                   tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError,
-                   tf.errors.AbortedError, tf.errors.CancelledError)
+                   tf.errors.ResourceExhaustedError, tf.errors.AbortedError,
+                   tf.errors.CancelledError)
+_SCAN_SECONDS = 60  # to look for all broken images when there are too many; others wait longer
+_LISTED = 1000  # in the message
 
 
 class BrokenImages:
@@ -30,6 +35,8 @@ class BrokenImages:
         self._reasons = {}  # index -> why it cannot be decoded
         # As a graph, so that errors of its Python functions arrive as they do in training.
         self._decode = tf.function(lambda item: preprocess.decode_image(source.load(item)[0]))
+        if source.unreadable:
+            self._add(source.unreadable)
 
     def is_broken(self, indices: Int64[tf.Tensor, '*k']) -> Bool[tf.Tensor, '*k']:
         """Whether each has been found broken by now."""
@@ -69,38 +76,71 @@ class BrokenImages:
         Items are as `source.load` takes them, each with its 'index'. Raises `error` if none is
         broken, and UserError if too many images are broken or no readable one is left.
         """
-        reasons = {}
-        for item in items:
-            try:
-                self._decode(item)
-            except _STORAGE_ERRORS:
-                raise  # the file may be good, and skipping it would change the run
-            except tf.errors.OpError as reason:
-                reasons[int(item['index'])] = _one_line(reason)
+        reasons = {int(item['index']): why for item in items if (why := self._reason(item))}
         if not reasons:
             raise error
-        known, total = len(self._reasons), self._source.num_examples
-        for index, reason in reasons.items():
-            if index not in self._reasons:
-                self._reasons[index] = reason
-                logger.warning('skipped broken image %s: %s (%d of %d)',
-                               self._source.name_of(index), reason, len(self._reasons), total)
-        self._check_limit(any_new=len(self._reasons) > known)
+        self._add(reasons)
 
-    def _check_limit(self, any_new):
-        count, total = len(self._reasons), self._source.num_examples
-        too_many = count / total > self._max_fraction
-        if any_new and count < total and not too_many:
-            return
-        problem = ('no readable image is left to take the place of a broken one' if not any_new else
-                   'too many images are broken' if too_many else 'no image can be read')
-        limit, advice = '', 'Mend or remove them'
+    def _reason(self, item):
+        """Why an item cannot be decoded, '' if it can."""
+        try:
+            self._decode(item)
+        except _STORAGE_ERRORS:
+            raise  # the file may be good, and skipping it would change the run
+        except tf.errors.OpError as reason:
+            return _one_line(reason)
+        return ''
+
+    def _add(self, reasons):
+        """Logs new broken images; raises UserError if there are too many or no other is left."""
+        new = {index: why for index, why in reasons.items() if index not in self._reasons}
+        self._reasons |= new
+        total = self._source.num_examples
+        for number, (index, why) in enumerate(new.items(), len(self._reasons) - len(new) + 1):
+            logger.warning('skipped broken image %s: %s (%d of %d)', self._source.name_of(index),
+                           why, number, total)
+        too_many = len(self._reasons) / total > self._max_fraction
+        if not new or too_many or len(self._reasons) == total:
+            problem = ('no readable image is left to take the place of a broken one' if not new else
+                       'too many images are broken' if too_many else 'no image can be read')
+            self._stop(problem, too_many)
+
+    def _stop(self, problem, too_many):
+        total, limit, advice = self._source.num_examples, '', 'Mend or remove them'
+        seen = self._scan()
         if too_many:
             limit = f'; dataset.max_broken_fraction allows {self._max_fraction:.2%}'
             advice += ', or raise that limit'
+        count = len(self._reasons)
         names = sorted(f'  {self._source.name_of(i)}: {why}' for i, why in self._reasons.items())
-        raise UserError('\n'.join([f'{problem}: {count} of {total} seen so far, {count / total:.2%}'
+        if count > _LISTED:
+            names[_LISTED:] = [f'  and {count - _LISTED} more']
+        part = '' if seen == total else f', of which {seen} were looked at in order'
+        raise UserError('\n'.join([f'{problem}: {count} of {total}{part}, {count / total:.2%}'
                                    f'{limit}. {advice}:', *names]))
+
+    def _scan(self):
+        """Adds all broken images of the split, as far as the time allows; returns how many it saw.
+
+        So that they can be mended all at once, and not one in every run.
+        """
+        source, seen, end = self._source, 0, time.monotonic() + _SCAN_SECONDS
+        logger.info('looking for all broken images, %d s at most', _SCAN_SECONDS)
+        if source.pieces is not None:
+            items = sequential.in_order(source.pieces, 0, 1)
+        else:
+            items = tf.data.Dataset.range(source.num_examples).batch(256).map(
+                lambda index: {**source.fetch(index), 'index': index}).unbatch()
+        items = iter(items)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            while time.monotonic() < end and (part := list(itertools.islice(items, 64))):
+                # Those known by now may be pipes, which are not to be opened.
+                part = [item for item in part if int(item['index']) not in self._reasons]
+                for item, why in zip(part, pool.map(self._reason, part), strict=True):
+                    if why:
+                        self._reasons[int(item['index'])] = why
+                seen += 64
+        return min(seen, source.num_examples)
 
 
 def _one_line(error):

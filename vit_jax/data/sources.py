@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Int64
 
+from vit_jax.data import folders
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES
 from vit_jax.data.sequential import Pieces
@@ -34,6 +35,7 @@ class Source(Protocol):
     num_examples: int
     class_names: tuple[str, ...]
     pieces: Pieces | None
+    unreadable: dict[int, str]  # known from the start: why, by index
 
     def fetch(self, indices: Int64[tf.Tensor, ' k']) -> Item:
         """The items of examples, as tensors [k]."""
@@ -114,7 +116,7 @@ class _Table:
     pieces = None
 
     def __init__(self, label, **columns):
-        self.num_examples = len(label)
+        self.num_examples, self.unreadable = len(label), {}
         self._columns = {**columns, 'label': tf.constant(label, tf.int32)}
 
     def fetch(self, indices):
@@ -152,7 +154,7 @@ class DigitsSource(_Table):
 
 
 class DirectorySource(_Table):
-    """Image files in DIR/SPLIT/CLASS/; only their paths are held in memory.
+    """Image files in DIR/SPLIT/CLASS/, or DIR/CLASS/; only their paths are held in memory.
 
     Labels are positions in `class_names`, by default all class folders of the split in sorted
     order, including empty ones. Files are in a pseudo-random order that depends on their names
@@ -160,78 +162,46 @@ class DirectorySource(_Table):
     """
 
     def __init__(self, root, split, class_names=None):
-        folder = _split_folder(root, split_name(split))
-        classes = _class_folders(folder, class_names)
-        self.class_names = tuple(classes if class_names is None else class_names)
-        files = {name: _visible(os.path.join(folder, name)) for name in classes}
-        left_out = Counter(os.path.splitext(file)[1] or 'without ending' for names in files.values()
-                           for file in names if not _is_image(file))
-        if left_out:
-            text = ', '.join(f'{count} {ending}' for ending, count in left_out.most_common())
-            if empty := [name for name in classes
-                         if files[name] and not any(map(_is_image, files[name]))]:
-                text += f'. Class folder(s) without any image: {", ".join(empty)}'
-            _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; left out: {text}")
-        images = [(f'{name}/{file}', label) for label, name in enumerate(self.class_names)
-                  for file in files[name] if _is_image(file)]
+        folder = folders.split_folder(root, split_name(split))
+        contents = folders.class_contents(folder, class_names)
+        self.class_names = tuple(contents if class_names is None else class_names)
+        _warn_of_others(folder, contents)
+        images = [(f'{name}/{file}', label, contents[name][file])
+                  for label, name in enumerate(self.class_names)
+                  for file, kind in contents[name].items()
+                  if kind != 'folder' and folders.is_image(file)]
         if not images:
             raise UserError(
-                f"no image in the {len(classes)} class folder(s) of '{folder}'; expected files "
+                f"no image in the {len(contents)} class folder(s) of '{folder}'; expected files "
                 f'SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}')
-        images.sort(key=lambda image: (hashlib.blake2b(image[0].encode()).digest(), image[0]))
+        images.sort(key=lambda image: (_digest(image[0]), image[0]))
         images = images[slice(*split_range(split, len(images)))]
-        paths = [os.path.join(folder, path) for path, _ in images]
-        super().__init__([label for _, label in images], path=tf.constant(paths, tf.string))
+        paths = [os.fsencode(os.path.join(folder, path)) for path, *_ in images]
+        super().__init__([label for _, label, _ in images], path=tf.constant(paths, tf.string))
+        # Not to be opened: a pipe or a device could block for ever.
+        self.unreadable = {index: 'it is neither a file nor a link to one'
+                           for index, (*_, kind) in enumerate(images) if kind == 'other'}
 
     def load(self, item):
         return tf.io.read_file(item['path']), item['label']
 
     def name_of(self, index):
-        return self._columns['path'][index].numpy().decode()
+        return self._columns['path'][index].numpy().decode(errors='backslashreplace')
 
 
-def _split_folder(root, name):
-    if not tf.io.gfile.isdir(root):
-        raise UserError(f"no directory '{root}'; dataset.name is a directory with "
-                        "SPLIT/CLASS/image files, a TFDS name or 'digits'")
-    folder = os.path.join(root, name)
-    if not tf.io.gfile.isdir(folder):
-        raise UserError(
-            f"no split folder '{name}' in '{root}'; the folders there are: "
-            f'{", ".join(_folders(root)) or "none"}. Name one of them, or a slice such as '
-            'train[:90%], in dataset.train_split, dataset.eval_split and dataset.test_split of a '
-            'config or in --split of vit_jax.evaluate')
-    return folder
+def _digest(path):
+    return hashlib.blake2b(os.fsencode(path)).digest()
 
 
-def _class_folders(folder, expected):
-    """Sorted names; UserError if there are images beside them, or other classes than expected."""
-    classes = _folders(folder)
-    if stray := [name for name in _visible(folder) if _is_image(name) and name not in classes]:
-        raise UserError(
-            f"'{folder}' has {len(stray)} image(s) outside of class folders, for example "
-            f"'{stray[0]}'; move each to {folder}/CLASS/")
-    expected = classes if expected is None else expected
-    if unknown := [name for name in classes if name not in expected]:
-        raise UserError(
-            f"'{folder}' has class folder(s) of unknown classes: {', '.join(unknown)}; those of "
-            f'the training split or the weights are: {", ".join(expected)}. Rename or remove them')
-    if missing := [name for name in expected if name not in classes]:
-        raise UserError(
-            f"'{folder}' has no folder for class(es) {', '.join(missing)}; if no example of them "
-            'is intended, create an empty folder')
-    return classes
-
-
-def _folders(folder):
-    return [name for name in _visible(folder) if tf.io.gfile.isdir(os.path.join(folder, name))]
-
-
-def _visible(folder):
-    # Remote file systems add a slash to the names of folders. Hidden entries are not data.
-    names = sorted(entry.rstrip('/') for entry in tf.io.gfile.listdir(folder))
-    return [name for name in names if not name.startswith('.')]
-
-
-def _is_image(name):
-    return name.lower().endswith(SUFFIXES)
+def _warn_of_others(folder, contents):
+    """Says what is left out of the class folders."""
+    others = Counter('folder' if kind == 'folder' else os.path.splitext(name)[1] or 'without ending'
+                     for kinds in contents.values() for name, kind in kinds.items()
+                     if kind == 'folder' or not folders.is_image(name))
+    if not others:
+        return
+    text = ', '.join(f'{count} {ending}' for ending, count in others.most_common())
+    if empty := [name for name, kinds in contents.items() if kinds and not any(
+            kind != 'folder' and folders.is_image(file) for file, kind in kinds.items())]:
+        text += f'. Class folder(s) without any image: {", ".join(empty)}'
+    _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; left out: {text}")

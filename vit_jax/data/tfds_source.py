@@ -24,6 +24,8 @@ class TfdsSource:
     It is in ArrayRecord files, or in tfrecord files, which are read from their beginning.
     """
 
+    unreadable = {}
+
     def __init__(self, name: str, data_dir: str, split: str):
         info = _builder(name, os.path.expanduser(data_dir) or None).info
         self._image_key, self._label_key = keys = _image_and_label(info)

@@ -13,7 +13,7 @@ from clu import parameter_overview
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.data import pipeline, sources
+from vit_jax.data import folders, pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
 from vit_jax.training import accumulation, pretrained, sharding
@@ -57,6 +57,12 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     mesh = sharding.make_mesh(config.mesh)
     share = sharding.data_share(mesh)
     dataset = config.dataset
+    if begun and not dataset.eval_split:  # what was chosen at the start
+        dataset.eval_split = begun[0]['dataset']['eval_split']
+        if '[' not in dataset.train_split:
+            dataset.train_split = begun[0]['dataset']['train_split']
+    dataset.train_split, dataset.eval_split = folders.choose_splits(
+        dataset.name, dataset.train_split, dataset.eval_split)
     train_data, eval_data = open_data(dataset)
     config = config_lib.complete(config, train_data.num_examples, len(train_data.class_names),
                                  accum_steps=begun[0]['accum_steps'] if begun else 0)
@@ -79,6 +85,9 @@ def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
     """The training and the evaluation split, labelled alike; the same on all processes."""
     train = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir)
     names = train.class_names
+    if len(names) < 2:
+        raise UserError(f"'{dataset.name}' has one class, {names[0]}: a classifier needs two or "
+                        'more, in a directory one folder SPLIT/CLASS/ for each.')
     evaluation = sources.open_source(dataset.name, dataset.eval_split, dataset.data_dir, names)
     consensus.check_equal('the data', {
         'training images': train.num_examples, 'evaluation images': evaluation.num_examples,

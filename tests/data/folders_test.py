@@ -1,0 +1,109 @@
+"""What is a split, a class or an image in a directory, and what is said about others."""
+
+import os
+
+import pytest
+
+from tests.support.batches import encoded, write_directory
+from vit_jax import predict
+from vit_jax.data import folders, sources
+from vit_jax.errors import UserError
+
+
+def write(root, *names):
+    """Image files of these names."""
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(encoded(number))
+    return str(root)
+
+
+def refused(root, split='train'):
+    with pytest.raises(UserError) as error:
+        sources.open_source(str(root), split)
+    return str(error.value)
+
+
+def test_a_flat_directory_is_cut_into_slices(tmp_path):
+    root = write(tmp_path, *(f'{name}/{k}.png' for name in ('cat', 'dog') for k in range(20)))
+    train, rest = (sources.open_source(root, f'train[{cut}]') for cut in (':90%', '90%:'))
+    assert train.class_names == rest.class_names == ('cat', 'dog')
+    assert (train.num_examples, rest.num_examples) == (36, 4)
+    found = {source.name_of(k) for source in (train, rest) for k in range(source.num_examples)}
+    assert len(found) == 40
+    message = refused(root, 'test')
+    assert message.startswith(f"no split folder 'test' in '{root}', whose folders cat, dog are cl")
+    assert f'{root}/train/CLASS/ and {root}/test/CLASS/' in message
+    assert '--config.dataset.train_split=train[:90%] --config.dataset.eval_split=train[90%:]' in (
+        message)
+
+
+@pytest.mark.parametrize('name', ['Training', 'test', 'valid'])
+def test_folders_with_the_names_of_splits_are_no_classes(name, tmp_path):
+    write(tmp_path, 'other/1.png', f'{name}/1.png')
+    assert f'the folders there are: {", ".join(sorted([name, "other"]))}.' in refused(tmp_path)
+
+
+@pytest.mark.parametrize('name', folders.VALIDATION)
+def test_a_folder_for_validation_is_taken_and_named(name, tmp_path, caplog):
+    caplog.set_level('INFO', 'vit_jax.data')
+    root = write(tmp_path, 'train/a/1.png', f'{name}/a/1.png')
+    for wanted in ('', 'test'):
+        assert folders.choose_splits(root, 'train', wanted) == ('train', name)
+        assert f"evaluation takes '{root}/{name}'" in caplog.messages[-1]
+    assert caplog.messages[-1].endswith("there is no folder 'test'")
+    assert folders.choose_splits(root, 'train', 'test[:50%]') == ('train', f'{name}[:50%]')
+    count = len(caplog.messages)
+    for kept in (name, 'train[90%:]'):
+        assert folders.choose_splits(root, 'train', kept) == ('train', kept)
+    assert len(caplog.messages) == count
+
+
+def test_without_one_a_tenth_is_held_out(tmp_path, caplog):
+    caplog.set_level('INFO', 'vit_jax.data')
+    root = write(tmp_path, 'train/a/1.png')
+    for name in (root, 'cifar10'):
+        assert folders.choose_splits(name, 'train', '') == ('train[:90%]', 'train[90%:]')
+        assert caplog.messages[-1].startswith('evaluation takes the last 10 % of train, which')
+    with pytest.raises(UserError, match='eval_split is empty and .* is train.:50%.: name the rest'):
+        folders.choose_splits(root, 'train[:50%]', '')
+
+
+def test_nested_class_folders_stop(tmp_path):
+    write(tmp_path, 'train/car/1.png', 'train/animal/cat/1.png', 'train/animal/dog/deep/1.png')
+    assert 'images in folders of their own: animal/cat, animal/dog. Each class is one' in refused(
+        tmp_path)
+    write(tmp_path / 'flat', 'car/1.png', 'animal/cat/1.png')
+    assert 'images in folders of their own: animal/cat.' in refused(tmp_path / 'flat')
+
+
+def test_what_is_no_file_is_broken_and_named_and_never_opened(tmp_path, caplog):
+    data = write_directory(tmp_path, count=12, batch_size=4, crop='none')
+    folder = tmp_path / 'train' / 'a'
+    os.mkfifo(folder / 'pipe.png')
+    (folder / 'loop.png').symlink_to('loop.png')
+    (folder / 'zero.jpg').symlink_to('/dev/zero')
+    (folder / 'gone.gif').symlink_to('nowhere')
+    (folder / 'folder.png').mkdir()
+    (folder / 'around').symlink_to(folder.parent / 'b')
+    (folder / 'link.png').symlink_to('000.png')
+    (folder / 'around').unlink()
+    source = data.source()
+    assert source.num_examples == 12 + 5  # a folder is not an image
+    batches = data.evaluation()
+    assert sum(batch['mask'].sum() for batch in batches) == 13
+    assert [os.path.basename(name) for name in batches.broken] == [
+        'gone.gif', 'loop.png', 'pipe.png', 'zero.jpg']
+    assert len(data.batches(9)) == 9
+    text = '\n'.join(caplog.messages)
+    assert 'left out: 1 folder' in text
+    for name in ('gone.gif', 'loop.png', 'pipe.png', 'zero.jpg'):
+        assert f'{folder}/{name}: it is neither a file nor a link to one (' in text
+
+
+def test_prediction_reads_the_files_that_training_reads(tmp_path):
+    names = [f'train/a/{k}{ending}' for k, ending in enumerate(
+        (*sources.SUFFIXES, '.JPG', '.txt', '.pdf', '.svg', ''))]
+    source = sources.open_source(write(tmp_path, *names, 'train/a/.hidden.png'), 'train')
+    assert sorted(map(source.name_of, range(source.num_examples))) == predict.find_images(
+        [str(tmp_path / 'train')])

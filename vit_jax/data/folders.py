@@ -1,0 +1,149 @@
+"""Which folders and files of a directory of images are splits, classes and images.
+
+A directory has SPLIT/CLASS/image files; one without splits, CLASS/image files, is a flat one, whose
+only split is 'train'.
+"""
+
+import functools
+import logging
+import os
+
+from vit_jax.data.host_tensorflow import tf
+from vit_jax.data.images import SUFFIXES
+from vit_jax.errors import UserError
+
+logger = logging.getLogger('vit_jax.data')
+# A split is opened several times: for slices of it, and by each run of a sweep.
+_log_once = functools.cache(logger.log)
+
+VALIDATION = ('val', 'valid', 'validation')  # the first of these that exists is taken
+_SPLITS = {'train', 'training', 'test', 'testing', 'eval', 'evaluation', *VALIDATION}
+
+
+def is_image(name: str) -> bool:
+    """Whether the ending of a file says that it is an image."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def entries(folder: str) -> dict[str, str]:
+    """'folder', 'file' or 'other' by sorted name, without hidden ones.
+
+    Others are pipes, devices, and links that lead nowhere.
+    """
+    if '://' in folder:  # remote file systems add a slash to the names of folders
+        found = {entry.rstrip('/'): 'folder' if entry.endswith('/') or (
+            not is_image(entry) and tf.io.gfile.isdir(os.path.join(folder, entry))) else 'file'
+            for entry in tf.io.gfile.listdir(folder)}
+    else:
+        with os.scandir(folder) as listed:
+            found = {entry.name: _kind(entry) for entry in listed}
+    return {name: found[name] for name in sorted(found) if not name.startswith('.')}
+
+
+def _kind(entry):
+    try:  # without a call of the system for each of a million files, as os.path.isdir would need
+        return 'folder' if entry.is_dir() else 'file' if entry.is_file() else 'other'
+    except OSError:  # a link in a loop
+        return 'other'
+
+
+def subfolders(folder: str) -> list[str]:
+    """Sorted names of the visible folders in a folder."""
+    return [name for name, kind in entries(folder).items() if kind == 'folder']
+
+
+def split_folder(root: str, name: str) -> str:
+    """The folder with the class folders of a split; UserError if there is none."""
+    if not tf.io.gfile.isdir(root):
+        raise UserError(f"no directory '{root}'; dataset.name is a directory with "
+                        "SPLIT/CLASS/image files, a TFDS name or 'digits'")
+    folders = subfolders(root)
+    if name in folders:
+        return os.path.join(root, name)
+    if not _is_flat(root, folders):
+        raise UserError(
+            f"no split folder '{name}' in '{root}'; the folders there are: "
+            f'{", ".join(folders) or "none"}. Name one of them, or a slice such as '
+            'train[:90%], in dataset.train_split, dataset.eval_split and dataset.test_split of a '
+            'config or in --split of vit_jax.evaluate')
+    if name == 'train':
+        _log_once(logging.INFO, "'%s' has no split folders: 'train' is all of its %d class folders",
+                  root, len(folders))
+        return root
+    raise UserError(
+        f"no split folder '{name}' in '{root}', whose folders {_some(folders)} are classes. Either "
+        f"make folders {root}/train/CLASS/ and {root}/{name}/CLASS/ and move the images there, or "
+        'cut splits from all images: --config.dataset.train_split=train[:90%] '
+        '--config.dataset.eval_split=train[90%:] (vit_jax.evaluate: --split=train[90%:])')
+
+
+def _is_flat(root, folders):
+    return not any(name.lower() in _SPLITS for name in folders) and any(
+        kind != 'folder' and is_image(name)
+        for folder in folders for name, kind in entries(os.path.join(root, folder)).items())
+
+
+def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, str]:
+    """The splits of training and evaluation, by the folders that exist; says what it takes.
+
+    In a directory without the folder of `eval_split`, or where that is '', a folder of VALIDATION
+    takes its place. Where there is none, '' holds out a tenth of the training split.
+    """
+    root = os.path.expanduser(name)
+    wanted = eval_split.partition('[')[0]
+    folders = subfolders(root) if tf.io.gfile.isdir(root) else []
+    found = next((folder for folder in VALIDATION if folder in folders), '')
+    if found and wanted not in folders:
+        logger.info("evaluation takes '%s'%s", os.path.join(root, found), wanted and (
+            f": there is no folder '{wanted}'"))
+        return train_split, found + eval_split[len(wanted):]
+    if eval_split:
+        return train_split, eval_split
+    if '[' in train_split:
+        raise UserError(f'dataset.eval_split is empty and dataset.train_split is {train_split}: '
+                        'name the rest, as in train[90%:] for train[:90%].')
+    logger.info('evaluation takes the last 10 %% of %s, which training leaves out%s', train_split,
+                f": there is no folder {', '.join(VALIDATION)} in '{root}'" if folders else '')
+    return f'{train_split}[:90%]', f'{train_split}[90%:]'
+
+
+def class_contents(folder: str, expected: tuple[str, ...] | None) -> dict[str, dict[str, str]]:
+    """The entries of each class folder of a split, by sorted class.
+
+    Raises UserError if there are images beside the class folders or in folders inside of them, or
+    the classes differ from those expected.
+    """
+    found = entries(folder)
+    classes = [name for name, kind in found.items() if kind == 'folder']
+    if stray := [name for name in found if is_image(name) and name not in classes]:
+        raise UserError(
+            f"'{folder}' has {len(stray)} image(s) outside of class folders, for example "
+            f"'{stray[0]}'; move each to {folder}/CLASS/")
+    expected = classes if expected is None else expected
+    if unknown := [name for name in classes if name not in expected]:
+        raise UserError(
+            f"'{folder}' has class folder(s) of unknown classes: {', '.join(unknown)}; those of "
+            f'the training split or the weights are: {", ".join(expected)}. Rename or remove them')
+    if missing := [name for name in expected if name not in classes]:
+        raise UserError(
+            f"'{folder}' has no folder for class(es) {', '.join(missing)}; if no example of them "
+            'is intended, create an empty folder')
+    contents = {name: entries(os.path.join(folder, name)) for name in classes}
+    nested = [os.path.join(name, inner) for name, kinds in contents.items()
+              for inner, kind in kinds.items()
+              if kind == 'folder' and _has_image(os.path.join(folder, name, inner))]
+    if nested:
+        raise UserError(
+            f"the class folders of '{folder}' have images in folders of their own: "
+            f'{_some(nested)}. Each class is one folder with its images directly in it: move them '
+            f'to {folder}/CLASS/')
+    return contents
+
+
+def _has_image(folder):
+    walk = tf.io.gfile.walk if '://' in folder else os.walk  # os.walk follows no links into loops
+    return any(is_image(name) for _, _, names in walk(folder) for name in names)
+
+
+def _some(names):
+    return ', '.join(names[:5]) + (f' and {len(names) - 5} more' if len(names) > 5 else '')
