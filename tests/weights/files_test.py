@@ -126,8 +126,8 @@ def test_shards_stay_in_their_directory(name, tmp_path):
     index.write_text(json.dumps({'weight_map': {'a': name}}))
     with pytest.raises(UserError) as error:
         files.read_path(str(directory))
-    assert (f'{index}: weight_map names the file {name!r}: expected .safetensors files of the '
-            'same directory.') in str(error.value)
+    assert f'{index}: weight_map names the file {name!r:.80}: expected .safetensors files of the ' \
+           'same directory.' in str(error.value)
 
 
 def test_shards_with_an_array_in_common(tmp_path):
