@@ -61,4 +61,5 @@ def get_config(arg: str = 'b16,cifar10'):
     config.log_every = 20
     config.eval_every = max(steps // 10, 50)
     config.checkpoint_every = max(steps // 10, 50)
+    config.keep_best = True  # small sets overfit; predict, evaluate and convert take it
     return config

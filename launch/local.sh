@@ -18,6 +18,7 @@ python=${PYTHON:-python}
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 
 running=()
+name=()  # by process id
 pass_on() { kill -s "$1" ${running[@]+"${running[@]}"} 2>/dev/null; }
 trap 'pass_on TERM' TERM
 trap 'pass_on INT' INT
@@ -25,6 +26,7 @@ for ((i = 0; i < number; i++)); do
   "$python" -m vit_jax.main "$@" --coordinator="127.0.0.1:$port" --num_processes="$number" \
     --process_id="$i" &
   running+=($!)
+  name[$!]="process $i of $number"
 done
 
 code=0
@@ -39,6 +41,10 @@ while [ ${#running[@]} -gt 0 ]; do
     fi
     wait "$pid"
     status=$?
+    if [ $status -gt 128 ] && [ $status != 130 ] && [ $status != 143 ]; then
+      echo "${name[$pid]} was killed by SIG$(kill -l $((status - 128))). If nobody did that, the" \
+        "machine had too little memory for $number: see dmesg. The others stop." >&2
+    fi
     if [ $code = 0 ] && [ $status != 0 ]; then
       code=$status
       deadline=$((SECONDS + ${GRACE:-60}))

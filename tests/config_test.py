@@ -198,3 +198,7 @@ def test_what_was_chosen_holds_where_the_config_leaves_the_choice():
 def test_published_steps_of_imagenet():
     config = vit.get_config('b16')
     assert config_lib.total_steps(resolved(config, 1_281_167, 1000)) == 93_835
+
+
+def test_fine_tuning_keeps_the_best_checkpoint():
+    assert load('finetune').get_config().keep_best

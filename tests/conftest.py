@@ -1,8 +1,10 @@
 """Small data sets on disk and a way to run the training command, shared by the tests."""
 
+import contextlib
 import importlib.metadata
 import logging
 import os
+import resource
 import tempfile
 
 # Before JAX starts: tests of sharding spread over eight CPU devices, all others use the first.
@@ -61,3 +63,17 @@ def tfds_directory(tmp_path_factory):
     """data_dir by file format, each with the prepared set 'dots'."""
     return {file_format: prepare_tfds(tmp_path_factory.mktemp(file_format), file_format)
             for file_format in ('tfrecord', 'array_record')}
+
+
+@pytest.fixture
+def limited_files():
+    """A context in which no file can grow beyond some bytes, as if the disk were full."""
+    @contextlib.contextmanager
+    def limit(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return limit

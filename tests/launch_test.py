@@ -98,7 +98,7 @@ for last; do :; done
 trap 'exit 143' TERM
 trap 'exit 130' INT
 echo "up $last $3"
-[ $last = --process_id={failing} ] && exit 7
+[ $last = --process_id={failing} ] && {end}
 while :; do sleep 0.1; done
 """
 
@@ -107,7 +107,7 @@ while :; do sleep 0.1; done
     (1, None, 7), (-1, signal.SIGTERM, 143), (-1, signal.SIGINT, 130)])
 def test_local_launcher(failing, signum, code, tmp_path):
     stub = tmp_path / 'python'
-    stub.write_text(STUB.format(python=sys.executable, failing=failing))
+    stub.write_text(STUB.format(python=sys.executable, failing=failing, end='exit 7'))
     stub.chmod(0o755)
     script = [str(ROOT / 'launch' / 'local.sh'), '3', '--config=x y']
     start = functools.partial(started, script, PYTHON=str(stub), GRACE='1')
@@ -117,6 +117,18 @@ def test_local_launcher(failing, signum, code, tmp_path):
         if signum:
             run.all[0].send_signal(signum)
         run.wait([code], timeout=60)
+
+
+def test_local_launcher_names_a_process_that_is_killed(tmp_path):
+    """It was killed before it could say anything, and the others only that one is lost."""
+    stub = tmp_path / 'python'
+    stub.write_text(STUB.format(python=sys.executable, failing=1, end='kill -9 $$'))
+    stub.chmod(0o755)
+    result = subprocess.run([str(ROOT / 'launch' / 'local.sh'), '2', '--config=x'], text=True,
+                            capture_output=True, check=False, timeout=60,
+                            env=os.environ | {'PYTHON': str(stub), 'GRACE': '0'})
+    assert result.returncode == 137
+    assert 'process 1 of 2 was killed by SIGKILL. If nobody did that' in result.stderr
 
 
 def test_local_launcher_without_a_number():

@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 
 import absl.logging
@@ -65,7 +66,15 @@ def log_to_terminal() -> None:
     if os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1') == '1':
         os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
     os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-    absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax reports every action at INFO
+    # Orbax reports every action, and what it raises also as a traceback.
+    absl.logging.set_verbosity(absl.logging.FATAL)
+    sys.unraisablehook = _report_unraisable
+
+
+def _report_unraisable(unraisable, report=sys.unraisablehook):
+    """Leaves out what Orbax's threads leave behind, by the dozen, when a disk is full."""
+    if str(unraisable.exc_value) != 'Event loop is closed':
+        report(unraisable)
 
 
 def log_as_process() -> None:
@@ -156,6 +165,8 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
                         help='of images, instead of what the weights say: any of '
                         'resize=bicubic,crop_ratio=0.9,mean=R,G,B,std=R,G,B; may be repeated')
+    parser.add_argument('--step', type=int, help='which checkpoint of a workdir; default: the best '
+                        'if the run keeps it (keep_best), else the newest')
     parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '
                         'as a JSON array, instead of those in the weights')
     parser.add_argument('--allow-nonfinite', '--allow_nonfinite', action='store_true',
@@ -165,7 +176,7 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
 def read_weights(options: argparse.Namespace) -> weights.Weights:
     """The weights that the options name, completed by what they say of images and classes."""
     loaded = weights.load(options.workdir or options.pretrained,
-                          description.parse_model(options.model),
+                          description.parse_model(options.model), step=options.step,
                           allow_nonfinite=options.allow_nonfinite)
     return description.described(loaded, options.preprocess, options.classes)
 

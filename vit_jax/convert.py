@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
             inexact: bool = False, overwrite: bool = False, preprocess: Sequence[str] = (),
-            classes: str | None = None, model: Sequence[str] = (),
+            classes: str | None = None, model: Sequence[str] = (), step: int | None = None,
             allow_nonfinite: bool = False) -> None:
     """Does what the command does; the arguments are its options."""
     if (to == 'onnx') != path.endswith('.onnx'):
@@ -51,8 +51,8 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
         raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
     files.check_replaceable(path)
     loaded = given = description.described(
-        weights.load(source, description.parse_model(model), allow_nonfinite=allow_nonfinite),
-        preprocess, classes)
+        weights.load(source, description.parse_model(model), step=step,
+                     allow_nonfinite=allow_nonfinite), preprocess, classes)
     layout = weights.LAYOUTS.get(to)  # None: a program
     if dtype:
         given = dataclasses.replace(loaded, params=jax.tree.map(

@@ -1,17 +1,20 @@
+import errno
+import json
 import logging
 import os
+import re
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
+from tests.support.runs import resolved
 from tests.support.steps import setup
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.training import sharding
-from vit_jax.workdir import checkpoint
+from vit_jax.workdir import checkpoint, record
 
 
 def abstract(state):
@@ -33,8 +36,9 @@ def _state():
 def saved(directory, state, steps, keep=3, keep_best=False, metrics=None):
     checkpointer = checkpoint.Checkpointer(str(directory), keep, keep_best)
     for step in steps:
-        value = None if metrics is None else {'eval/accuracy': metrics[step]}
-        checkpointer.save(step, state.replace(step=jnp.int32(step)), value)
+        if metrics is not None:
+            checkpointer.scored(step, metrics[step])
+        checkpointer.save(step, state.replace(step=jnp.int32(step)))
     checkpointer.wait()
     return checkpointer
 
@@ -75,6 +79,155 @@ def test_best_survives_checkpoints_without_an_evaluation(tmp_path, state):
     checkpointer.save(4, state)
     checkpointer.close()
     assert folders(tmp_path) == ['1', '4']
+
+
+def test_the_best_is_named_and_found_again(tmp_path, state):
+    accuracy = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.5}
+    saved(tmp_path, state, [1, 2, 3, 4], keep=1, keep_best=True, metrics=accuracy).close()
+    assert json.loads((tmp_path / 'best.json').read_text()) == {
+        'step': 2, 'eval/accuracy': 0.9, 'checkpoint': 'checkpoints/2'}
+    # A run that goes on learns the accuracies from its metrics.
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 1, True)
+    for step in accuracy:
+        checkpointer.scored(step, accuracy[step])
+    checkpointer.save(5, state)
+    assert checkpointer.wait() == 5
+    assert (checkpointer.best(), folders(tmp_path)) == (2, ['2', '5'])
+
+
+@pytest.mark.parametrize('keep_best', [True, False])
+def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(keep_best, tmp_path, state,
+                                                                   caplog):
+    saved(tmp_path, state, [1, 2, 3]).close()
+    config = config_lib.base()
+    config.update(num_steps=3, keep_best=keep_best)
+    record.write(str(tmp_path), resolved(config), ['ant'])
+    metrics = tmp_path / 'metrics.jsonl'
+    metrics.write_text(''.join(json.dumps({'step': step, 'eval/accuracy': accuracy}) + '\n'
+                               for step, accuracy in [(1, 0.5), (2, 0.9), (3, 0.8), (4, 0.95)]))
+    assert checkpoint.load_params(str(tmp_path))[1] == (2 if keep_best else 3)
+    said = 'the best checkpoint is taken, of step 2 (accuracy 90.00 %)' in caplog.text
+    assert said == keep_best
+    assert checkpoint.load_params(str(tmp_path), 1)[1] == 1
+    metrics.write_text('null')
+    assert checkpoint.load_params(str(tmp_path))[1] == 3
+    with pytest.raises(UserError, match=r'no checkpoint of step 7 .* \(there are: 1, 2, 3\)'):
+        checkpoint.load_params(str(tmp_path), 7)
+
+
+def test_saving_says_nothing(tmp_path, state, caplog):
+    """Orbax warned at every save that there were no metrics."""
+    saved(tmp_path, state, [1, 2, 3], keep=1, keep_best=True, metrics={1: .1, 2: .3, 3: .2})
+    assert not caplog.records
+
+
+def test_what_is_saved_beside_the_state_returns_and_older_ones_have_nothing(tmp_path, state):
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
+    checkpointer.save(1, state, {'sum': 0.1 + 0.2})
+    checkpointer.wait()
+    again = checkpoint.Checkpointer(str(tmp_path), 3, False)
+    again.restore_latest(abstract(state))
+    assert again.restored == {'sum': 0.1 + 0.2}
+    path = tmp_path / 'checkpoints' / '1' / 'meta' / 'metadata'
+    meta = json.loads(path.read_text())
+    path.write_text(json.dumps({'fingerprint': meta['fingerprint']}))
+    older = checkpoint.Checkpointer(str(tmp_path), 3, False)
+    assert_identical(older.restore_latest(abstract(state)), state)
+    assert older.restored == {}
+
+
+def flip(path, offset=0):
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    'missing': lambda path: path.unlink(),
+    'null': lambda path: path.write_text('null'),
+    'binary': lambda path: path.write_bytes(bytes(range(256))),
+    'first bit': flip,
+}
+
+
+def test_a_checkpoint_with_any_file_damaged_is_used_or_left_for_the_one_before(tmp_path, state):
+    """Also those of the item `metrics`, which runs with keep_best wrote before."""
+    saved(tmp_path / 'good', state, [1, 2]).close()
+    newest = tmp_path / 'good' / 'checkpoints' / '2'
+    shutil.copytree(newest / 'meta', newest / 'metrics')
+    (newest / 'metrics' / 'metadata').rename(newest / 'metrics' / 'metrics')
+    files = ['_CHECKPOINT_METADATA', 'meta/metadata', 'metrics/metrics', 'state/_METADATA',
+             'state/manifest.ocdbt']
+    fallen_back = set()
+    for file in files:
+        for name, damage in DAMAGES.items():
+            shutil.rmtree(tmp_path / 'run', ignore_errors=True)
+            shutil.copytree(tmp_path / 'good', tmp_path / 'run')
+            damage(tmp_path / 'run' / 'checkpoints' / '2' / file)
+            checkpointer = checkpoint.Checkpointer(str(tmp_path / 'run'), 3, True)
+            restored = checkpointer.restore_latest(abstract(state))
+            step = int(restored.step)
+            assert_identical(restored, state.replace(step=jnp.int32(step)))
+            assert folders(tmp_path / 'run') == (['1', 'bad-2'] if step == 1 else ['1', '2'])
+            if step == 1:
+                fallen_back.add((file, name))
+            checkpointer.close()
+    assert {('meta/metadata', name) for name in DAMAGES} <= fallen_back
+    assert {file for file, _ in fallen_back} <= {'meta/metadata', 'state/_METADATA',
+                                                 'state/manifest.ocdbt'}
+
+
+def test_no_bit_of_the_fingerprint_makes_another_version_of_the_program(tmp_path, state):
+    saved(tmp_path, state, [1, 2]).close()
+    path = tmp_path / 'checkpoints' / '2' / 'meta' / 'metadata'
+    flip(path, path.read_text().index('.params') + 2)
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
+    assert int(checkpointer.restore_latest(abstract(state)).step) == 1
+    assert folders(tmp_path) == ['1', 'bad-2']
+
+
+def save_and_wait(checkpointer, state):
+    checkpointer.save(2, state)
+    checkpointer.wait()
+
+
+def test_a_full_disk_is_one_message_with_the_last_good_checkpoint(tmp_path, state, limited_files):
+    checkpointer = saved(tmp_path, state, [1])
+    with limited_files(200), pytest.raises(UserError) as error:
+        save_and_wait(checkpointer, state)
+    assert re.fullmatch(
+        r'the checkpoint of step 2 \(0.\d MB\) cannot be written: File too large. The last good '
+        'checkpoint, of step 1, is in .*checkpoints. Mend that and run the same command again.',
+        str(error.value))
+    other = checkpoint.Checkpointer(str(tmp_path / 'other'), 3, False)
+    with limited_files(200), pytest.raises(UserError, match='No checkpoint had been written yet'):
+        save_and_wait(other, state)
+    # What it leaves behind is no obstacle; copied, because its threads are still at work there.
+    shutil.copytree(tmp_path / 'other', tmp_path / 'next')
+    assert record.begun(str(tmp_path / 'next')) is None
+    checkpointer = saved(tmp_path / 'next', state, [2])
+    assert int(checkpointer.restore_latest(abstract(state)).step) == 2
+
+
+def test_errors_of_the_storage_are_recognised():
+    for text in ("[OS error 28: ENOSPC No space left]", "No space left [os_error_code='28']"):
+        full = ValueError(f'RESOURCE_EXHAUSTED: Error writing "a/b": {text}')
+        assert record.storage_error(full) == os.strerror(errno.ENOSPC)
+    assert record.storage_error(OSError(errno.EROFS, 'x')) == os.strerror(errno.EROFS)
+    assert record.storage_error(ValueError('shapes')) == ''
+
+
+def test_room_for_what_will_be_kept_is_asked_for_first(tmp_path, state, monkeypatch):
+    checkpointer = saved(tmp_path, state, [1])
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(free=3 * size))
+    checkpointer.require_room(state, 2)
+    with pytest.raises(UserError, match=r'checkpoints has 0.2 MB free and the run needs 0.\d MB '
+                       'more: it keeps 9 checkpoints of 0.1 MB'):
+        checkpointer.require_room(state, 9)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(total=0, free=0))
+    checkpointer.require_room(state, 9)
 
 
 def test_a_step_that_is_there_is_not_written_again(tmp_path, state):
@@ -126,25 +279,3 @@ def test_another_state_is_not_taken_for_a_damaged_one(tmp_path, state):
     with pytest.raises(UserError, match=r"of another state. Only in the checkpoint: .*ema_params"):
         checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(other)
     assert folders(tmp_path) == ['1']
-
-
-def test_fingerprint_sees_every_bit_and_the_order():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, 5)).astype(np.float32)
-    base = int(checkpoint.fingerprint(jnp.asarray(x)))
-    for element in range(15):
-        for bit in range(32):
-            bits = x.copy().view(np.uint32)
-            bits.reshape(-1)[element] ^= np.uint32(1) << np.uint32(bit)
-            assert int(checkpoint.fingerprint(jnp.asarray(bits.view(np.uint32)))) != base
-    assert int(checkpoint.fingerprint(jnp.asarray(x.view(np.uint32)))) == base
-    assert int(checkpoint.fingerprint(jnp.asarray(x[::-1]))) != base
-
-
-def test_fingerprint_is_the_same_on_any_mesh():
-    x = jax.random.normal(jax.random.key(0), (8, 12))
-    mesh = sharding.make_mesh(config_lib.base().mesh)
-    spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec('data')))
-    assert int(checkpoint.fingerprint(spread)) == int(checkpoint.fingerprint(x))
-    # bfloat16 and integers are summed likewise
-    assert int(checkpoint.fingerprint(x.astype('bfloat16'))) != 0

@@ -23,3 +23,9 @@ def test_draws_every_series_it_has(tmp_path):
     assert shape[1] > 1000
     assert more_ink > less_ink + 100
     assert [p.name for p in more.iterdir()] == ['curves.png']
+
+
+def test_a_picture_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
+    (tmp_path / 'curves.png').mkdir()
+    curves.draw([{'step': 1, 'train/loss': 1.0}], tmp_path)
+    assert 'curves.png cannot be written (Is a directory): the run goes on' in caplog.text

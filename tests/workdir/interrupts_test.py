@@ -3,6 +3,7 @@ import signal
 
 import pytest
 
+from vit_jax.workdir import interrupts
 from vit_jax.workdir.interrupts import Interrupts
 
 
@@ -14,15 +15,35 @@ def _default_handler():
     signal.signal(signal.SIGINT, before)
 
 
-def test_first_signal_is_remembered_and_the_second_interrupt_acts():
+@pytest.fixture
+def clock(monkeypatch):
+    """A list with the time of day that interrupts see."""
+    now = [100.0]
+    monkeypatch.setattr(interrupts.time, 'monotonic', lambda: now[0])
+    return now
+
+
+def test_first_signal_is_remembered_and_a_later_interrupt_acts(clock):
     with Interrupts() as interrupts:
         assert interrupts.received is None
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.received == signal.SIGINT
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.received == signal.SIGINT
+        clock[0] += 2
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_twice_in_a_moment_is_one_wish(clock, caplog):
+    with Interrupts() as interrupts:
+        for _ in range(4):
+            os.kill(os.getpid(), signal.SIGINT)
+            clock[0] += 0.2
+        assert interrupts.received == signal.SIGINT
+    lines = [record.message for record in caplog.records]
+    assert lines == ['SIGINT: finishing this step and saving; Ctrl-C (again, later) stops at once',
+                     'Ctrl-C again: this step is still finished and saved, please wait']
 
 
 def test_a_second_sigterm_changes_nothing():

@@ -20,12 +20,50 @@ def test_rows_after_the_restored_step_are_cut(tmp_path):
     assert rows == [{'step': k, 'train/loss': 1 / k} for k in range(1, 5)]
 
 
-def test_half_written_last_line_is_dropped_and_another_is_an_error(tmp_path):
+@pytest.mark.parametrize('content', ['null', '[1, 2]', '3', '{}', '{"step": "1"}', '[' * 10**5,
+                                     '{"step": 1, "a": []}', '{"step": 1, "a"\n'])
+def test_what_is_not_a_row_is_named(content, tmp_path):
+    (tmp_path / 'metrics.jsonl').write_text(content)
+    with pytest.raises(UserError, match=r'metrics.jsonl, line 1 is not a row: .*, expected '
+                       r'{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.'):
+        metrics.MetricsLog(str(tmp_path), 9)
+
+
+def test_what_is_no_text_is_named(tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    path.write_bytes(bytes(range(256)))
+    message = ('metrics.jsonl cannot be read .* expected one JSON object per line: restore the '
+               'file, or move it away')
+    with pytest.raises(UserError, match=message):
+        metrics.read(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=message):
+        metrics.read(tmp_path)
+
+
+def test_rows_without_room_are_written_with_the_next_checkpoint(tmp_path, limited_files, caplog):
+    log = metrics.MetricsLog(str(tmp_path), 0)
+    with limited_files(40):
+        for step in range(1, 5):
+            log.write(step, {'train/loss': 1 / 3})
+        with pytest.raises(UserError, match=r'metrics.jsonl cannot be written \(File too large\). '
+                           'Mend that and run the same command again.'):
+            log.sync()
+    assert caplog.text.count('metrics.jsonl cannot be written') == 1
+    log.write(5, {'train/loss': 1 / 3})
+    log.sync()
+    log.close()
+    assert metrics.read(tmp_path) == [{'step': k, 'train/loss': 1 / 3} for k in range(1, 6)]
+
+
+def test_half_written_last_line_is_dropped_and_another_is_an_error(tmp_path, caplog):
     path = tmp_path / 'metrics.jsonl'
     path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a"')
     assert metrics.MetricsLog(str(tmp_path), 9).rows == [{'step': 1, 'a': 1.0}]
+    assert 'metrics.jsonl ends within line 2, and that row is left out: \'{"step' in caplog.text
     path.write_text('{"step": 1, "a"\n{"step": 2, "a": 1.0}\n')
-    with pytest.raises(UserError, match='metrics.jsonl, line 1 is not JSON'):
+    with pytest.raises(UserError, match='metrics.jsonl, line 1 is not a row'):
         metrics.read(tmp_path)
 
 

@@ -51,9 +51,9 @@ def test_rows_of_training_and_evaluation(outputs, tmp_path, caplog):
 
 @pytest.mark.parametrize('name', ['loss', 'grad_norm', 'update_norm'])
 def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tmp_path):
-    outputs.save(1, state, FINITE, None)
+    outputs.save(1, state, FINITE)
     broken = FINITE | {name: jnp.float32('nan')}
-    for write in (lambda: outputs.log(2, broken), lambda: outputs.save(2, state, broken, None),
+    for write in (lambda: outputs.log(2, broken), lambda: outputs.save(2, state, broken),
                   lambda: outputs.advance(2, broken)):
         with pytest.raises(DivergedError, match='at step 2. The last good checkpoint, of step 1,'):
             write()
@@ -64,10 +64,43 @@ def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tm
 def test_how_a_run_ends(outputs, state, caplog):
     outputs.conclude(2, signal.SIGTERM)
     assert 'stopped by SIGTERM after step 2 of 4 before there was anything to save' in caplog.text
-    outputs.save(2, state, FINITE, None)
+    outputs.save(2, state, FINITE)
     outputs.conclude(2, signal.SIGINT)
     assert 'stopped by SIGINT after step 2 of 4 and saved. To continue, run the' in caplog.text
-    outputs.save(4, state, FINITE, None)
+    outputs.save(4, state, FINITE)
     outputs.log_evaluation(4, EVALUATION, 0.25)
     outputs.conclude(4, None)
     assert 'done: 4 steps\n' in caplog.text
+    assert 'the best    ' in caplog.text
+
+
+def losses_of(folder, state, stop=None):
+    """train/loss of 9 steps, logged every 4th, in runs that are saved at 3 and 6 or stop there."""
+    losses = [jnp.float32(x) for x in (0.1, 1.7, 0.3, 2.9, 1.1, 0.7, 0.2, 3.3, 0.4)]
+    step = 0
+    while step < 9:
+        checkpoints = Checkpointer(str(folder), 2, False)
+        restored = checkpoints.restore_latest(state)
+        step = int(restored.step) if restored else 0
+        outputs = Outputs(str(folder), step, 9, checkpoints, Meter(8, 9, 1e6, None))
+        while step < (stop or 9):
+            values = FINITE | {'loss': losses[step]}
+            step += 1
+            if step % 4 == 0 or step == 9:
+                outputs.log(step, values)
+            if step in (3, 6):
+                outputs.save(step, state.replace(step=jnp.int32(step)), values)
+            outputs.advance(step, values)
+        checkpoints.wait()
+        outputs.close()
+        checkpoints.close()
+        stop = stop and {3: 7, 7: None}[stop]  # at 7 a step later than the checkpoint
+    return [(row['step'], row['train/loss']) for row in rows(folder)]
+
+
+def test_the_loss_is_the_mean_of_the_interval_however_often_the_run_was_stopped(state, tmp_path):
+    undisturbed = losses_of(tmp_path / 'a', state)
+    first = [float(jnp.float32(x)) for x in (0.1, 1.7, 0.3, 2.9)]
+    assert undisturbed[0] == (4, sum(first) / 4)
+    assert [step for step, _ in undisturbed] == [4, 8, 9]
+    assert losses_of(tmp_path / 'b', state, stop=3) == undisturbed

@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 
 import pytest
 
@@ -80,6 +81,82 @@ def test_damaged_record(content, message, tmp_path):
     (tmp_path / 'config.json').write_text(content)
     with pytest.raises(UserError, match=message):
         go_on(tmp_path)
+
+
+def damage(path, how):
+    path.unlink()
+    if how == 'directory':
+        path.mkdir()
+    elif how != 'missing':
+        path.write_bytes(how)
+
+
+@pytest.mark.parametrize('name', ['config.json', 'classes.json'])
+@pytest.mark.parametrize('how', [
+    b'null', b'3', b'"x"', b'', b'{"seed": ', b'[' * 10**5, bytes(range(256)), b'["\xe9"]', b'[1]',
+    b'{}', b'{"model": 3}', 'directory', 'missing'])
+def test_a_damaged_file_is_named_with_what_was_expected(name, how, tmp_path):
+    go_on(tmp_path)
+    damage(tmp_path / name, how)
+    with pytest.raises(UserError) as error:
+        go_on(tmp_path, seed=4)
+    assert str(error.value).startswith(str(tmp_path / name))
+    assert ', expected ' in str(error.value)
+    assert 'restore the file' in str(error.value)
+
+
+@pytest.mark.parametrize('field', ['model', 'dataset', 'preprocess', 'optimizer'])
+def test_a_section_that_is_none_is_named(field, tmp_path):
+    go_on(tmp_path)
+    config = json.loads((tmp_path / 'config.json').read_text())
+    record.write_json(str(tmp_path / 'config.json'), config | {field: [1]})
+    with pytest.raises(UserError, match=rf'config.json has \[1\] for {field}, expected an object'):
+        record.read(str(tmp_path))
+
+
+def test_a_file_in_place_of_a_directory_and_the_reverse(tmp_path):
+    (tmp_path / 'checkpoints').write_text('')
+    with pytest.raises(UserError, match='checkpoints cannot be read .Not a directory.: a run has'):
+        record.begun(str(tmp_path))
+    (tmp_path / '.lock').mkdir()
+    with pytest.raises(UserError, match='.lock cannot be written .Is a directory., which reserves'):
+        record.lock(str(tmp_path))
+
+
+def test_the_leftover_of_a_first_save_is_no_run(tmp_path):
+    (tmp_path / 'checkpoints' / '5.orbax-checkpoint-tmp').mkdir(parents=True)
+    assert record.begun(str(tmp_path)) is None
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, 'access', lambda *_: False)  # tests may run as root
+    with pytest.raises(UserError, match='--workdir .* cannot be written .read-only'):
+        record.log_to(str(tmp_path))
+
+
+@pytest.mark.parametrize('kind', ['full', 'directory'])
+def test_a_log_that_cannot_be_written_is_said_once(kind, tmp_path, caplog, capsys):
+    if kind == 'full':
+        (tmp_path / 'train.log').symlink_to('/dev/full')
+    else:
+        (tmp_path / 'train.log').mkdir()
+    handler = record.log_to(str(tmp_path))
+    for _ in range(3):
+        logging.getLogger('vit_jax').warning('a line')
+    logging.getLogger('vit_jax').removeHandler(handler)
+    reason = 'No space left on device' if kind == 'full' else 'Is a directory'
+    assert caplog.text.count(f'train.log cannot be written ({reason}): the run goes on') == 1
+    assert caplog.text.count('a line') == 3
+    assert capsys.readouterr().err == ''
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, limited_files):
+    path = tmp_path / 'x.json'
+    record.write_json(str(path), [1])
+    with limited_files(100), pytest.raises(UserError, match=r'x.json cannot be written \(File too'):
+        record.write_json(str(path), list(range(1000)))
+    assert [p.name for p in tmp_path.iterdir()] == ['x.json']
+    assert record.read_json(str(path), list) == [1]
 
 
 def test_no_directory_can_be_made(tmp_path):

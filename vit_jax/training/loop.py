@@ -44,6 +44,8 @@ def train(config: ConfigDict, workdir: str) -> int:
         state = run_lib.initial_or_restored_state(run, checkpoints, weights)
         del weights  # the host needs them no longer
         step, num_steps = int(state.step), run.program.num_steps
+        if step < num_steps:
+            checkpoints.require_room(state, run.config.keep_checkpoints + run.config.keep_best)
         record.write(workdir, run.config, run.train_data.class_names)
         meter = Meter(run.config.batch_size, num_steps, run.program.flops_per_step(),
                       chips.peak_flops(jax.devices()[0].device_kind))
@@ -69,12 +71,13 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
 
     Returns the state, saved, after the last step, or after the one during which a signal came.
     """
-    program, step, values, evaluation = run.program, int(state.step), None, None
+    program, step, values = run.program, int(state.step), None
     if run.due('eval', step) and not outputs.has_evaluation(step):
         evaluate(run, state, outputs, interrupts)  # the run was interrupted before it
     if step == program.num_steps:
         return state
     begin = time.perf_counter()
+    outputs.show('compiling the training step')
     train_step = program.train_step  # compiled now, unless choosing accum_steps has done it
     log.info('compiled the training step in %.1f s', time.perf_counter() - begin)
     outputs.meter.start(step)
@@ -91,9 +94,9 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
             outputs.require_finite(step, values)  # or the metrics would have NaN
             evaluation = evaluate(run, state, outputs, interrupts)
         if run.due('checkpoint', step) or (evaluation and run.config.keep_best):
-            outputs.save(step, state, values, evaluation)
+            outputs.save(step, state, values)
     if values is not None:  # a signal may come at any time: save what the loop did not
-        outputs.save(step, state, values, evaluation)
+        outputs.save(step, state, values)
     return state
 
 
@@ -101,6 +104,7 @@ def evaluate(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrup
              ) -> dict[str, float] | None:
     """Evaluates the parameters, or their average if there is one; None after a signal."""
     begin = time.perf_counter()
+    outputs.show(f'evaluating after step {int(state.step)}')
     params = state.params if state.ema_params is None else state.ema_params
     batches = sharding.feed(run.eval_batches, run.program.mesh)
     sums = classification.total(run.program.eval_step, params, batches, interrupts.anywhere)

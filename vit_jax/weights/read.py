@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 _PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
 
 
-def load(source: str, fields: Mapping[str, Any] | None = None, *,
+def load(source: str, fields: Mapping[str, Any] | None = None, *, step: int | None = None,
          allow_nonfinite: bool = False) -> Weights:
-    """Loads a file, a directory with one model, a workdir or one of its checkpoints.
+    """Loads a file, a directory with one model, a workdir (`step` of it) or one checkpoint.
 
     From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME'. `fields` are of the
     model: what arrays do not show (num_heads, gelu, layer_norm_epsilon) and the source does not
@@ -34,7 +34,10 @@ def load(source: str, fields: Mapping[str, Any] | None = None, *,
     path = hub.fetch(source)
     if run := record.find(path):
         _refuse(source, fields)
-        loaded = own.from_run(*run)
+        loaded = own.from_run(run[0], run[1] if step is None else step)
+    elif step is not None:
+        raise UserError(f'{source} is not the workdir of a run, which alone has steps: leave out '
+                        f'--step={step}.')
     else:
         loaded = _read(path, source, fields)
     if not allow_nonfinite:

@@ -4,53 +4,32 @@ A checkpoint holds the state and a fingerprint of it: one 32-bit checksum per ar
 the devices. Orbax notices a missing file but not a flipped bit, which the fingerprint notices.
 """
 
+import contextlib
 import itertools
+import json
 import logging
 import math
-import operator
 import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import PyTree
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.workdir import record
+from vit_jax.workdir import fingerprint, metrics, record
 
 log = logging.getLogger(__name__)
 
-_accuracy = operator.itemgetter('eval/accuracy')
-
-
-@jax.jit
-def fingerprint(tree: PyTree) -> PyTree:
-    """One checksum per array of the tree: the sum of its bits times odd weights, modulo 2**32.
-
-    It is the same on any mesh, because integer sums do not depend on their order. A flipped bit
-    always changes it by a power of two times an odd number. Arrays: float or int, 16 or 32 bits.
-    """
-    return jax.tree.map(_checksum, tree)
-
-
-def _checksum(x: Array) -> UInt32[Array, '']:
-    bits = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}').astype(jnp.uint32)
-    strides = [math.prod(x.shape[d + 1:]) for d in range(x.ndim)]
-    index = sum((jax.lax.broadcasted_iota(jnp.uint32, x.shape, d) * jnp.uint32(s % 2**32)
-                 for d, s in enumerate(strides)), jnp.zeros(x.shape, jnp.uint32))
-    weights = index * jnp.uint32(2654435762) + jnp.uint32(1)  # odd: an even factor, plus one
-    return jnp.sum(bits * weights, dtype=jnp.uint32)
-
-
-def describe_fingerprint(tree: PyTree) -> dict[str, int]:
-    """{".params['cls']": checksum, ...} of a tree, as a checkpoint keeps it."""
-    checksums = jax.device_get(fingerprint(tree))
-    return {jax.tree_util.keystr(path): int(value)
-            for path, value in jax.tree.leaves_with_path(checksums)}
+BEST = 'best.json'  # names the most accurate checkpoint, for people
 
 
 class Checkpointer:
@@ -61,25 +40,51 @@ class Checkpointer:
 
     def __init__(self, workdir: str, keep: int, keep_best: bool):
         self.directory = record.checkpoint_directory(workdir)
-        policies = [preservation_policy.LatestN(keep)]
-        if keep_best:
-            policies.append(preservation_policy.BestN(
-                get_metric_fn=_accuracy, n=1, keep_checkpoints_without_metrics=False))
-        self._manager = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
-            preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
-            best_fn=_accuracy if keep_best else None, cleanup_tmp_directories=True))
+        self.restored = {}  # `extra` of the checkpoint that was restored
+        self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
+        self._best_file = os.path.join(workdir, BEST) if keep_best else None
+        self._scores = {}
+        self._policies = [preservation_policy.LatestN(keep)] + [self] * keep_best
+        self._open()
 
-    def save(self, step: int, state: PyTree, metrics: dict[str, float] | None = None) -> None:
+    def _open(self):
+        policy = preservation_policy.AnyPreservationPolicy(self._policies)
+        with self._explained():
+            # Initialised without reading metrics, which other versions have left there.
+            self._manager = ocp.CheckpointManager(
+                self.directory, options=ocp.CheckpointManagerOptions(
+                    preservation_policy=policy, cleanup_tmp_directories=True,
+                    lightweight_initialize=True))
+
+    def best(self) -> int | None:
+        """The most accurate of the saved steps that have been evaluated."""
+        return metrics.best(self._scores, self._manager.all_steps())
+
+    def scored(self, step: int, accuracy: float) -> None:
+        """Tells the eval/accuracy after `step`, before or after that is saved."""
+        self._scores[step] = accuracy
+
+    def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
+        """Orbax asks which checkpoints are the best: of several equal ones the newest."""
+        del context
+        best = metrics.best(self._scores, [checkpoint.step for checkpoint in checkpoints])
+        return [checkpoint.step == best for checkpoint in checkpoints]
+
+    def save(self, step: int, state: PyTree, extra: dict[str, Any] | None = None) -> None:
         """Starts saving the state after `step`, unless that step has been saved.
 
-        It returns when the state has been copied from the devices. The best checkpoint has the
-        highest 'eval/accuracy' in `metrics`.
+        It returns when the state has been copied from the devices. `extra` is what JSON can hold;
+        `restored` has it when the run goes on from this checkpoint.
         """
+        self.wait()
         if step in self._manager.all_steps():
             return
-        saved = self._manager.save(step, metrics=metrics, args=ocp.args.Composite(
-            state=ocp.args.StandardSave(state),
-            meta=ocp.args.JsonSave({'fingerprint': describe_fingerprint(state)})), force=True)
+        self._saving = step, _bytes_of(state)
+        text = json.dumps(extra or {})
+        meta = {'fingerprint': fingerprint.describe(state), 'extra': text, 'extra_crc': _crc(text)}
+        with self._explained():
+            saved = self._manager.save(step, force=True, args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)))
         if not saved:
             raise RuntimeError(f'the checkpoint of step {step} was not saved to {self.directory}')
 
@@ -103,7 +108,8 @@ class Checkpointer:
                             target, reason)
             if bad:
                 log.warning('falling back to the checkpoint of step %d', step)
-                self._manager.reload()
+                self._manager.close()
+                self._open()
             return state
         if bad:
             reasons = '\n'.join(f'  {step}: {reason}' for step, reason in bad.items())
@@ -113,18 +119,71 @@ class Checkpointer:
         return None
 
     def wait(self) -> int | None:
-        """The newest step, when everything is on disk; raises the errors of saving."""
-        self._manager.wait_until_finished()
+        """The newest step, when everything is on disk.
+
+        Raises UserError, which names the last good checkpoint, where one cannot be written.
+        """
+        with self._explained():
+            self._manager.wait_until_finished()
+        if self._best_file and consensus.is_main() and (best := self.best()) not in (
+                None, self._named):
+            self._named = best
+            try:
+                record.write_json(self._best_file, {
+                    'step': best, 'eval/accuracy': self._scores[best],
+                    'checkpoint': os.path.join(record.CHECKPOINTS, str(best))})
+            except UserError as error:  # nothing needs the file
+                log.warning('%s', error)
         return self._manager.latest_step()
 
+    def last_good(self) -> str:
+        """A sentence that names the newest checkpoint that is complete."""
+        last = max(record.saved_steps(self.directory), default=None)
+        return ('No checkpoint had been written yet.' if last is None else
+                f'The last good checkpoint, of step {last}, is in {self.directory}.')
+
+    def require_room(self, state: PyTree, kept: int) -> None:
+        """Raises UserError unless `kept` checkpoints and the one being written have room."""
+        size = _bytes_of(state)
+
+        def check():
+            there = sum(os.path.getsize(os.path.join(folder, name))
+                        for folder, _, names in os.walk(self.directory) for name in names)
+            disk = shutil.disk_usage(self.directory)
+            needed = (kept + 1) * size - there
+            if needed > disk.free and disk.total:  # some network storage tells neither
+                raise UserError(
+                    f'{self.directory} has {_amount(disk.free)} free and the run needs '
+                    f'{_amount(needed)} more: it keeps {kept} checkpoints of {_amount(size)} '
+                    'while it writes the next one. Make room, lower keep_checkpoints, or take '
+                    'another --workdir.')
+        consensus.from_main(check)
+
     def close(self) -> None:
-        self._manager.close()
+        with self._explained():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """An error of the storage in this context becomes a UserError."""
+        try:
+            yield
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            if isinstance(error, UserError) or not (reason := record.storage_error(error)):
+                raise
+            step, size = self._saving
+            what = f'the checkpoint of step {step} ({_amount(size)})' if size else 'checkpoints'
+            raise UserError(f'{what} cannot be written: {reason}. {self.last_good()} Mend that and '
+                            'run the same command again.') from error
 
     def _restore(self, step, abstract_state):
         """(state, '') or (None, why the files cannot be used): the same on all processes."""
         reason = ''
         try:
-            state, saved = self._read(step, abstract_state)
+            state, meta = self._read(step, abstract_state)
+            saved, extra = meta['fingerprint'], meta.get('extra', '{}')  # older ones have no extra
+            if _crc(extra) != meta.get('extra_crc', _crc('{}')):
+                raise ValueError('its meta item differs from what was saved')
         except (UserError, MemoryError, PermissionError):
             raise  # not the fault of the files
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
@@ -135,26 +194,32 @@ class Checkpointer:
         reason = next(filter(None, consensus.gather(reason)), '')
         if reason:
             return None, reason
-        found = describe_fingerprint(state)
+        found = fingerprint.describe(state)
         names = [name for name in found if saved[name] != found[name]]
         if names:
             return None, f'{len(names)} arrays differ from what was saved, first {names[0]}'
+        self.restored = json.loads(extra)
         return state, ''
 
     def _read(self, step, abstract_state):
-        """The state of a step, and its fingerprint from when it was saved."""
+        """The state of a step, and what else was saved, its fingerprint above all."""
         # Without the manager, which would wait for the other processes if this one failed.
         folder = epath.Path(self.directory) / str(step)
-        saved = _read_fingerprint(folder)
+        meta = _read_meta(folder)
+        saved = meta['fingerprint']
         expected = {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(abstract_state)}
         if saved.keys() != expected:
+            tree = ocp.PyTreeCheckpointHandler().metadata(folder / 'state').tree
+            found = (jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree))
+            if set(map(_words, found)) != set(map(_words, saved)):
+                raise ValueError('the fingerprint is not of the arrays beside it')
             raise UserError(
                 f'the checkpoint of step {step} in {self.directory} is of another state. Only in '
                 f'the checkpoint: {sorted(saved.keys() - expected) or "nothing"}; only in this '
                 f'run: {sorted(expected - saved.keys()) or "nothing"}. It was saved by another '
                 'version of the program; continue it with that one.')
         return ocp.StandardCheckpointHandler().restore(
-            folder / 'state', args=ocp.args.StandardRestore(abstract_state)), saved
+            folder / 'state', args=ocp.args.StandardRestore(abstract_state)), meta
 
     def _set_aside(self, step):
         path = os.path.join(self.directory, f'bad-{step}')
@@ -167,19 +232,31 @@ class Checkpointer:
 def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     """Parameters of a run as NumPy arrays, averages where it has them, and their step.
 
-    Without `step`, they are from the newest checkpoint that can be read.
+    Without `step`, they are from the best checkpoint where the run keeps it (`keep_best`), else
+    from the newest that can be read.
     """
     directory = record.checkpoint_directory(workdir)
-    steps = [step] if step is not None else sorted(
-        (int(name) for name in os.listdir(directory) if name.isdigit()), reverse=True)
+    saved = record.saved_steps(directory)
+    steps = sorted(saved, reverse=True) if step is None else [step] * (step in saved)
+    if step is None and record.read(workdir)[0].get('keep_best'):
+        scores = {}
+        try:
+            scores = metrics.scores(workdir)
+        except UserError as error:
+            log.warning('the best checkpoint is not known: %s', error)
+        if (best := metrics.best(scores, steps)) is not None:
+            steps.sort(key=lambda step: step == best, reverse=True)
+            log.info('the best checkpoint is taken, of step %d (accuracy %.2f %%): --step names '
+                     'another', best, 100 * scores[best])
     for candidate in steps:
         try:
             return _read_params(epath.Path(directory) / str(candidate)), candidate
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
             log.warning('the checkpoint of step %d in %s cannot be read: %s', candidate, workdir,
                         _first_line(error))
-    raise UserError(f'{workdir} has no checkpoint that can be read (tried: '
-                    f'{", ".join(map(str, steps)) or "there is none"}).')
+    wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
+    raise UserError(f'{workdir} has no {wanted} that can be read (there are: '
+                    f'{", ".join(map(str, sorted(saved))) or "none"}).')
 
 
 def _read_params(folder):
@@ -190,16 +267,32 @@ def _read_params(folder):
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), {name: tree[name]})
     params = handler.restore(folder / 'state', args=ocp.args.PyTreeRestore(
         item={name: tree[name]}, restore_args=args, partial_restore=True))[name]
-    saved = _read_fingerprint(folder)
+    saved = _read_meta(folder)['fingerprint']
     if any(saved[f'.{name}{key}'] != value
-           for key, value in describe_fingerprint(params).items()):
+           for key, value in fingerprint.describe(params).items()):
         raise ValueError('arrays differ from what was saved')
     return params
 
 
-def _read_fingerprint(folder):
-    return ocp.JsonCheckpointHandler().restore(
-        folder / 'meta', args=ocp.args.JsonRestore())['fingerprint']
+def _read_meta(folder):
+    return ocp.JsonCheckpointHandler().restore(folder / 'meta', args=ocp.args.JsonRestore())
+
+
+def _crc(text):
+    return zlib.crc32(text.encode())
+
+
+def _words(path):
+    """The names of a path in a tree, whose nodes may be dicts or classes."""
+    return tuple(re.findall(r'\w+', path))
+
+
+def _bytes_of(tree):
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _amount(size):
+    return f'{size / 1e9:,.1f} GB' if size >= 1e8 else f'{size / 1e6:,.1f} MB'
 
 
 def _first_line(error):

@@ -1,8 +1,11 @@
 """The learning curves of a run: loss, accuracy and learning rate over steps."""
 
+import logging
 import os
 
 from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
 
 FILE = 'curves.png'
 PANELS = (  # title, series, logarithmic
@@ -13,7 +16,10 @@ PANELS = (  # title, series, logarithmic
 
 
 def draw(rows: list[dict[str, float]], workdir: str) -> None:
-    """Draws WORKDIR/curves.png; each series from the rows of metrics.jsonl that contain it."""
+    """Draws WORKDIR/curves.png; each series from the rows of metrics.jsonl that contain it.
+
+    Where it cannot be written, a warning says so.
+    """
     figure = Figure(figsize=(13, 3.6), layout='constrained')
     for axes, (title, series, logarithmic) in zip(figure.subplots(1, len(PANELS)), PANELS,
                                                   strict=True):
@@ -28,5 +34,8 @@ def draw(rows: list[dict[str, float]], workdir: str) -> None:
         if axes.lines:
             axes.legend(fontsize=8)
     path = os.path.join(workdir, FILE)
-    figure.savefig(path + '.tmp', format='png', dpi=110)
-    os.replace(path + '.tmp', path)
+    try:
+        figure.savefig(path + '.tmp', format='png', dpi=110)
+        os.replace(path + '.tmp', path)
+    except OSError as error:
+        log.warning('%s cannot be written (%s): the run goes on without it', path, error.strerror)

@@ -2,16 +2,20 @@
 
 import logging
 import signal
+import time
 
 from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
 
+REPEAT = 1.0  # seconds in which another Ctrl-C is taken for the same wish
+
 
 class Interrupts:
-    """A context that remembers the first SIGTERM or SIGINT; a second SIGINT acts as usual.
+    """A context that remembers the first SIGTERM or SIGINT; a later SIGINT acts as usual.
 
-    A second SIGTERM changes nothing: launchers often send it to the group and to the process.
+    A second SIGTERM changes nothing: launchers often send it to the group and to the process. So
+    does a SIGINT within REPEAT of the first signal: keys bounce, and people press them twice.
     `received` is the signal, or None; after `anywhere` was true, the same on all processes.
     """
 
@@ -19,6 +23,7 @@ class Interrupts:
         self.received = None
         self._vote = None
         self._previous = {}
+        self._since, self._repeated = 0.0, False
 
     def __enter__(self):
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -39,10 +44,15 @@ class Interrupts:
             self.received = signal.Signals(signum)
         return bool(signum)
 
-    def _remember(self, signum, _):
-        if self.received:
-            return
-        self.received = signal.Signals(signum)
-        signal.signal(signal.SIGINT, self._previous[signal.SIGINT])
-        log.warning('%s: finishing this step and saving; Ctrl-C (again) stops at once',
-                    self.received.name)
+    def _remember(self, signum, frame):
+        if not self.received:
+            self.received, self._since = signal.Signals(signum), time.monotonic()
+            log.warning('%s: finishing this step and saving; Ctrl-C (again, later) stops at once',
+                        self.received.name)
+        elif signum == signal.SIGINT and time.monotonic() - self._since < REPEAT:
+            if not self._repeated:
+                log.warning('Ctrl-C again: this step is still finished and saved, please wait')
+            self._repeated = True
+        elif signum == signal.SIGINT and callable(previous := self._previous[signal.SIGINT]):
+            log.warning('Ctrl-C again: stopping at once, without saving')
+            previous(signum, frame)

@@ -1,76 +1,142 @@
 """The numbers of a run, in metrics.jsonl (one object per line) and in TensorBoard events."""
 
+import contextlib
 import json
+import logging
 import os
-import pathlib
+from collections.abc import Iterable, Mapping
 
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
 from vit_jax.workdir import record
 
+log = logging.getLogger(__name__)
+
 FILE = 'metrics.jsonl'
+ACCURACY = 'eval/accuracy'  # decides which checkpoint is best
 
 
 class MetricsLog:
     """Appends rows to WORKDIR/metrics.jsonl and to the TensorBoard events beside it.
 
     `rows` are all rows, including those of the runs that this one continues; `path` is that of
-    metrics.jsonl. Only process 0 has the files; the others know the rows of the first step and what
-    follows.
+    metrics.jsonl. Only process 0 has the files; the others know the evaluations, the rows of
+    the first step and what follows.
     """
 
     def __init__(self, workdir: str, start_step: int):
         """Opens the files, and drops the rows after `start_step`, which will be written again."""
         def keep_rows():
             self.rows = [row for row in read(workdir) if row['step'] <= start_step]
-            record.write_text(self.path, ''.join(json.dumps(row) + '\n' for row in self.rows))
-            return [row for row in self.rows if row['step'] == start_step]
+            self._open()
+            return [row for row in self.rows if row['step'] == start_step or ACCURACY in row]
 
         self.path = os.path.join(workdir, FILE)
-        newest = consensus.from_main(keep_rows)
         self._file = self._writer = None
+        newest = consensus.from_main(keep_rows)
         if consensus.is_main():
             from clu import metric_writers  # imports TensorFlow, which reading does not need
 
-            self._file = open(self.path, 'a', encoding='utf-8')  # noqa: SIM115 - for the whole run
             self._writer = metric_writers.SummaryWriter(workdir)
         else:
             self.rows = newest
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Adds one row, which survives the death of the process."""
+        """Adds one row, which survives the death of the process.
+
+        A row for which there is no room is written with the next checkpoint.
+        """
         values = {name: float(value) for name, value in values.items()}
         self.rows.append({'step': step, **values})
         if self._file:
-            self._file.write(json.dumps(self.rows[-1]) + '\n')
-            self._file.flush()
-            self._writer.write_scalars(step, values)
-            self._writer.flush()
+            try:
+                self._file.write(json.dumps(self.rows[-1]) + '\n')
+                self._file.flush()
+            except (OSError, ValueError) as error:  # ValueError: it could not be opened again
+                self._warn(self.path, error)
+                self._complete = False
+        if self._writer:
+            try:
+                self._writer.write_scalars(step, values)
+                self._writer.flush()
+            except Exception as error:  # TensorFlow has kinds of its own
+                self._warn('TensorBoard events', error)
+                self._writer = None
+
+    def _warn(self, what, error):
+        if self._complete:
+            log.warning('%s cannot be written (%s)', what, record.storage_error(error) or error)
 
     def sync(self) -> None:
-        """Waits until the rows are on disk, as a checkpoint that is about to be saved relies on."""
-        if self._file:
-            os.fsync(self._file.fileno())
+        """Waits until the rows are on disk, as a checkpoint that is about to be saved relies on.
+
+        Raises UserError where they cannot be written.
+        """
+        if self._file and self._complete:
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                self._warn(self.path, error)
+                self._complete = False
+        if self._file and not self._complete:
+            with contextlib.suppress(OSError):  # it tries again to write the row
+                self._file.close()
+            self._open()
+
+    def _open(self):
+        record.write_text(self.path, ''.join(json.dumps(row) + '\n' for row in self.rows))
+        self._file = open(self.path, 'a', encoding='utf-8')  # noqa: SIM115 - for the whole run
+        self._complete = True
 
     def close(self) -> None:
-        if self._file:
-            self._file.close()
-            self._writer.close()
+        for file in filter(None, (self._file, self._writer)):
+            with contextlib.suppress(Exception):  # it tries again to write what it could not
+                file.close()
 
 
 def read(workdir: str) -> list[dict[str, float]]:
-    """Rows of a run's metrics, [] where there are none; UserError if a line is not JSON.
+    """Rows of a run's metrics, [] where there are none; UserError if a line is not a row.
 
     Except for the last line, which is dropped, because a killed process may leave half of it.
     """
-    path = pathlib.Path(workdir, FILE)
-    lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else []
-    rows = []
+    path = os.path.join(workdir, FILE)
+    try:
+        with open(path, encoding='utf-8') as file:
+            text = file.read()
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path} cannot be read ({error}), expected one JSON object per line: '
+                        'restore the file, or move it away to go on without its rows.') from error
+    rows, lines = [], text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise UserError(f'{path}, line {number} is not JSON: {line[:80]!r}. Mend or remove '
-                                'that line.') from error
+            rows.append(_row(line))
+        except (ValueError, RecursionError) as error:
+            torn = isinstance(error, json.JSONDecodeError) and not text.endswith('\n')
+            if number < len(lines) or not torn:
+                raise UserError(f'{path}, line {number} is not a row: {line[:80]!r}, expected '
+                                '{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.'
+                                ) from error
+            log.warning('%s ends within line %d, and that row is left out: %r', path, number,
+                        line[:80])
     return rows
+
+
+def _row(line):
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get('step'), int) or not all(
+            isinstance(value, int | float) for value in row.values()):
+        raise ValueError('not a row')
+    return row
+
+
+def scores(workdir: str) -> dict[int, float]:
+    """eval/accuracy by step of a run's metrics."""
+    return {row['step']: row[ACCURACY] for row in read(workdir) if ACCURACY in row}
+
+
+def best(accuracies: Mapping[int, float], steps: Iterable[int]) -> int | None:
+    """The step of the highest accuracy, the newest of equal ones; None where none has any."""
+    return max((step for step in steps if step in accuracies), default=None,
+               key=lambda step: (accuracies[step], step))

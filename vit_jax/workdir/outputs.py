@@ -4,16 +4,14 @@ import logging
 import math
 import os
 import signal
-import sys
 
 from jaxtyping import Array, PyTree
-from tqdm import tqdm
 
-from vit_jax.errors import DivergedError
+from vit_jax.errors import DivergedError, UserError
 from vit_jax.processes import consensus
 from vit_jax.workdir import curves, progress
 from vit_jax.workdir.checkpoint import Checkpointer
-from vit_jax.workdir.metrics import MetricsLog
+from vit_jax.workdir.metrics import ACCURACY, MetricsLog
 
 log = logging.getLogger(__name__)
 
@@ -26,32 +24,58 @@ class Outputs:
         self.meter = meter
         self._workdir, self._num_steps, self._checkpoints = workdir, num_steps, checkpoints
         self._metrics = MetricsLog(workdir, step)
-        self._bar = tqdm(total=num_steps, initial=step, unit='step', delay=1,
-                         disable=not (consensus.is_main() and sys.stderr.isatty()))
+        for row in self._metrics.rows:
+            if ACCURACY in row:
+                checkpoints.scored(row['step'], row[ACCURACY])
+        # Of the training loss since the last row of it, as the checkpoint has it.
+        interval = checkpoints.restored.get('interval', {})
+        self._sum, self._steps = interval.get('sum', 0.0), interval.get('steps', 0)
+        self._counted = step
+        self._line = progress.LiveLine()
+
+    def show(self, what: str) -> None:
+        """Says on a terminal what is being done, when it is not a step of training."""
+        self._line.show(what, at_once=True)
 
     def advance(self, step: int, values: dict[str, Array] | None) -> None:
         """Shows that a new step has started; `values` of the one before, `step`, must be finite.
 
         They are read while the devices are busy with the new step.
         """
-        self._bar.update()
         if values is not None:
-            self.require_finite(step, values)
+            self._take(step, values)
+        self._line.show(progress.live(
+            step, self._num_steps, self._sum / self._steps if self._steps else None,
+            max((row[ACCURACY] for row in self._metrics.rows if ACCURACY in row), default=None),
+            self.meter.speed(step)))
 
     def log(self, step: int, values: dict[str, Array]) -> None:
-        """Writes the values of a training step with the speed since the previous call."""
-        self.require_finite(step, values)  # waits for the step, so that the time is right
-        values = {name: float(value) for name, value in values.items()} | self.meter.report(step)
+        """Writes the values of a training step with the speed since the previous call.
+
+        The loss is the mean over all steps since then, whatever interrupted them.
+        """
+        self._take(step, values)  # waits for the step, so that the time is right
+        values = {name: float(value) for name, value in values.items()}
+        values |= {'loss': self._sum / self._steps} | self.meter.report(step)
+        self._sum, self._steps = 0.0, 0
         self._metrics.write(step, {f'train/{name}': value for name, value in values.items()})
         log.info('%s', progress.describe(step, self._num_steps, values))
+
+    def _take(self, step, values):
+        """Adds the loss of a step to those of the interval, once."""
+        self.require_finite(step, values)
+        if step > self._counted:
+            self._counted, self._steps = step, self._steps + 1
+            self._sum += float(values['loss'])
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float) -> None:
         """Writes the result and duration of an evaluation, and draws the curves."""
         self._metrics.write(step, values | {'eval/seconds': seconds})
+        self._checkpoints.scored(step, values[ACCURACY])
         if consensus.is_main():
             curves.draw(self._metrics.rows, self._workdir)
         log.info('step %d/%d  eval accuracy %.2f %%  top-5 %.2f %%  loss %.4f  on %d images in '
-                 '%.1f s', step, self._num_steps, 100 * values['eval/accuracy'],
+                 '%.1f s', step, self._num_steps, 100 * values[ACCURACY],
                  100 * values['eval/accuracy_top5'], values['eval/loss'],
                  values['eval/num_examples'], seconds)
 
@@ -59,15 +83,17 @@ class Outputs:
         """Whether the model after `step` has been evaluated."""
         return any(row['step'] == step and 'eval/loss' in row for row in self._metrics.rows)
 
-    def save(self, step: int, state: PyTree, values: dict[str, Array],
-             evaluation: dict[str, float] | None) -> None:
+    def save(self, step: int, state: PyTree, values: dict[str, Array]) -> None:
         """Starts saving the state after `step`, once its rows of metrics are on disk.
 
-        The `values` of the step must be finite. Its `evaluation` decides which checkpoint is best.
+        The `values` of the step must be finite.
         """
-        self.require_finite(step, values)
-        self._metrics.sync()
-        self._checkpoints.save(step, state, evaluation)
+        self._take(step, values)
+        try:
+            self._metrics.sync()
+        except UserError as error:
+            raise UserError(f'{error} {self._checkpoints.last_good()}') from error
+        self._checkpoints.save(step, state, {'interval': {'sum': self._sum, 'steps': self._steps}})
 
     def require_finite(self, step: int, values: dict[str, Array]) -> None:
         """Raises DivergedError, which names the last checkpoint, if values are not finite."""
@@ -75,22 +101,24 @@ class Outputs:
             float(values[name]) for name in ('loss', 'grad_norm', 'update_norm'))
         if all(map(math.isfinite, (loss, grad_norm, update_norm))):
             return
-        last = self._checkpoints.wait()
-        kept = ('No checkpoint had been written yet.' if last is None else
-                f'The last good checkpoint, of step {last}, is in {self._checkpoints.directory}.')
+        self._checkpoints.wait()
         raise DivergedError(f'the loss is {loss}, the gradient norm {grad_norm} and the update '
-                            f'norm {update_norm} at step {step}. {kept} With another --workdir, '
-                            'lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or '
+                            f'norm {update_norm} at step {step}. {self._checkpoints.last_good()} '
+                            'With another --workdir, lower optimizer.learning_rate, lengthen '
+                            'optimizer.warmup_steps, or '
                             'set optimizer.clip_norm.')
 
     def conclude(self, step: int, received: signal.Signals | None) -> None:
         """Waits until everything is on disk, and logs how the run ended: early if by a signal."""
-        self._bar.close()
+        self._line.close()
         last = self._checkpoints.wait()
         if step == self._num_steps and self.has_evaluation(step):
-            log.info('done: %d steps\n  curves      %s\n  checkpoint  %s\n  metrics     %s', step,
-                     os.path.join(self._workdir, curves.FILE),
-                     os.path.join(self._checkpoints.directory, str(step)), self._metrics.path)
+            checkpoint = f'{self._checkpoints.directory}/%d'
+            best = self._checkpoints.best()
+            log.info('done: %d steps\n  curves      %s\n  checkpoint  %s\n  the best    %s\n'
+                     '  metrics     %s', step, os.path.join(self._workdir, curves.FILE),
+                     checkpoint % step, checkpoint % best if best else 'has not been saved',
+                     self._metrics.path)
             return
         saved = 'and saved' if last == step else 'before there was anything to save'
         log.warning('stopped by %s after step %d of %d %s. To continue, run the same command '
@@ -98,5 +126,5 @@ class Outputs:
 
     def close(self) -> None:
         """Closes the files, but not the checkpoints, which the caller has opened."""
-        self._bar.close()
+        self._line.close()
         self._metrics.close()

@@ -1,11 +1,15 @@
 """How fast a run is, how much of the machine it uses, and when it will be done."""
 
+import os
 import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
 
 import jax
+from tqdm import tqdm
+
+from vit_jax.processes import consensus
 
 
 class Meter:
@@ -38,25 +42,50 @@ class Meter:
         """Excludes time that was not training, such as an evaluation, from the interval."""
         self._paused += seconds
 
+    def speed(self, step: int) -> dict[str, float]:
+        """What `report` says of the time since `start`, which goes on."""
+        seconds = max(time.perf_counter() - self._since - self._paused, 1e-9)
+        steps_per_sec = (step - self._first) / seconds
+        return {
+            'images_per_sec': steps_per_sec * self._batch_size,
+            'data_wait': self._waited / seconds,
+            'eta_sec': (self._num_steps - step) / steps_per_sec if steps_per_sec else 0.0,
+            'flops_per_sec': steps_per_sec * self._flops_per_step,
+        }
+
     def report(self, step: int) -> dict[str, float]:
         """Speed per second of training since `start`, and starts again.
 
         images_per_sec, data_wait (share of the time, 0 to 1), eta_sec, flops_per_sec (of the model,
         all devices), mfu (share of the devices' peak, where known), memory_gb.
         """
-        seconds = max(time.perf_counter() - self._since - self._paused, 1e-9)
-        steps_per_sec = (step - self._first) / seconds
-        values = {
-            'images_per_sec': steps_per_sec * self._batch_size,
-            'data_wait': self._waited / seconds,
-            'eta_sec': (self._num_steps - step) / steps_per_sec if steps_per_sec else 0.0,
-            'flops_per_sec': steps_per_sec * self._flops_per_step,
-            'memory_gb': _memory_gb(),
-        }
+        values = self.speed(step) | {'memory_gb': _memory_gb()}
         if self._peak_flops:
             values['mfu'] = values['flops_per_sec'] / (self._peak_flops * jax.device_count())
         self.start(step)
         return values
+
+
+class LiveLine:
+    """One line at the bottom of a terminal that is written over and over; nothing elsewhere."""
+
+    def __init__(self):
+        shown = consensus.is_main() and sys.stderr.isatty()
+        # It is drawn by `show` alone. A terminal that does not say its size, as that of `script`,
+        # is 0 wide and high, in which tqdm would draw nothing.
+        self._bar = tqdm(bar_format='{desc}', delay=1e-9, miniters=0, disable=not shown,
+                         ncols=1000, nrows=20)
+
+    def show(self, text: str, at_once: bool = False) -> None:
+        """Replaces the line, unless it has just been: then only if it must be `at_once`."""
+        if not self._bar.disable:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            self._bar.set_description_str(text[:width - 1], refresh=at_once)
+            self._bar.update(0)
+
+    def close(self) -> None:
+        """Leaves the line as it is; log lines follow it."""
+        self._bar.close()
 
 
 def _memory_gb():
@@ -75,6 +104,17 @@ def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
             f'lr {values["learning_rate"]:.2e}  grad norm {values["grad_norm"]:.3f}  '
             f'{values["images_per_sec"]:,.0f} images/s  waiting for data {values["data_wait"]:.0%}'
             f'{mfu}  ETA {duration(values["eta_sec"])}')
+
+
+def live(step: int, num_steps: int, loss: float | None, best: float | None,
+         speed: dict[str, float]) -> str:
+    """The live line after `step`: mean loss, best accuracy so far and speed, where known."""
+    return '  '.join([
+        f'step {step}/{num_steps} {step / num_steps:.0%}',
+        *([f'ETA {duration(speed["eta_sec"])}'] if speed['eta_sec'] else []),
+        *([f'loss {loss:.4f}'] if loss is not None else []),
+        *([f'best accuracy {100 * best:.2f} %'] if best is not None else []),
+        *([f'{speed["images_per_sec"]:,.0f} images/s'] if speed['images_per_sec'] else [])])
 
 
 def duration(seconds: float) -> str:

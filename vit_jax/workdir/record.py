@@ -5,6 +5,8 @@ import fcntl
 import json
 import logging
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,9 @@ log = logging.getLogger(__name__)
 
 CONFIG, CLASSES, LOCK, LOG = 'config.json', 'classes.json', '.lock', 'train.log'
 CHECKPOINTS = 'checkpoints'  # one folder for each saved step
+# Fields that every version has written.
+NEEDED = {'accum_steps', 'dataset', 'image_size', 'loss', 'model', 'num_epochs', 'num_steps',
+          'preprocess'}
 
 
 def make(workdir: str) -> None:
@@ -28,14 +33,38 @@ def make(workdir: str) -> None:
     except OSError as error:
         raise UserError(f'--workdir {workdir} cannot be made ({error.strerror}): name a directory '
                         'that can be written.') from error
+    if not os.access(workdir, os.W_OK | os.X_OK):
+        raise UserError(f'--workdir {workdir} cannot be written (read-only, or of another user): '
+                        'name a directory that can be written.')
+
+
+class LogFile(logging.FileHandler):
+    """A log file without which the run goes on, after one message, when it cannot be written."""
+
+    failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line, and opens the file for the first one."""
+        try:
+            if not self.failed:
+                super().emit(record)
+        except OSError:  # it cannot be opened
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name of logging
+        """Says what is wrong, once, instead of a traceback for every line."""
+        self.failed = True
+        log.warning('%s cannot be written (%s): the run goes on without it', self.baseFilename,
+                    storage_error(sys.exc_info()[1]))
 
 
 def log_to(workdir: str) -> logging.Handler:
     """Adds the project's log lines to the workdir's train.log, and makes the directory."""
     make(workdir)
-    handler = logging.FileHandler(os.path.join(workdir, LOG), encoding='utf-8')
+    handler = LogFile(os.path.join(workdir, LOG), encoding='utf-8', delay=True)
     handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
-    logging.getLogger('vit_jax').addHandler(handler)
+    # First, so that what it has to say of itself stands before the line that it could not write.
+    logging.getLogger('vit_jax').handlers.insert(0, handler)
     return handler
 
 
@@ -48,12 +77,16 @@ def lock(workdir: str) -> contextlib.ExitStack:
 
     def reserve():
         make(workdir)
-        file = stack.enter_context(open(path, 'a', encoding='utf-8'))  # noqa: SIM115
         try:
+            file = stack.enter_context(open(path, 'a', encoding='utf-8'))  # noqa: SIM115
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f'another process is training in {workdir}. Wait for it, stop it, or '
                             'take another --workdir.') from error
+        except OSError as error:
+            raise UserError(f'{path} cannot be written ({error.strerror}), which reserves the '
+                            'workdir for this run: remove it, or take another --workdir.'
+                            ) from error
 
     with contextlib.ExitStack() as stack:
         consensus.from_main(reserve)
@@ -81,8 +114,32 @@ def checkpoint_directory(workdir: str) -> str:
 
 def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
     """Config and class names of a run, as JSON has them; UserError where they cannot be read."""
-    return (read_json(os.path.join(workdir, CONFIG), dict),
-            read_json(os.path.join(workdir, CLASSES), list))
+    path = os.path.join(workdir, CONFIG)
+    config, expected = read_json(path, dict), config_lib.base().to_dict()
+    for field in NEEDED | (config.keys() & expected.keys()):
+        found, section = config.get(field), isinstance(expected[field], dict)
+        if isinstance(found, dict) != section or field not in config:
+            raise UserError(f'{path} has {json.dumps(found):.80} for {field}, expected '
+                            f'{"an object" if section else "a value"}: restore the file.')
+    path = os.path.join(workdir, CLASSES)
+    classes = read_json(path, list)
+    if wrong := [name for name in classes if not isinstance(name, str)]:
+        raise UserError(f'{path} holds {json.dumps(wrong[0]):.80}, expected the names of the '
+                        'classes: restore the file.')
+    return config, classes
+
+
+def saved_steps(directory: str) -> list[int]:
+    """The steps whose checkpoints in a directory are complete; [] where it does not exist."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f'{directory} cannot be read ({error.strerror}): a run has its checkpoints '
+                        'in a directory of that name. Move what is there away, or take another '
+                        '--workdir.') from error
+    return [int(name) for name in names if name.isdigit()]
 
 
 def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:
@@ -90,9 +147,8 @@ def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:
 
     None where nothing has been saved: any run may use such a workdir.
     """
-    folder = checkpoint_directory(workdir)
     return consensus.from_main(
-        lambda: read(workdir) if os.path.isdir(folder) and os.listdir(folder) else None)
+        lambda: read(workdir) if saved_steps(checkpoint_directory(workdir)) else None)
 
 
 def require_same_run(workdir: str, old: tuple[Mapping, Sequence[str]], config: Mapping,
@@ -132,23 +188,44 @@ def write_json(path: str, value: Any) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Writes a text file, whole or not at all, also if the machine fails."""
-    with open(path + '.tmp', 'w', encoding='utf-8') as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + '.tmp', path)
+    """Writes a text file, whole or not at all, also if the machine fails.
+
+    Raises UserError where it cannot be written.
+    """
+    try:
+        with open(path + '.tmp', 'w', encoding='utf-8') as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + '.tmp', path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(path + '.tmp')
+        raise UserError(f'{path} cannot be written ({error.strerror}). Mend that and run the same '
+                        'command again.') from error
 
 
 def read_json(path: str, kind: type) -> Any:
     """The dict or list (`kind`) in a JSON file; UserError if the file cannot be read or differs."""
+    expected = 'an object' if kind is dict else 'a list'
     try:
         with open(path, encoding='utf-8') as file:
             value = json.load(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path} cannot be read ({error}): restore the file, or name another '
-                        'directory.') from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f'{path} cannot be read ({error}), expected {expected} of JSON: restore '
+                        'the file, or name another directory.') from error
     if not isinstance(value, kind):
-        raise UserError(f'{path} holds {json.dumps(value):.80}, expected '
-                        f'{"an object" if kind is dict else "a list"}: restore the file.')
+        raise UserError(f'{path} holds {json.dumps(value):.80}, expected {expected}: restore the '
+                        'file.')
     return value
+
+
+def storage_error(error: BaseException | None) -> str:
+    """'No space left on device' for an error that comes from the storage, '' for others."""
+    while error is not None:
+        # TensorStore has it in its text only.
+        text = re.search(r"(?:OS error |Errno |os_error_code=')(\d+)", str(error))
+        if number := getattr(error, 'errno', None) or (text and int(text[1])):
+            return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return ''

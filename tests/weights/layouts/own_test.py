@@ -62,10 +62,13 @@ def test_workdir(ema, tmp_path, caplog):
                                     mean=(0.5,) * 3, std=(0.5,) * 3)
     assert found.grid() == (2, 3)
     assert_same_arrays(weights.load(str(path / 'checkpoints/2')).params, states[2])
+    assert_same_arrays(weights.load(str(path), 2).params, states[2])
 
     weights.save(found, str(tmp_path / 'x.safetensors'), 'vit_jax')
     again = weights.load(str(tmp_path / 'x.safetensors'))
     assert_same_arrays(again.params, states[4])
+    with pytest.raises(UserError, match='x.safetensors is not the workdir of a run.*--step=2'):
+        weights.load(str(tmp_path / 'x.safetensors'), 2)
     assert (again.model, again.classes, again.preprocess) == (
         found.model, found.classes, found.preprocess)
 
@@ -77,13 +80,14 @@ def test_workdir(ema, tmp_path, caplog):
     assert 'the checkpoint of step 4' in caplog.text
     assert 'cannot be read: arrays differ from what was saved' in caplog.text
 
-    assert 'no checkpoint that can be read (tried: 4)' in message(path / 'checkpoints/4')
+    assert 'no checkpoint of step 4 that can be read (there are: 2, 4)' in message(
+        path / 'checkpoints/4')
     (path / 'classes.json').unlink()
     assert 'classes.json cannot be read' in message(path)
     shutil.rmtree(path / 'checkpoints')
     pathlib.Path(path / 'checkpoints').mkdir()
     (path / 'classes.json').write_text('["ant", "bee", "cat"]')
-    assert 'no checkpoint that can be read (tried: there is none)' in message(path)
+    assert 'no checkpoint that can be read (there are: none)' in message(path)
 
 
 def test_file_without_fields(tmp_path):

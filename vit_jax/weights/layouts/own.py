@@ -63,7 +63,7 @@ _FIELDS = _Stated.__struct_fields__
 
 
 def from_run(workdir: str, step: int | None) -> Weights:
-    """Parameters of a checkpoint, the newest readable one by default; averaged if the run averages.
+    """Parameters of a checkpoint, see checkpoint.load_params; averaged if the run averages.
 
     Raises UserError if no checkpoint can be read, or not the files that belong to it.
     """
