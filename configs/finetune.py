@@ -40,6 +40,7 @@ def get_config(arg: str = 'b16,cifar10'):
     steps, warmup, held_out, test_split, learning_rate = DATASETS[dataset]
     config.recipe = f'ViT table 4, {name} on {dataset}'
     config.batch_size = 512
+    config.accum_steps = 0  # in as few parts as fit in memory: 1 where 512 images do
     config.num_steps = steps
     config.image_size = (392, 392) if name.endswith('14') else (384, 384)
     named = dataset not in ('vtab', 'directory')  # these the user names

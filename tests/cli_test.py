@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.runs import ROOT, environment
 from vit_jax import cli, errors
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 
 QUICKSTART = f'--config={ROOT}/configs/quickstart.py'
@@ -47,13 +48,24 @@ def test_of_a_number_that_is_repeated_the_last_counts():
      'Did you mean model.resnet.width'),
     ([QUICKSTART, '--config.model.resnet.units=1,2'], "no field 'model.resnet.units'"),
     ([H14, '--noconfig.augment.filp'], 'Did you mean augment.flip'),
-    ([H14, '--config.batch_size=many'], "--config.batch_size=many: invalid literal"),
+    ([H14, '--config.batch_size=many'],
+     "batch_size is 'many': expected a whole number, at least 1"),
     ([H14, '--pretrained=W'], 'no option --pretrained. Did you mean --config.pretrained'),
     ([H14, '--config.image_size=224', '--config.image_size', '288'],
      '--config.image_size is given 2 times: give it once'),
     ([H14, 'more'], "unexpected argument 'more'"),
     ([H14.replace('h14', 'h41')], "unknown model 'h41'. Did you mean h4, h16, h14"),
-    ([f'--config={ROOT}/configs/vti.py'], 'no config file'),
+    ([f'--config={ROOT}/configs/vti.py'], f'no config file {ROOT}/configs/vti.py: '),
+    ([H14, '--config.lr=1e-3'], "no field 'lr'. Did you mean optimizer.learning_rate?"),
+    ([H14, '--lr=1e-3'], 'no option --lr. Did you mean --config.optimizer.learning_rate?'),
+    ([H14, '--config.wd=0.1'], 'Did you mean optimizer.weight_decay?'),
+    ([H14, '--config.bs=8'], 'Did you mean batch_size?'),
+    ([H14, '--config.epochs=8'], 'Did you mean num_epochs?'),
+    ([H14, '--config.hidden_size=8'], 'Did you mean model.hidden_size?'),
+    ([H14.replace('h14', 'r50x1'), '--config.depth=8'], "no field 'depth'. "),
+    ([H14, '--config.optimizer.learning_rate=0.1,0.2'],
+     "optimizer.learning_rate is '0.1,0.2': expected a finite number, above 0. To try several, "
+     'python -m vit_jax.sweep takes the same options'),
     ([f'--config={ROOT}/configs/cifar10.py:b16'], 'get_config() takes 0 positional arguments'),
     (['--config.seed=1'], 'add --config=FILE')])
 def test_mistakes(arguments, message):
@@ -67,6 +79,26 @@ def test_a_mistyped_option_of_the_command():
     parser.add_argument('--workdir')
     with pytest.raises(UserError, match='no option --workdri. Did you mean --workdir'):
         cli.parse_with_config(parser, [H14, '--workdri=x'])
+
+
+def test_aliases_name_fields():
+    assert set(cli.ALIASES.values()) <= config_lib.all_fields().keys()
+
+
+def test_a_mistyped_option_of_a_command_without_config(capsys):
+    parser = cli.make_parser('evaluate', '')
+    cli.add_weights_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(['--workdri=x'])
+    assert 'There is no option --workdri. Did you mean --workdir' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('config', 'workdir'), [
+    ('configs/vit.py:b16', 'vit-b16'), ('quickstart.py', 'quickstart'),
+    ('/a/finetune.py:ti16,directory', 'finetune-ti16-directory'), ('a.py:../../b', 'a-..-..-b')])
+def test_default_workdir(config, workdir, caplog):
+    assert cli.default_workdir(['--config.seed=1', '--config', config]) == f'runs/{workdir}'
+    assert f'workdir runs/{workdir}, where the same command continues' in caplog.text
 
 
 @pytest.mark.parametrize(('error', 'message'), [

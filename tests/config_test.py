@@ -144,10 +144,10 @@ def tiny(**fields):
     ({'log_every': 0}, 'log_every is 0: expected a whole number, at least 1'),
     ({'image_size': (225,)}, 'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
                              'image sizes are 224x224 and 240x240'),
-    ({'optimizer__learning_rate': 0.0}, 'learning_rate is 0.0: expected more than 0'),
-    ({'optimizer__momentum': 2.0}, 'momentum is 2.0: expected at least 0 and below 1'),
+    ({'optimizer__learning_rate': 0.0}, 'learning_rate is 0.0: expected a finite number, above 0'),
+    ({'optimizer__momentum': 2.0}, 'momentum is 2.0: expected a number, at least 0 and below 1'),
     ({'optimizer__b2': 1.0}, 'optimizer.b2 is 1.0: expected'),
-    ({'ema_decay': 1.5}, 'ema_decay is 1.5: expected at least 0, .* and at most 1'),
+    ({'ema_decay': 1.5}, 'ema_decay is 1.5: expected a number, at least 0 and at most 1'),
     ({'ema_decay': -1.0}, 'ema_decay is -1.0: expected'),
     ({'ema_decay': float('nan')}, 'ema_decay is nan: expected'),
     ({'dataset__shuffle_buffer': 0}, 'shuffle_buffer is 0: expected a whole number, at least 1'),
@@ -158,6 +158,44 @@ def tiny(**fields):
 def test_impossible_values(fields, message):
     with pytest.raises(UserError, match=message):
         config_lib.checked(tiny(**fields))
+
+
+NAN, INF = float('nan'), float('inf')
+
+
+@pytest.mark.parametrize(('field', 'values', 'expected'), [
+    ('preprocess.crop_ratio', (0.0, 1.5, INF, NAN, -1.0), 'a number, above 0 and at most 1'),
+    ('augment.min_area', (0.0, 2.0, NAN), 'a number, above 0 and at most 1'),
+    ('preprocess.mean', ((0.5,), (0.5, 0.5, '0.5'), (0.5, 0.5, NAN)), 'three numbers'),
+    ('preprocess.std', ((0.5, 0.5, 0.0), (True, True, True)), 'three numbers .* above 0'),
+    ('num_epochs', (NAN, INF, -1.0), 'a finite number, at least 0'),
+    ('num_steps', (-5,), 'a whole number, at least 0'),
+    ('seed', (10**21, -2**63 - 1), 'a whole number of 64 bits'),
+    ('batch_size', (2**31,), 'a whole number, at least 1, and at most 2,147,483,647'),
+    ('image_size', ((10**9, 10**9),), 'one or two whole numbers, .* at most 65,536'),
+    ('optimizer.end_learning_rate', (-1.0, INF), 'a finite number, at least 0'),
+    ('optimizer.weight_decay', (-1.0, NAN), 'a finite number, at least 0'),
+    ('optimizer.clip_norm', (-1.0,), 'a finite number, at least 0'),
+    ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and below 1'),
+    ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
+    ('model.head_bias_init', (INF,), 'a finite number'),
+    ('dataset.max_broken_fraction', (-1.0, NAN), 'a number, at least 0 and at most 1'),
+    ('mesh.fsdp', (0, -2), 'a whole number, at least 1, or -1'),
+    ('eval_every', (-1,), 'a whole number, at least 0')])
+def test_values_outside_of_the_range_of_a_field(field, values, expected):
+    for value in values:
+        with pytest.raises(UserError, match=rf'{field} is .*: expected {expected}'):
+            config_lib.checked(config_lib.changed(tiny(), {field: value}))
+
+
+def test_the_documentation_is_that_of_the_tables():
+    assert (ROOT / 'docs/config.md').read_text() == config_lib.markdown()
+
+
+@pytest.mark.parametrize('name', ['b16', 'r50_b16', 'r50x1', 'axial_b16'])
+def test_every_field_stands_in_a_table(name):
+    rows = set(config_lib.FIELDS).union(*models.tables().values(), ['model.resnet'])
+    assert config_lib.flatten(config_lib.base(name)).keys() <= rows
 
 
 def test_a_complete_config_has_the_numbers_of_the_data_and_refuses_others():
@@ -174,8 +212,11 @@ def test_durations():
     config = resolved(tiny(num_steps=0, num_epochs=2.5, batch_size=10), 50, 2)
     assert config_lib.total_steps(config) == 12
     config = config_lib.changed(config, {'optimizer.warmup_steps': 12})
-    with pytest.raises(UserError, match='warmup_steps is 12 but the run has 12 steps'):
+    with pytest.raises(UserError, match='warmup_steps is 12 but the run has 12 steps in all: train '
+                                        'longer, .* as in --config.optimizer.warmup_steps=1$'):
         config_lib.total_steps(config)
+    with pytest.raises(UserError, match='num_epochs 0.01 of 50 images .* of 10 are 0 steps'):
+        config_lib.total_steps(config_lib.changed(config, {'num_epochs': 0.01}))
 
 
 def test_what_the_user_gave_is_left_as_it_is():

@@ -15,8 +15,10 @@ from tests.support.runs import ROOT
 # From the bottom to the top: a room, and the rooms that it may import.
 MAY_IMPORT = {
     'errors': '',
-    'models': 'errors',
-    'config': 'errors models',
+    'fields': 'errors',
+    'machine': 'errors',
+    'models': 'errors fields',
+    'config': 'errors fields models',
     'processes': 'errors',
     'data': 'errors',
     'workdir': 'errors config processes',
@@ -24,7 +26,7 @@ MAY_IMPORT = {
     'evaluators': 'errors models',
     'training': 'errors models config processes data workdir weights evaluators',
     'planning': 'errors models config workdir training',
-    'cli': 'errors models config processes workdir weights',
+    'cli': 'errors machine models config processes workdir weights',
 }
 # main, evaluate, predict and so on: everything but one another.
 COMMAND = ' '.join(MAY_IMPORT)
@@ -36,8 +38,6 @@ ONLY_IN = {
 }
 # Names with an underscore in front that are documented all the same.
 PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
-# Functions that are tables: every field of the config.
-TABLES = {('config.py', 'base')}
 # Modules whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
     'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
@@ -105,7 +105,7 @@ def too_long(path, source):
     if len(source.splitlines()) > 300:
         yield f'{path}: {len(source.splitlines())} lines'
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and (str(path), node.name) not in TABLES:
+        if isinstance(node, ast.FunctionDef):
             first = node.body[0]
             if ast.get_docstring(node):
                 length = node.end_lineno - first.end_lineno + first.lineno - node.lineno
@@ -135,7 +135,7 @@ def test_every_room_is_in_the_table():
 
 def test_size_of_the_whole():
     lines = sum(len(source.splitlines()) for source in FILES.values())
-    assert lines <= 9600, f'{lines} lines in vit_jax/'
+    assert lines <= 9800, f'{lines} lines in vit_jax/'
 
 
 def test_the_contract_of_a_room_is_its_docstring():

@@ -1,10 +1,21 @@
 """The command as a user types it: exit codes and messages without a traceback."""
 
+import resource
 import subprocess
 
 import pytest
 
-from tests.support.runs import ROOT, arguments, check_message, command, environment, run_here
+from tests.support.runs import (
+    ROOT,
+    TINY,
+    arguments,
+    check_message,
+    command,
+    environment,
+    run_here,
+)
+from vit_jax import config as config_lib
+from vit_jax.training import accumulation
 
 
 @pytest.mark.parametrize(('kwargs', 'message'), [
@@ -30,7 +41,8 @@ def test_bad_input(kwargs, message, run_main, tmp_path):
 
 
 def test_missing_config_file(run_main, tmp_path):
-    check_message(run_main(tmp_path / 'run', config='configs/vti.py'), 'error: no config file')
+    check_message(run_main(tmp_path / 'run', config='configs/vti.py'),
+                  f'error: no config file {ROOT}/configs/vti.py: --config is a path from')
 
 
 def test_workdir_that_is_a_file(run_main, tmp_path):
@@ -53,6 +65,62 @@ def test_a_repeated_tuple_is_refused(tmp_path):
     """And is not the rectangle 224x288."""
     result = run_here(*arguments(tmp_path), '--config.image_size=224', '--config.image_size=288')
     check_message(result, 'error: --config.image_size is given 2 times: give it once')
+
+
+@pytest.mark.parametrize(('fields', 'message'), [
+    ({'num_steps': 60}, 'optimizer.warmup_steps is 80 but the run has 60 steps in all: train '
+                        'longer, or warm up for less, as in --config.optimizer.warmup_steps=6'),
+    ({'num_steps': -5}, 'num_steps is -5: expected a whole number, at least 0.'),
+    ({'preprocess.crop_ratio': 'inf'}, 'preprocess.crop_ratio is inf: expected a number, above 0'),
+    ({'seed': 10**21}, 'seed is 1000000000000000000000: expected a whole number of 64 bits.'),
+    ({'image_size': 10**9}, 'image_size is [1000000000, 1000000000]: expected one or two whole'),
+    ({'optimizer.weight_decay': 'nan'}, 'optimizer.weight_decay is nan: expected a finite number'),
+    ({'optimizer.learning_rate': '0.1,0.2'}, 'python -m vit_jax.sweep takes the same options'),
+    ({'lr': 0.1}, "no field 'lr'. Did you mean optimizer.learning_rate?")])
+def test_a_refused_config_leaves_no_workdir(fields, message, run_main, tmp_path):
+    check_message(run_main(tmp_path / 'run', fields=fields), f'error: {message}' if (
+        message.startswith(tuple(fields))) else message)
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_batch_that_no_machine_holds(run_main, tmp_path):
+    check_message(run_main(tmp_path, fields={'batch_size': 10**9}),
+                  'error: a batch of images needs 3.07e+03 GB of a device, and ')
+
+
+@pytest.mark.parametrize(('gigabytes', 'message'), [
+    (0.002, 'error: what a step begins with (parameters, their gradients, optimizer state and the '
+            'batch) needs 0.00'),
+    (0.02, 'error: a training step needs 0.')])
+def test_a_step_that_does_not_fit_is_refused_before_it_runs(gigabytes, message, run_main,
+                                                            tmp_path, monkeypatch):
+    monkeypatch.setattr(accumulation, 'memory_limit', lambda: gigabytes * 1e9)
+    check_message(run_main(tmp_path), message)
+    assert not list(tmp_path.glob('checkpoints/*'))
+
+
+def test_too_little_address_space(run_main, tmp_path, monkeypatch):
+    """ulimit -v 3500000, with which TensorFlow aborts without a word."""
+    monkeypatch.setattr(resource, 'getrlimit', lambda _: (3_584_000_000, -1))
+    check_message(run_main(tmp_path / 'run'), 'error: this command needs at least 4 GB of address '
+                                              'space, and the limit is 3.58 GB: raise it')
+    assert not (tmp_path / 'run').exists()
+
+
+def test_without_workdir_the_config_names_it(tmp_path, monkeypatch):
+    """And the same command continues there."""
+    monkeypatch.chdir(tmp_path)
+    argv = [a for a in arguments('-', **TINY | {'num_steps': 6}) if not a.startswith('--workdir')]
+    lines = [run_here(*argv).stderr.splitlines() for _ in range(2)]
+    assert lines[0][0] == lines[1][0] == (
+        'workdir runs/quickstart, where the same command continues; --workdir=DIR names another')
+    assert 'the run is complete at step 6' in lines[1][-1]
+    assert (tmp_path / 'runs/quickstart/checkpoints/6').is_dir()
+
+
+def test_help_has_every_field():
+    text = run_here('--help').stdout
+    assert all(f'--config.{field}=' in text for field in config_lib.all_fields())
 
 
 def test_as_a_user_types_it(tmp_path):

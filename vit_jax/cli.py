@@ -21,19 +21,52 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import errors, models, weights
+from vit_jax import errors, machine, models, weights
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.processes import consensus, launch
 from vit_jax.weights import description
 
 LOGGER = logging.getLogger('vit_jax')
 
+# What other code bases call a field of the config.
+ALIASES = {
+    'lr': 'optimizer.learning_rate', 'peak_lr': 'optimizer.learning_rate',
+    'base_lr': 'optimizer.learning_rate', 'wd': 'optimizer.weight_decay',
+    'bs': 'batch_size', 'batch': 'batch_size', 'epochs': 'num_epochs',
+    'total_epochs': 'num_epochs', 'steps': 'num_steps', 'total_steps': 'num_steps',
+    'max_steps': 'num_steps', 'warmup': 'optimizer.warmup_steps', 'opt': 'optimizer.name',
+    'grad_clip_norm': 'optimizer.clip_norm', 'grad_clip': 'optimizer.clip_norm',
+    'resolution': 'image_size', 'img_size': 'image_size', 'res': 'image_size',
+    'data': 'dataset.name', 'data_path': 'dataset.name', 'depth': 'model.num_layers',
+    'width': 'model.hidden_size', 'embed_dim': 'model.hidden_size', 'heads': 'model.num_heads',
+    'patch': 'model.patch_size', 'dropout': 'model.dropout_rate',
+    'drop_path': 'model.stochastic_depth_rate', 'drop_path_rate': 'model.stochastic_depth_rate',
+    'model_init': 'pretrained', 'init_from': 'pretrained', 'smoothing': 'loss.label_smoothing',
+}
 
-def make_parser(command: str, documentation: str) -> argparse.ArgumentParser:
+
+class _Parser(argparse.ArgumentParser):
+    """With a mistyped option the message names the nearest one."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        self.given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message):
+        own = re.findall(r'--\w+', self.format_help())
+        names = [argument.partition('=')[0] for argument in self.given]
+        for name in names:
+            if re.match(r'--\w+$', name) and name not in own:
+                message += f'. There is no option {name}. {nearest_names(name, own)}'
+        super().error(message)
+
+
+def make_parser(command: str, documentation: str, epilog: Callable[[], str] | None = None
+                ) -> argparse.ArgumentParser:
     """A parser for the options of a command; --help shows the documentation of its module."""
-    return argparse.ArgumentParser(f'vit_jax.{command}', description=documentation,
-                                   usage=argparse.SUPPRESS, allow_abbrev=False,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    return _Parser(f'vit_jax.{command}', description=documentation, usage=argparse.SUPPRESS,
+                   allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                   epilog=epilog and epilog())
 
 
 def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
@@ -79,6 +112,7 @@ def _report_unraisable(unraisable, report=sys.unraisablehook):
 
 def log_as_process() -> None:
     """Lets process 0 alone report progress; warnings of the others begin with their number."""
+    machine.check_backend()
     if not consensus.is_main():
         LOGGER.setLevel(logging.WARNING)
         mark = f'[process {jax.process_index()} of {consensus.count()}]'
@@ -86,11 +120,26 @@ def log_as_process() -> None:
             handler.setFormatter(logging.Formatter(f'{mark} %(message)s'))
 
 
+def default_workdir(argv: Sequence[str] | None) -> str:
+    """'runs/vit-b16' for --config=configs/vit.py:b16; says so."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument('--config')
+    path, _, argument = parser.parse_known_args(argv)[0].config.partition(':')
+    name = os.path.splitext(os.path.basename(path))[0]
+    workdir = os.path.join('runs', re.sub(r'[^\w.]+', '-', f'{name} {argument}'.strip()))
+    LOGGER.info('workdir %s, where the same command continues; --workdir=DIR names another',
+                workdir)
+    return workdir
+
+
 def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None
                       ) -> tuple[argparse.Namespace, ConfigDict]:
-    """The options of a command, and the config that all other arguments describe."""
+    """The options of a command, and the config that all other arguments describe, checked."""
     options, others = parser.parse_known_args(argv)
-    return options, read_config(others, [f'--{name}' for name in vars(options)])
+    config = read_config(others, [f'--{name}' for name in vars(options)])
+    machine.check_address_space(4e9)
+    config_lib.checked(config)  # before there is a workdir
+    return options, config
 
 
 def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> ConfigDict:
@@ -108,7 +157,9 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
         config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file.config}'])
         fields = config_lib.flatten(config)  # asking for fields reads the file
     except OSError as error:
-        raise UserError(f'no config file. {error}') from error
+        raise UserError(f'no config file {os.path.abspath(error.filename or file.config)}: '
+                        '--config is a path from the current directory, as in '
+                        '--config=configs/vit.py:b16') from error
     except (AttributeError, SyntaxError, TypeError, flags.Error) as error:
         reason = str(error).strip().splitlines()[-1]
         raise UserError(f'--config={file.config}: {reason}. Expected a Python file with a function '
@@ -118,7 +169,18 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     try:
         return _parse(config_flags.DEFINE_config_dict, config, overrides)
     except (TypeError, ValueError, flags.Error) as error:
-        raise UserError(str(error)) from error
+        raise UserError(_expected(str(error))) from error
+
+
+def _expected(message):
+    """What absl says of a value that it cannot convert, with what the field may be."""
+    found = re.match(r'flag --config\.([\w.]+)=(.*?): ', message)
+    field = config_lib.all_fields().get(found[1]) if found else None
+    if field is None:
+        return message
+    sweep = ('. To try several, python -m vit_jax.sweep takes the same options'
+             if found[1] == 'optimizer.learning_rate' and ',' in found[2] else '')
+    return f'{found[1]} is {found[2]!r}: expected {field.values.words}{sweep}.'
 
 
 def _parse(define, default, arguments):
@@ -136,17 +198,27 @@ def _check_names(overrides, fields, own_options):
     for name in names:
         field = re.sub(r'^--?(no)?config\.', '', name)
         if field == name:
-            nearest = nearest_names(name, [*own_options, *(f'--config.{f}' for f in fields)])
+            meant = _meant(name.lstrip('-'), fields)
+            nearest = f'Did you mean --config.{meant}? ' if meant else nearest_names(
+                name, [*own_options, *(f'--config.{f}' for f in fields)])
             raise UserError(f'there is no option {name}. {nearest}Options are written '
                             '--name=value, those of the config --config.FIELD=VALUE.')
         if field not in fields:
-            nearest = nearest_names(field, list(fields))
+            meant = _meant(field, fields)
+            nearest = f'Did you mean {meant}? ' if meant else nearest_names(field, list(fields))
             raise UserError(f'this config has no field {field!r}. {nearest}All fields: '
-                            'vit_jax/config.py, and those of each kind of model: docs/models.md.')
+                            'docs/config.md.')
         # absl would join the values.
         if isinstance(fields[field], list) and names.count(name) > 1:
             raise UserError(f'{name} is given {names.count(name)} times: give it once, with all '
                             f'its values, as in {name}=A,B')
+
+
+def _meant(name, fields):
+    """The field that has another name elsewhere, or that stands in a section; None if unknown."""
+    meant = ALIASES.get(name.rpartition('.')[-1])
+    in_sections = [field for field in fields if field.endswith(f'.{name}')]
+    return meant if meant in fields else in_sections[0] if len(in_sections) == 1 else None
 
 
 def add_weights_options(parser: argparse.ArgumentParser) -> None:
@@ -175,6 +247,7 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
 
 def read_weights(options: argparse.Namespace) -> weights.Weights:
     """The weights that the options name, completed by what they say of images and classes."""
+    machine.check_backend()
     loaded = weights.load(options.workdir or options.pretrained,
                           description.parse_model(options.model), step=options.step,
                           allow_nonfinite=options.allow_nonfinite)

@@ -1,6 +1,7 @@
-"""The fields of a run: defaults, checks, and which of them may change when a run continues.
+"""The fields of a run: defaults, values, meanings, and which may change when a run continues.
 
 A file in configs/ takes `base()` and overrides what its recipe needs. Nothing else has defaults.
+Those of the model stand beside the code that reads them: models/vit.py, encoder.py and resnet.py.
 """
 
 import fnmatch
@@ -11,106 +12,142 @@ from typing import Any
 import ml_collections
 from flax import traverse_util
 
-from vit_jax import models
-from vit_jax.errors import UserError, check_at_least, check_choice, check_rate
+from vit_jax import fields, models
+from vit_jax.errors import UserError
+from vit_jax.fields import RATE, SIDES, SWITCH, TEXT, TEXTS, Field, number, one_of, several, whole
 from vit_jax.models.vit import as_pair
 
 # A run may continue with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
               'model.remat_policy', 'dataset.data_dir', 'dataset.max_broken_fraction')
 
-CHOICES = {
-    'loss.name': ('softmax', 'sigmoid'),
-    'optimizer.name': ('adam', 'sgd'),
-    'optimizer.schedule': ('cosine', 'linear', 'constant'),
-    'augment.crop': ('inception', 'pad', 'none'),
-    'transfer.position_resize': ('bilinear', 'bicubic'),
-    'preprocess.resize': ('bilinear', 'bicubic', 'lanczos3'),
+FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
+    'recipe': Field('', TEXT, 'where the numbers come from; logged at the start'),
+    'seed': Field(0, whole(-2**63, 2**63 - 1)._replace(words='a whole number of 64 bits'),
+                  'of parameters, order of images, crops and dropout'),
+    'batch_size': Field(4096, whole(1), 'images of a step, over all devices'),
+    'accum_steps': Field(1, whole(0), 'parts of a batch that are computed one after another '
+                         '(gradient accumulation); 0: the fewest that fit in memory'),
+    'num_steps': Field(0, whole(0), 'length of the run: either this'),
+    'num_epochs': Field(0.0, number(least=0), 'or this; the other is 0'),
+    'image_size': Field((224, 224), SIDES, 'height and width in pixels'),
+
+    'dataset.name': Field('imagenet2012', TEXT,
+                          "a TFDS name, a directory of SPLIT/CLASS/images, or 'digits'"),
+    'dataset.data_dir': Field('', TEXT, "where TFDS sets are; empty: TFDS's own default"),
+    'dataset.train_split': Field('train', TEXT, 'as in train or train[:90%]'),
+    'dataset.eval_split': Field('validation', TEXT, 'scored during training; empty: the folder '
+                                'val, valid or validation of a directory, else a tenth of train'),
+    'dataset.test_split': Field('', TEXT, 'scored once at the end by vit_jax.sweep'),
+    'dataset.num_examples': Field(0, whole(0), 'of train_split; 0: ask the data'),
+    'dataset.num_classes': Field(0, whole(0), '0: ask the data'),
+    'dataset.max_broken_fraction': Field(0.01, number(least=0, most=1),
+                                         'more unreadable images than this stop the run'),
+    'dataset.shuffle_buffer': Field(16_384, whole(1),
+                                    'sequential TFDS files: examples mixed with each other'),
+    'dataset.files_at_once': Field(16, whole(1),
+                                   'sequential TFDS files: how many are read interleaved'),
+
+    'augment.crop': Field('inception', one_of('inception', 'pad', 'none'),
+                          'inception: a random part, '
+                          'pad: the padded image moved at random, none: the whole image'),
+    'augment.min_area': Field(0.05, number(above=0, most=1),
+                              'inception: smallest share of the image'),
+    'augment.pad': Field(0, whole(0), 'pad: pixels on each side'),
+    'augment.flip': Field(True, SWITCH, 'left-right, of every second image at random'),
+
+    'preprocess.resize': Field('bilinear', one_of('bilinear', 'bicubic', 'lanczos3'),
+                               'the filter; these are for evaluation and prediction, too'),
+    'preprocess.crop_ratio': Field(0.875, number(above=0, most=1),
+                                   'central crop, share of the resized short side'),
+    'preprocess.mean': Field((0.5, 0.5, 0.5), several(
+        number(0, 1), 'three numbers (red, green, blue) from 0 to 1', 3), 'is subtracted'),
+    'preprocess.std': Field((0.5, 0.5, 0.5), several(
+        number(above=0, most=1), 'three numbers (red, green, blue) above 0 and up to 1', 3),
+        'divides what is left'),
+
+    'pretrained': Field('', TEXT,
+                        'weights to start from: a file, a workdir, hf:ORG/NAME, timm:NAME'),
+    'transfer.take': Field((), TEXTS, 'fields of this config whose values come from the weights'),
+    'transfer.position_resize': Field(
+        'bilinear', one_of('bilinear', 'bicubic'),
+        "of position embeddings: as in the paper's code, or antialiased as in timm"),
+    'transfer.resize_patches': Field(
+        False, SWITCH, 'to another patch size (FlexiViT, arXiv 2212.08013)'),
+
+    'loss.name': Field('softmax', one_of('softmax', 'sigmoid'), 'of the cross-entropy'),
+    'loss.label_smoothing': Field(0.0, RATE, 'share of the label that all classes have in common'),
+
+    'optimizer.name': Field('adam', one_of('adam', 'sgd'), 'the algorithm'),
+    'optimizer.learning_rate': Field(1e-3, number(above=0), 'at its peak'),
+    'optimizer.b1': Field(0.9, RATE, 'adam: decay of the mean of gradients'),
+    'optimizer.b2': Field(0.999, RATE, 'adam: decay of the mean of their squares'),
+    'optimizer.momentum': Field(0.9, RATE, 'sgd'),
+    'optimizer.weight_decay': Field(0.0, number(least=0),
+                                    'decoupled, multiplied by the learning rate'),
+    'optimizer.decay_names': Field(('kernel',), TEXTS, 'parameters of these names decay'),
+    'optimizer.clip_norm': Field(0.0, number(least=0), 'of the global gradient norm; 0: none'),
+    'optimizer.lr_factors': Field(
+        '', TEXT, 'REGEX=FACTOR,... of parameter paths, the first that fits; 0 freezes'),
+    'optimizer.schedule': Field('cosine', one_of('cosine', 'linear', 'constant'),
+                                'of the learning rate after the warm-up'),
+    'optimizer.warmup_steps': Field(0, whole(0), 'in which the learning rate rises from 0'),
+    'optimizer.end_learning_rate': Field(0.0, number(least=0), 'at the last step'),
+    'ema_decay': Field(0.0, number(least=0, most=1), 'Polyak averaging, as in 0.999; evaluation '
+                       'then uses the average; 0: none'),
+
+    'mesh.data': Field(-1, whole(1, or_else=-1), 'devices that have other examples; -1: the rest'),
+    'mesh.fsdp': Field(1, whole(1, or_else=-1), 'the same, and parameters, gradients and optimizer '
+                       'state are split'),
+    'mesh.tensor': Field(1, whole(1, or_else=-1),
+                         'devices over which attention heads and MLPs are split'),
+
+    'log_every': Field(100, whole(1), 'steps from one line of the log to the next'),
+    'eval_every': Field(5000, whole(0), 'steps; 0: only at the end'),
+    'checkpoint_every': Field(1000, whole(0), 'steps; 0: only at the end'),
+    'keep_checkpoints': Field(2, whole(1), 'the newest ones'),
+    'keep_best': Field(False, SWITCH, 'also the checkpoint of the highest eval/accuracy'),
 }
-LEAST = {'batch_size': 1, 'log_every': 1, 'keep_checkpoints': 1, 'accum_steps': 0,
-         'dataset.shuffle_buffer': 1, 'dataset.files_at_once': 1, 'augment.pad': 0,
-         'optimizer.warmup_steps': 0}
-RATES = ('optimizer.b1', 'optimizer.b2', 'optimizer.momentum')  # at least 0 and below 1
 
 
 def base(model: str = 'b16') -> ml_collections.ConfigDict:
-    """Every field with a neutral value. Sizes are (height, width) in pixels; 0 switches off.
-
-    The name of a model, one of variants.names(), decides which fields `config.model` has.
-    """
-    return ml_collections.ConfigDict(dict(
-        recipe='',  # where the numbers come from; logged at start
-        seed=0,
-        batch_size=4096,  # over all devices
-        accum_steps=1,  # gradient accumulation; 0: the fewest that fit in device memory
-        num_steps=0,  # either this
-        num_epochs=0.0,  # or this
-        image_size=(224, 224),
-        dataset=dict(
-            name='imagenet2012',  # a TFDS name, a directory of SPLIT/CLASS/images, or 'digits'
-            data_dir='',  # where TFDS sets are; '' is TFDS's own default
-            train_split='train',
-            eval_split='validation',  # '': val, valid or validation of a directory, else a tenth
-            test_split='',  # scored once at the end by vit_jax.sweep
-            num_examples=0,  # of train_split; 0: ask the data
-            num_classes=0,  # 0: ask the data
-            max_broken_fraction=0.01,  # more unreadable images than this stop the run
-            shuffle_buffer=16_384,  # sequential TFDS files: examples mixed with each other
-            files_at_once=16,  # sequential TFDS files: how many are read interleaved
-        ),
-        augment=dict(
-            crop='inception',  # 'inception' | 'pad' and random crop | 'none'
-            min_area=0.05,  # inception: smallest share of the image
-            pad=0,  # pad: pixels on each side
-            flip=True,  # left-right
-        ),
-        preprocess=dict(  # also what evaluation and inference do to an image
-            resize='bilinear',
-            crop_ratio=0.875,  # central crop, share of the resized short side
-            mean=(0.5, 0.5, 0.5),  # of values in [0, 1]
-            std=(0.5, 0.5, 0.5),
-        ),
-        pretrained='',  # weights to start from: a file, a workdir, hf:ORG/NAME, timm:NAME
-        transfer=dict(  # how pretrained weights are fitted to the model
-            take=(),  # fields of this config whose values come from the weights
-            position_resize='bilinear',  # as in the paper's code | 'bicubic' antialiased as in timm
-            resize_patches=False,  # to another patch size (FlexiViT, arXiv 2212.08013)
-        ),
-        model=models.fields(model),  # each with its meaning: models/vit.py, models/resnet.py
-        loss=dict(name='softmax', label_smoothing=0.0),
-        optimizer=dict(
-            name='adam',  # 'adam' | 'sgd'
-            learning_rate=1e-3,  # peak
-            b1=0.9,
-            b2=0.999,
-            momentum=0.9,  # sgd
-            weight_decay=0.0,  # decoupled, multiplied by the learning rate
-            decay_names=('kernel',),  # parameters of these names decay
-            clip_norm=0.0,  # of the global gradient norm
-            lr_factors='',  # REGEX=FACTOR,... of parameter paths, the first that fits; 0 freezes
-            schedule='cosine',  # 'cosine' | 'linear' | 'constant', after the warm-up
-            warmup_steps=0,
-            end_learning_rate=0.0,
-        ),
-        ema_decay=0.0,  # Polyak averaging; evaluation then uses the average
-        mesh=dict(  # devices per axis; -1 takes what is left
-            data=-1,  # each device has other examples
-            fsdp=1,  # the same, and parameters, gradients and optimizer state are split
-            tensor=1,  # attention heads and MLPs are split
-        ),
-        log_every=100,  # in steps, as all of these
-        eval_every=5000,
-        checkpoint_every=1000,
-        keep_checkpoints=2,  # the newest ones
-        keep_best=False,  # also the one of the highest eval/accuracy
-    ))
+    """Every field with its value in FIELDS, and those of a model of variants.names()."""
+    defaults = {name: field.default for name, field in FIELDS.items()}
+    return ml_collections.ConfigDict(
+        traverse_util.unflatten_dict(defaults, sep='.') | {'model': models.fields(model)})
 
 
-def changed(config: ml_collections.ConfigDict, fields: Mapping[str, Any]
+def all_fields() -> dict[str, fields.Field]:
+    """The fields of configs of all kinds of models."""
+    return FIELDS | {name: field for table in models.tables().values()
+                     for name, field in table.items()}
+
+
+def help_text() -> str:
+    """Every field with its meaning, for --help."""
+    return '\n\n'.join([
+        'fields of the config (a file of configs/ sets some of them):\n' + fields.text(FIELDS),
+        *(f'of the model, for {models_of}:\n{fields.text(table)}'
+          for models_of, table in models.tables().items())])
+
+
+def markdown() -> str:
+    """docs/config.md: `python -m vit_jax.config > docs/config.md` writes it."""
+    lines = ['# Every field of a config', '',
+             'Written by `python -m vit_jax.config > docs/config.md` from the tables that configs '
+             'are checked by.',
+             'A field is set by `--config.FIELD=VALUE`, or in a file of `configs/`.', '',
+             *fields.markdown(FIELDS)]
+    for models_of, table in models.tables().items():
+        lines += ['', f'## The model: {models_of}', '', *fields.markdown(table)]
+    return '\n'.join(lines) + '\n'
+
+
+def changed(config: ml_collections.ConfigDict, values: Mapping[str, Any]
             ) -> ml_collections.ConfigDict:
     """A copy of a config with other values of some dotted fields."""
     config = ml_collections.ConfigDict(config).copy_and_resolve_references()
-    config.update_from_flattened_dict(fields)
+    config.update_from_flattened_dict(values)
     return config
 
 
@@ -130,22 +167,12 @@ def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None =
 
 
 def _check(config):
-    values = flatten(config)
-    for field, valid in CHOICES.items():
-        check_choice(field, values[field], valid)
+    fields.check(FIELDS, flatten(config))
     if bool(config.num_steps) == bool(config.num_epochs):
         raise UserError(f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
                         'set exactly one of them and the other to 0.')
-    for field, least in LEAST.items():
-        check_at_least(field, values[field], least)
-    for field in RATES:
-        check_rate(field, values[field])
-    if config.optimizer.learning_rate <= 0:
-        raise UserError(f'optimizer.learning_rate is {config.optimizer.learning_rate}: expected '
-                        'more than 0.')
-    if not 0 <= (config.ema_decay or 0) <= 1:
-        raise UserError(f'ema_decay is {config.ema_decay}: expected at least 0, which means no '
-                        'average, and at most 1, as in 0.999.')
+    if config.num_steps:  # the length of epochs is known with the data
+        total_steps(config)
     if config.augment.pad > min(config.image_size):
         raise UserError(f'augment.pad is {config.augment.pad}: expected at most the side of the '
                         f'image, {min(config.image_size)}.')
@@ -180,13 +207,18 @@ def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: 
 def total_steps(config: ml_collections.ConfigDict) -> int:
     """Training steps of a complete config; the one place where durations become steps.
 
-    Raises UserError when the warm-up is not shorter than the run.
+    Raises UserError when there are none, too many to count, or no more than those of the warm-up.
     """
     steps = config.num_steps or round(
         config.num_epochs * config.dataset.num_examples / config.batch_size)
+    if not 1 <= steps <= fields.MOST:
+        raise UserError(f'num_epochs {config.num_epochs} of {config.dataset.num_examples} images '
+                        f'in batches of {config.batch_size} are {steps} steps: expected at least '
+                        f'1 and at most {fields.MOST:,}.')
     if config.optimizer.warmup_steps >= steps:
         raise UserError(f'optimizer.warmup_steps is {config.optimizer.warmup_steps} but the run '
-                        f'has {steps} steps in all: train longer or warm up for less.')
+                        f'has {steps} steps in all: train longer, or warm up for less, as in '
+                        f'--config.optimizer.warmup_steps={steps // 10}')
     return steps
 
 
@@ -211,3 +243,7 @@ def differences(old, new) -> list[str]:
         if a != b and not (moved or chosen or any(fnmatch.fnmatch(field, p) for p in MAY_DIFFER)):
             lines.append(f'{field}: {a!r} in the workdir, {b!r} now')
     return lines
+
+
+if __name__ == '__main__':
+    print(markdown(), end='')

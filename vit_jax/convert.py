@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from vit_jax import cli, weights
+from vit_jax import cli, machine, weights
 from vit_jax.errors import UserError
 from vit_jax.weights import description, export, files
 from vit_jax.weights import verify as verification
@@ -50,6 +50,7 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     if os.path.lexists(path) and not overwrite:
         raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
     files.check_replaceable(path)
+    machine.check_backend()
     loaded = given = description.described(
         weights.load(source, description.parse_model(model), step=step,
                      allow_nonfinite=allow_nonfinite), preprocess, classes)

@@ -50,12 +50,6 @@ def check_at_least(field: str, value: float, least: float, whole: bool = True) -
                         f'least {least}.')
 
 
-def check_rate(field: str, rate: float) -> None:
-    """Raises UserError unless `rate` of `field` is a probability below 1."""
-    if not 0 <= rate < 1:
-        raise UserError(f'{field} is {rate}: expected at least 0 and below 1.')
-
-
 def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None:
     """Raises UserError unless exactly the needed fields are given; names the nearest field."""
     given, needed = list(given), sorted(needed)

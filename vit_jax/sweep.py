@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from vit_jax import cli
+from vit_jax import cli, machine
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, UserError
 from vit_jax.processes import launch
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, config = cli.parse_with_config(parser, argv)
     values = learning_rates(options.learning_rates)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
+    machine.check_backend()
     code = run(config, values, options.workdir)
     if code:
         log.warning('the sweep stops here. To continue, run the same command again.')

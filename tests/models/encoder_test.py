@@ -112,9 +112,9 @@ def test_stochastic_depth_keeps_the_expectation(parts):
     (dict(num_heads=5), 'hidden_size 32 does not divide among 5 heads'),
     (dict(num_heads=0), 'model.num_heads is 0: expected a whole number, at least 1'),
     (dict(mlp_dim=True), 'model.mlp_dim is True'),
-    (dict(dropout_rate=1.0), 'model.dropout_rate is 1.0: expected at least 0 and below 1'),
+    (dict(dropout_rate=1.0), 'model.dropout_rate is 1.0: expected a number, at least 0 and below'),
     (dict(attention_dropout_rate=-0.5), 'model.attention_dropout_rate is -0.5'),
-    (dict(layer_scale_init=-1), 'model.layer_scale_init is -1: expected at least 0'),
+    (dict(layer_scale_init=-1), 'model.layer_scale_init is -1: expected a finite number'),
     (dict(droput_rate=0.1), "model has no field 'droput_rate'. Did you mean dropout_rate"),
     (dict(gelu='exact'), "model.gelu is 'exact'. It is one of: tanh, erf")], ids=str)
 def test_fields_that_do_not_fit(fields, message):

@@ -56,3 +56,11 @@ def test_takes_more_parts_when_the_line_promised_too_much(monkeypatch):
 def test_nothing_fits(monkeypatch):
     with pytest.raises(UserError, match='one image per device needs'):
         choose(monkeypatch, Program(batch_size=64, devices=1), 500)
+
+
+def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch):
+    monkeypatch.setattr(accumulation, 'memory_limit', lambda: 24e9)
+    accumulation.check_fits(23e9, 'a step')
+    with pytest.raises(UserError, match='a step needs 135 GB of a device, and 24 GB are there: '
+                                        'lower batch_size .*--config.accum_steps=0'):
+        accumulation.check_fits(135e9, 'a step')

@@ -1,7 +1,7 @@
 """Models.
 
 In: a name of variants.py or the fields of `config.model`. Out: a Flax module from images to logits,
-and what it costs. Imports errors, besides JAX and Flax.
+and what it costs. Imports errors and fields, besides JAX and Flax.
 """
 
 import dataclasses
@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import flax.linen as nn
 
 from vit_jax.errors import UserError, check_names
+from vit_jax.fields import Field, declared
 from vit_jax.models import variants
 from vit_jax.models.encoder import BlockFields
-from vit_jax.models.resnet import ResNet
+from vit_jax.models.resnet import Backbone, ResNet
 from vit_jax.models.stack import check_images as check_images
 from vit_jax.models.vit import ViT
 
@@ -46,6 +47,13 @@ def build(model: str | Mapping, num_classes: int, **overrides) -> nn.Module:
 def fields(name: str) -> dict:
     """All fields of a named model, its own and the defaults: what `config.model` starts from."""
     return _completed(variants.get(name))[-1]
+
+
+def tables() -> dict[str, dict[str, Field]]:
+    """The fields of `config.model`, by the models that have them."""
+    return {'transformers': declared(ViT, BlockFields, prefix='model.'),
+            'ResNets': declared(ResNet, prefix='model.'),
+            'ResNets and hybrids': declared(Backbone, prefix='model.resnet.')}
 
 
 def _completed(given):

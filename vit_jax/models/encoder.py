@@ -2,16 +2,20 @@
 
 import dataclasses
 import functools
+from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_at_least, check_choice, check_rate
+from vit_jax import fields
+from vit_jax.errors import UserError
+from vit_jax.fields import RATE, number, one_of, whole
 from vit_jax.models import position
 from vit_jax.models.attention import Attention
-from vit_jax.models.position import Position
+from vit_jax.models.position import ALL_PLACES, PLACES, Position
+from vit_jax.models.stack import Dtype
 
 GELU = {
     'tanh': functools.partial(nn.gelu, approximate=True),  # Google's code
@@ -23,26 +27,26 @@ GELU = {
 class BlockFields:
     """The fields of `config.model` that all blocks share; stem, pool and norm use some of them."""
 
-    hidden_size: int
-    mlp_dim: int
-    num_heads: int
-    position: str = 'learned_1d'  # | 'none' | 'learned_2d' | 'sincos_2d' | 'relative' (table 8)
-    position_at: str = 'stem'  # | 'every_layer' | 'shared' by all layers
-    dropout_rate: float = 0.0  # after the embedding and each dense layer of a block but q, k, v
-    attention_dropout_rate: float = 0.0  # of the attention weights in the blocks
-    layer_scale_init: float = 0.0  # of learned factors of the residual branches; 0: no factors
-    gelu: str = 'tanh'  # as in Google's code | 'erf' as in timm and Hugging Face
-    layer_norm_epsilon: float = 1e-6
-    dtype: str = 'float32'  # | 'bfloat16': of the computation; parameters are float32
+    hidden_size: Annotated[int, whole(1), 'numbers of a token']
+    mlp_dim: Annotated[int, whole(1), 'hidden numbers of the MLP of a block']
+    num_heads: Annotated[int, whole(1), 'of attention; they divide hidden_size']
+    position: Annotated[str, one_of(*PLACES),
+                        'embedding of positions (table 8)'] = 'learned_1d'
+    position_at: Annotated[str, one_of(*ALL_PLACES), 'where it acts: before the first '
+                           'layer, in every one, or in every one the same'] = 'stem'
+    dropout_rate: Annotated[float, RATE, 'after the embedding and each dense layer of a block but '
+                            'q, k, v'] = 0.0
+    attention_dropout_rate: Annotated[float, RATE, 'of the attention weights in the blocks'] = 0.0
+    layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '
+                                'branches; 0: no factors'] = 0.0
+    gelu: Annotated[str, one_of(*GELU),
+                    "as in Google's code, or as in timm and Hugging Face"] = 'tanh'
+    layer_norm_epsilon: Annotated[float, number(0, 1), 'is added to the variance'] = 1e-6
+    dtype: Dtype = 'float32'
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
-        for name in ('hidden_size', 'mlp_dim', 'num_heads'):
-            check_at_least(f'model.{name}', getattr(self, name), 1)
-        check_at_least('model.layer_scale_init', self.layer_scale_init, 0, whole=False)
-        for name in ('dropout_rate', 'attention_dropout_rate'):
-            check_rate(f'model.{name}', getattr(self, name))
-        check_choice('model.gelu', self.gelu, tuple(GELU))
+        fields.check(fields.declared(BlockFields), vars(self), 'model.')
         if self.hidden_size % self.num_heads:
             raise UserError(f'model.hidden_size {self.hidden_size} does not divide among '
                             f'{self.num_heads} heads (model.num_heads).')

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError
 
 # Where each kind can act: it is added to the tokens once, at the stem, or in every layer, which has
 # its own parameters ('every_layer') or those of all layers ('shared'). A relative embedding acts
@@ -113,8 +113,6 @@ def relative_logits(query: Float[Array, 'batch tokens heads head_dim'],
 
 def check(kind: str, place: str, hidden_size: int) -> None:
     """Raises UserError unless model.position and model.position_at fit each other and the size."""
-    check_choice('model.position', kind, tuple(PLACES))
-    check_choice('model.position_at', place, ALL_PLACES)
     if place not in PLACES[kind]:
         raise UserError(f'model.position {kind} cannot act at model.position_at {place}: set '
                         f'model.position_at to {" or ".join(PLACES[kind])}.')

@@ -7,15 +7,18 @@ convolution and pads as TensorFlow does.
 
 import functools
 from collections.abc import Mapping
+from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_at_least, check_choice, check_names
+from vit_jax import fields
+from vit_jax.errors import UserError, check_names
+from vit_jax.fields import SWITCH, number, one_of, several, whole
 from vit_jax.models import variants
-from vit_jax.models.stack import check_computation, check_images, remat, stack
+from vit_jax.models.stack import Dtype, RematPolicy, Unroll, check_images, remat, stack
 
 
 class StdConv(nn.Module):
@@ -110,14 +113,16 @@ class Stage(nn.Module):
 class Backbone(nn.Module):
     """Images to a feature map: the root, then stages of residual units."""
 
-    units: tuple[int, ...]  # residual units of each stage; with () there is only the root
-    width: int  # channels of the root; 64 times BiT's width factor
-    preactivation: bool  # True in BiT, False in the hybrids; so is the next
-    fixed_padding: bool
-    num_groups: int  # of every GroupNorm
-    group_norm_epsilon: float
-    weight_epsilon: float  # of the standardised kernels
-    weight_epsilon_on: str  # 'std' | 'variance', see StdConv
+    units: Annotated[tuple[int, ...], several(
+        whole(1), 'the number of residual units of each stage, as in 3,4,6,3'),
+        'residual units of each stage; with none there is only the root']
+    width: Annotated[int, whole(1), "channels of the root; 64 times BiT's width factor"]
+    preactivation: Annotated[bool, SWITCH, 'True in BiT, False in the hybrids']
+    fixed_padding: Annotated[bool, SWITCH, 'True in BiT, False in the hybrids']
+    num_groups: Annotated[int, whole(1), 'of every GroupNorm']
+    group_norm_epsilon: Annotated[float, number(0, 1), 'is added to the variance']
+    weight_epsilon: Annotated[float, number(0, 1), 'of the standardised kernels']
+    weight_epsilon_on: Annotated[str, one_of('std', 'variance'), 'to which it is added']
     dtype: jax.typing.DTypeLike  # this and the following: as in ViT
     unroll: int
     remat_policy: str
@@ -146,19 +151,13 @@ class Backbone(nn.Module):
         return outputs
 
 
-def check_backbone(fields: Mapping) -> None:
-    """Raises UserError unless `fields`, `config.model.resnet`, make a Backbone."""
-    check_names('model.resnet', fields, variants.bit_resnet(()))
-    units = fields['units']
-    if not isinstance(units, (tuple, list)) or not all(type(n) is int and n > 0 for n in units):
-        raise UserError(f'model.resnet.units is {units!r}: expected the number of residual units '
-                        'of each stage, as in 3,4,6,3.')
-    for name in ('width', 'num_groups'):
-        check_at_least(f'model.resnet.{name}', fields[name], 1)
-    if fields['width'] % fields['num_groups']:
-        raise UserError(f'model.resnet.width {fields["width"]} does not divide among '
-                        f'{fields["num_groups"]} groups (model.resnet.num_groups).')
-    check_choice('model.resnet.weight_epsilon_on', fields['weight_epsilon_on'], ('std', 'variance'))
+def check_backbone(values: Mapping) -> None:
+    """Raises UserError unless `values`, `config.model.resnet`, make a Backbone."""
+    check_names('model.resnet', values, variants.bit_resnet(()))
+    fields.check(fields.declared(Backbone), values, 'model.resnet.')
+    if values['width'] % values['num_groups']:
+        raise UserError(f'model.resnet.width {values["width"]} does not divide among '
+                        f'{values["num_groups"]} groups (model.resnet.num_groups).')
 
 
 def stride(num_stages: int) -> int:
@@ -171,10 +170,10 @@ class ResNet(nn.Module):
 
     num_classes: int
     resnet: dict  # fields of Backbone, without dtype, unroll and remat_policy
-    head_bias_init: float = 0.0
-    dtype: str = 'float32'
-    unroll: int = 1  # residual units compiled side by side in each stage's loop
-    remat_policy: str = 'none'
+    head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
+    dtype: Dtype = 'float32'
+    unroll: Unroll = 1
+    remat_policy: RematPolicy = 'none'
 
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,
@@ -206,7 +205,7 @@ class ResNet(nn.Module):
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
-        check_computation(self.dtype, self.unroll, self.remat_policy)
+        fields.check(fields.declared(ResNet), vars(self), 'model.')
         check_backbone(self.resnet)
         if not self.resnet['units']:
             raise UserError('model.resnet.units is empty: a ResNet needs at least one stage.')

@@ -1,16 +1,26 @@
 """Repeats a block of a network: one compiled body, stacked parameters, rematerialised or not."""
 
+from typing import Annotated
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_at_least, check_choice
+from vit_jax.errors import UserError
+from vit_jax.fields import one_of, whole
 
 # 'none' keeps every activation for the backward pass; the others are jax.checkpoint_policies.
 # Convolutions are kept by dots_saveable, not by dots_with_no_batch_dims_saveable.
 REMAT_POLICIES = ('none', 'nothing_saveable', 'dots_saveable',
                   'dots_with_no_batch_dims_saveable', 'everything_saveable')
+
+# Fields of every model that say how it is computed.
+Dtype = Annotated[str, one_of('float32', 'bfloat16'), 'of the computation; parameters are float32']
+Unroll = Annotated[int, whole(1), 'layers compiled side by side in each loop over layers or '
+                   'residual units; as many as there are: no loop']
+RematPolicy = Annotated[str, one_of(*REMAT_POLICIES),
+                        'what the backward pass keeps; it computes the rest again. none: all']
 
 
 def stack(block: type[nn.Module], length: int, *, unroll: int, remat_policy: str, in_axes=(),
@@ -53,10 +63,3 @@ def check_images(images: Float[Array, 'batch height width channels']) -> None:
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise UserError(f'images have dtype {images.dtype}: expected float32, normalised as '
                         '(pixels / 255 - mean) / std.')
-
-
-def check_computation(dtype: str, unroll: int, remat_policy: str) -> None:
-    """Raises UserError unless the fields that say how a model is computed have possible values."""
-    check_choice('model.dtype', dtype, ('float32', 'bfloat16'))
-    check_at_least('model.unroll', unroll, 1)
-    check_choice('model.remat_policy', remat_policy, REMAT_POLICIES)

@@ -1,31 +1,40 @@
 """The Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4) and its variants."""
 
+from typing import Annotated
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_at_least, check_choice, check_rate
+from vit_jax import fields
+from vit_jax.errors import UserError
+from vit_jax.fields import RATE, SIDES, number, one_of, whole
 from vit_jax.models import resnet
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
-from vit_jax.models.stack import check_computation, check_images, stack
+from vit_jax.models.stack import RematPolicy, Unroll, check_images, stack
 
 
 class ViT(nn.Module):
     """Images to logits; `config.model` has these fields and those of `block` side by side."""
 
     num_classes: int  # 0: without the last layer of the head
-    patch_size: tuple[int, ...]  # (height, width); of the feature map in a hybrid
-    num_layers: int
+    patch_size: Annotated[tuple[int, ...], SIDES, 'in pixels; in a hybrid in points of its '
+                          'feature map']
+    num_layers: Annotated[int, whole(1), 'transformer blocks']
     block: BlockFields  # the fields that all blocks share
     resnet: dict | None = None  # fields of resnet.Backbone: a hybrid (section 3.1)
-    attention: str = 'full'  # | 'axial' (appendix D.6)
-    pool: str = 'cls'  # class token | 'gap': mean | 'map': attention | 'none': every token
-    representation_size: int = 0  # hidden tanh layer of the head; 0: a single linear layer
-    stochastic_depth_rate: float = 0.0  # of the last layer's branches; linear in depth from 0
-    head_bias_init: float = 0.0
-    unroll: int = 1  # layers compiled side by side in the scan over layers; num_layers: no loop
-    remat_policy: str = 'none'  # what the backward pass recomputes, see stack.REMAT_POLICIES
+    attention: Annotated[str, one_of('full', 'axial'),
+                         'to all tokens, or along rows and columns (appendix D.6)'] = 'full'
+    pool: Annotated[str, one_of('cls', 'gap', 'map', 'none'),
+                    'class token, mean, attention, or every token'] = 'cls'
+    representation_size: Annotated[int, whole(0), 'of the hidden tanh layer of the head; 0: a '
+                                   'single linear layer'] = 0
+    stochastic_depth_rate: Annotated[float, RATE, "of the last layer's branches; linear in depth "
+                                     'from 0'] = 0.0
+    head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
+    unroll: Unroll = 1
+    remat_policy: RematPolicy = 'none'
 
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,
@@ -126,13 +135,8 @@ class ViT(nn.Module):
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
         self.block.check()
-        check_computation(self.block.dtype, self.unroll, self.remat_policy)
-        as_pair(self.patch_size, 'model.patch_size')
-        check_at_least('model.num_layers', self.num_layers, 1)
-        check_at_least('model.representation_size', self.representation_size, 0)
-        check_rate('model.stochastic_depth_rate', self.stochastic_depth_rate)
-        check_choice('model.pool', self.pool, ('cls', 'gap', 'map', 'none'))
-        check_choice('model.attention', self.attention, ('full', 'axial'))
+        fields.check(fields.declared(ViT), vars(self) | {
+            'patch_size': as_pair(self.patch_size, 'model.patch_size')}, 'model.')
         if self.attention == 'axial' and self.pool == 'cls':
             raise UserError('model.pool is cls, but a class token has no row or column for axial '
                             'attention: set model.pool to gap, map or none.')

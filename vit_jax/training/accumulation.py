@@ -52,6 +52,18 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
                     f'{limit / 1e9:.1f} GB may be used. Choose a smaller model or more memory.')
 
 
+def check_fits(needed: float, what: str) -> None:
+    """Raises UserError when `what` needs more bytes of a device than there are.
+
+    A machine without that memory would kill the program, or JAX abort it, without a word.
+    """
+    limit = min(consensus.gather(memory_limit()))
+    if needed > limit:
+        raise UserError(f'{what} needs {needed / 1e9:,.3g} GB of a device, and {limit / 1e9:,.3g} '
+                        'GB are there: lower batch_size or image_size, take a smaller model, or '
+                        'add --config.accum_steps=0, which splits the batch into parts that fit.')
+
+
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
     """Bytes per device by the compiler: arguments, results not written over them, temporaries."""
     m = compiled.memory_analysis()

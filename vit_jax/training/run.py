@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,7 +69,13 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
                                  accum_steps=begun[0]['accum_steps'] if begun else 0)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
+    pixels = math.prod(config.image_size) * config.batch_size // sharding.batch_parts(mesh)
+    accumulation.check_fits(pixels * 3 * 4, 'a batch of images')
     program = Program(config, mesh)
+    state, size = program.abstract_state, sharding.bytes_per_device
+    accumulation.check_fits(size(state) + size(state.params) + size(program.abstract_batch),
+                            'what a step begins with (parameters, their gradients, optimizer '
+                            'state and the batch)')
     if not config.accum_steps:
         program = accumulation.choose(program, reserved=bytes_read_ahead(program))
     settings = dict(batch_size=config.batch_size, image_size=config.image_size,

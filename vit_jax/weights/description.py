@@ -79,7 +79,8 @@ def parse_preprocess(given: Sequence[str]) -> dict:
         name, _, value = text.partition('=')
         check_choice('the field of --preprocess', name, tuple(config.base().preprocess))
         if name == 'resize':
-            check_choice('preprocess.resize', value, config.CHOICES['preprocess.resize'])
+            choices = config.FIELDS['preprocess.resize'].values.choices
+            check_choice('preprocess.resize', value, choices)
         fields[name] = value if name == 'resize' else _parse_numbers(name, value, text)
     return fields
 

@@ -62,13 +62,13 @@ def test_workdir(ema, tmp_path, caplog):
                                     mean=(0.5,) * 3, std=(0.5,) * 3)
     assert found.grid() == (2, 3)
     assert_same_arrays(weights.load(str(path / 'checkpoints/2')).params, states[2])
-    assert_same_arrays(weights.load(str(path), 2).params, states[2])
+    assert_same_arrays(weights.load(str(path), step=2).params, states[2])
 
     weights.save(found, str(tmp_path / 'x.safetensors'), 'vit_jax')
     again = weights.load(str(tmp_path / 'x.safetensors'))
     assert_same_arrays(again.params, states[4])
     with pytest.raises(UserError, match='x.safetensors is not the workdir of a run.*--step=2'):
-        weights.load(str(tmp_path / 'x.safetensors'), 2)
+        weights.load(str(tmp_path / 'x.safetensors'), step=2)
     assert (again.model, again.classes, again.preprocess) == (
         found.model, found.classes, found.preprocess)
 

@@ -1,0 +1,112 @@
+"""What a field of a config is: a default, the values that it may have, and its meaning.
+
+In: declarations, in config.py as a table and in models/ beside the fields of modules. Out: checks,
+and the text of --help and of docs/config.md. Imports errors.
+"""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from vit_jax.errors import UserError, check_choice
+
+MOST = 2**31 - 1  # of whole numbers: steps are counted in 32 bits
+
+
+class Values(NamedTuple):
+    """The values that a field may have."""
+
+    words: str  # as in 'expected a whole number, at least 1'
+    fit: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+    limit: str = ''  # said of values beyond it
+
+
+class Field(NamedTuple):
+    """A field of a config."""
+
+    default: Any
+    values: Values
+    meaning: str
+
+
+def whole(least: int, most: int = MOST, or_else: int | None = None) -> Values:
+    """Whole numbers of a range, and one value besides."""
+    words = f'a whole number, at least {least}' + (f' and at most {most:,}' if most < MOST else '')
+    return Values(words + ('' if or_else is None else f', or {or_else}'), lambda x: (
+        isinstance(x, numbers.Integral) and not isinstance(x, bool)
+        and (least <= x <= most or x == or_else)),
+        limit=f', and at most {MOST:,}' if most == MOST else '')
+
+
+def number(least: float | None = None, most: float | None = None, above: float | None = None,
+           below: float | None = None) -> Values:
+    """Finite numbers of a range."""
+    limits = {'at least': least, 'above': above, 'at most': most, 'below': below}
+    said = ' and '.join(f'{word} {limit}' for word, limit in limits.items() if limit is not None)
+    finite = '' if most is not None or below is not None else 'finite '
+    return Values(f'a {finite}number' + (f', {said}' if said else ''), lambda x: (
+        isinstance(x, numbers.Real) and not isinstance(x, bool) and math.isfinite(x)
+        and (least is None or x >= least) and (above is None or x > above)
+        and (most is None or x <= most) and (below is None or x < below)))
+
+
+def one_of(*choices: str) -> Values:
+    """One of some words."""
+    return Values(' | '.join(choices), lambda x: x in choices, choices)
+
+
+def several(each: Values, plural: str, count: int | None = None) -> Values:
+    """A tuple of values, which `plural` names, of any length unless `count` is given."""
+    return Values(plural, lambda x: (
+        isinstance(x, (tuple, list)) and (count is None or len(x) == count)
+        and all(map(each.fit, x))))
+
+
+SWITCH = Values('True or False', lambda x: isinstance(x, bool))
+TEXT = Values('text', lambda x: isinstance(x, str))
+TEXTS = several(TEXT, 'names, with commas between them')
+RATE = number(least=0, below=1)
+SIDES = several(whole(1, 2**16), 'one or two whole numbers, height and width, at least 1 and at '
+                'most 65,536, as in 224 or 224,160')
+
+
+def declared(*classes: type, prefix: str = '') -> dict[str, Field]:
+    """The fields of dataclasses that are annotated as Annotated[TYPE, VALUES, MEANING], by name."""
+    return {prefix + f.name: Field(f.default, *f.type.__metadata__) for c in classes
+            for f in dataclasses.fields(c) if hasattr(f.type, '__metadata__')}
+
+
+def check(table: Mapping[str, Field], values: Mapping[str, Any], prefix: str = '') -> None:
+    """Raises UserError unless the values of all fields that the table has are possible."""
+    for name, field in table.items():
+        value = values[name]
+        if field.values.choices and isinstance(value, str):
+            check_choice(prefix + name, value, field.values.choices)
+        elif not field.values.fit(value):
+            limit = field.values.limit if isinstance(value, int) and value > MOST else ''
+            raise UserError(f'{prefix}{name} is {value!r}: expected {field.values.words}{limit}.')
+
+
+def text(table: Mapping[str, Field]) -> str:
+    """A line for every field, for --help."""
+    return '\n'.join(f'  --config.{name}={_value(field.default)}\n        {field.meaning} '
+                     f'({field.values.words})' for name, field in table.items())
+
+
+def markdown(table: Mapping[str, Field]) -> Iterable[str]:
+    """The lines of a table with a row for every field."""
+    yield from ('| field | default | values | meaning |', '|---|---|---|---|')
+    for name, field in table.items():
+        default = f'`{_value(field.default)}`' if _value(field.default) else ''
+        cells = [f'`{name}`', default, field.values.words, field.meaning]
+        yield '| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |'
+
+
+def _value(default) -> str:
+    """A default as one writes it on the command line; '' where the model's name decides."""
+    if default is dataclasses.MISSING:
+        return ''
+    return ','.join(map(str, default)) if isinstance(default, tuple) else str(default)
