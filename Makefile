@@ -1,7 +1,7 @@
 # Makes .venv on first use; needs Python 3.11 or newer and nothing else.
 PYTHON ?= python3
 
-.PHONY: quickstart test slow-test nightly-test test-newest lint
+.PHONY: quickstart test slow-test nightly-test test-newest campaign lint
 
 quickstart: .venv/installed
 	.venv/bin/python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
@@ -18,6 +18,10 @@ nightly-test: .venv/interop
 # The newest JAX on a newer Python, in .venv-newest, where the machine has one.
 test-newest:
 	.ci/test-newest
+
+# Damages files and kills runs in thousands of ways: docs/reliability.md.
+campaign: .venv/interop
+	.venv/bin/python -m tests.campaign --minutes=$(or $(MINUTES),30) --seed=$(or $(SEED),0)
 
 lint: .venv/installed
 	.venv/bin/ruff check .

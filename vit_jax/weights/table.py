@@ -104,7 +104,7 @@ def fit(found: Found, unknown: list[str], templates: Mapping[str, np.ndarray],
     Raises UserError if arrays are missing (by their names in `table`), have no place in the model,
     have another shape or are there twice, under two names.
     """
-    lines, source = [f'no place for {name}' for name in unknown], {}
+    lines, source = [f'no place for {name:.100}' for name in unknown], {}
     for entry, array in found:
         if (first := source.setdefault(entry.ours, entry.theirs)) != entry.theirs:
             lines.append(f'{first} and {entry.theirs} are the same parameter')

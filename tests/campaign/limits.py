@@ -1,0 +1,129 @@
+"""Commands on a machine that has too little: disk, memory, open files, or the right to write.
+
+They must do their work or end with one message. A run that ended so goes on when there is room
+again, and has the bits of one that nothing happened to.
+"""
+
+import contextlib
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+
+from tests.campaign import runs, workdirs
+from tests.campaign.cases import Failure
+from tests.support.forked import Forked
+from tests.support.runs import arguments
+
+SECONDS, GIGABYTES, QUOTA = 900, 8, 60
+PATIENCE = 300
+LINES = 100  # of output that an error may take, the run's own included
+LIMITS = {'file size': (300, 3_000, 20_000, 60_000, 300_000), 'open files': (8, 20, 40, 64, 100),
+          'memory': (0, 0.2, 0.5, 1, 2, 3), 'disk': (16, 64, 200, 400, 800), 'read-only': (0,)}
+PICTURE = workdirs.PICTURE
+NOBODY = 65534
+
+
+def prepare(bases):
+    workdirs.prepare(bases)
+
+
+def draw(rng, bases):
+    limit = rng.choice(sorted(LIMITS))
+    return 'half', [(rng.choice(('new run', 'train', 'predict', 'convert')), limit,
+                     rng.choice(LIMITS[limit]))]
+
+
+def make(case, bases):
+    pathlib.Path('disk').mkdir()
+    case_command, limit, amount = case.changes[0]
+    if limit == 'disk' and os.geteuid() == 0:
+        # Room for what is there, and so many KB more.
+        size = sum(p.stat().st_size for p in (bases / 'half').rglob('*') if p.is_file()) >> 10
+        size = (0 if case_command == 'new run' else 2 * size) + amount
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}k', 'tmpfs', 'disk'],
+                       check=False, capture_output=True)
+    if case_command != 'new run':
+        with contextlib.suppress(shutil.Error):
+            shutil.copytree(bases / 'half', 'disk/runs')
+    if limit == 'read-only':
+        for path in (pathlib.Path('disk'), *pathlib.Path('disk').rglob('*')):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def impose(limit, amount):
+    """Lowers a limit of this process, for good."""
+    if limit == 'file size':
+        resource.setrlimit(resource.RLIMIT_FSIZE, (amount, amount))
+    elif limit == 'open files':
+        resource.setrlimit(resource.RLIMIT_NOFILE, (amount, amount))
+    elif limit == 'memory':  # above what is mapped after the imports
+        pages = int(pathlib.Path('/proc/self/statm').read_text().split()[0])
+        mapped = pages * os.sysconf('SC_PAGE_SIZE') + int(amount * (1 << 30))
+        resource.setrlimit(resource.RLIMIT_AS, (mapped, mapped))
+    elif limit == 'read-only' and os.geteuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+
+def check(case, bases):
+    try:
+        return _check(case, bases)
+    finally:
+        subprocess.run(['umount', 'disk'], check=False, capture_output=True)
+
+
+def _check(case, bases):
+    command, *limit = case.changes[0]
+    training = command in ('new run', 'train')
+    workdir = pathlib.Path('disk/runs').resolve()
+    argv = {'predict': [f'--workdir={workdir}', str(bases / PICTURE)],
+            'convert': [workdir, workdir.parent / 'x.safetensors', '--to=vit_jax']}.get(
+                command, arguments(workdir, fields=runs.FIELDS))
+    module = 'main' if training else command
+    code, log = _run(argv, f'from tests.campaign import limits; limits.impose(*{limit!r})\n'
+                     f'import sys; from vit_jax import {module}; sys.exit({module}.main())')
+    _require_end(code, log)
+    if not training:
+        return 'done' if code == 0 else 'refused'
+    if code:
+        _go_on(workdir, argv)
+    runs.require_equal('again' if code else workdir, bases / 'full')
+    return 'equal' if code == 0 else 'refused, then equal'
+
+
+def _go_on(workdir, argv):
+    """The run in a directory where there is room again."""
+    shutil.copytree(workdir, 'again') if workdir.exists() else pathlib.Path('again').mkdir()
+    for path in pathlib.Path('again').rglob('*'):
+        path.chmod(0o755)
+    pathlib.Path('again').chmod(0o755)
+    argv = [str(a).replace(str(workdir), str(pathlib.Path('again').resolve())) for a in argv]
+    code, log = _run(argv, 'import sys; from vit_jax import main; sys.exit(main.main())')
+    if code:
+        raise Failure('does not go on', log[-300:])
+
+
+def _run(argv, code):
+    log = pathlib.Path('command.log')
+    log.unlink(missing_ok=True)
+    process = Forked(argv, log, code=code)
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise Failure('hang', log.read_text()[-300:]) from None
+    return process.returncode, log.read_text(errors='replace')
+
+
+def _require_end(code, log):
+    if 'Traceback (most' in log:
+        raise Failure('traceback', log.strip().splitlines()[-1][:200])
+    if code not in (0, 1):
+        raise Failure('abort', f'exit code {code}: {log[-200:]}')
+    if code and sum(line.startswith('error: ') for line in log.splitlines()) != 1:
+        raise Failure('no message', log[-300:])
+    if code and len(log.splitlines()) > LINES:
+        raise Failure('many lines', f'{len(log.splitlines())} lines')
