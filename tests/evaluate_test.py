@@ -120,7 +120,7 @@ def test_no_readable_image(run, tmp_path, caplog):
         path.write_text('no image')
     assert evaluate.main([f'--workdir={run}', f'--dataset={tmp_path}']) == 1
     message = caplog.records[-1].getMessage()
-    assert 'no image can be read: 3 of 3 seen so far, 100.00%. Mend or remove them:' in message
+    assert 'no image can be read: 3 of 3, 100.00%. Mend or remove them:' in message
 
 
 def test_other_classes(run, tmp_path, caplog):

@@ -140,9 +140,9 @@ def finish(workdir, fields):
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('source', [
-    'digits', pytest.param('directory', marks=pytest.mark.slow),
-    pytest.param('array_record', marks=pytest.mark.slow)])
+    'digits', 'directory', pytest.param('array_record', marks=pytest.mark.nightly)])
 def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
     fields, rng = fields_of(source), random.Random(source)
     first = rng.randint(8, 12)

@@ -45,6 +45,7 @@ def test_training_takes_the_next_valid_image_for_a_broken_one(tmp_path, caplog):
     assert f'{broken[2]:03}.png: Invalid PNG data, size 50 (' in text
 
 
+@pytest.mark.slow
 def test_sequential_training_takes_the_next_valid_record(tmp_path):
     data = make('tfrecord', tmp_path)
     healthy = numbers(data.batches(21))

@@ -64,6 +64,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
     assert 'the run is complete at step 12: to continue, raise num_steps' in caplog.text
 
 
+@pytest.mark.slow
 def test_same_seed_same_run_other_seed_other_run(finished, tmp_path):
     losses = [[row['train/loss'] for row in rows(finished(tmp_path / 'a'), 'train/loss')]]
     for name, seed in [('b', 0), ('c', 1)]:
@@ -92,7 +93,8 @@ def test_not_finite_before_any_checkpoint(tmp_path):
         loop.train(broken, str(tmp_path))
 
 
-@pytest.mark.parametrize('num_steps', [12, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('num_steps', [12, pytest.param(6, marks=pytest.mark.nightly)])
 def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_path, monkeypatch):
     config = functools.partial(make_config, num_steps=num_steps)
     loop.train(config(eval_every=6), str(tmp_path / 'undisturbed'))
@@ -149,6 +151,7 @@ def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
     assert json.loads((tmp_path / 'cut' / 'config.json').read_text())['accum_steps'] > 1
 
 
+@pytest.mark.slow
 def test_best_is_kept_when_evaluations_and_checkpoints_do_not_meet(tmp_path):
     loop.train(config(eval_every=4, checkpoint_every=5, keep_best=True, keep_checkpoints=1),
               str(tmp_path))
@@ -171,6 +174,7 @@ def test_average_is_what_is_evaluated(tmp_path, caplog):
     assert row['eval/loss'] == pytest.approx(2.302585, abs=1e-5)  # a head of zeros: ln 10
 
 
+@pytest.mark.slow
 def test_one_truncated_jpeg_is_skipped_counted_and_named(tmp_path, caplog):
     write_images(tmp_path / 'data' / 'train', ['ant', 'bee'], 60)
     write_images(tmp_path / 'data' / 'test', ['ant', 'bee'], 4)
