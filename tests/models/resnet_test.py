@@ -36,7 +36,7 @@ def logits_and_gradients(family, **way):
     return params, *jax.jit(gradient)(params), cost.count_flops(gradient, params)
 
 
-@pytest.mark.parametrize('family', ['bit', 'hybrid'])
+@pytest.mark.parametrize('family', ['bit', pytest.param('hybrid', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('way', [dict(unroll=2, remat_policy='nothing_saveable'),
                                  dict(remat_policy='dots_saveable')], ids=str)
 def test_loops_and_rematerialisation_change_nothing(family, way):

@@ -34,7 +34,7 @@ def loss_and_gradients(family, **way):
     return params, *jax.jit(gradient)(params), cost.count_flops(gradient, params)
 
 
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('family', ['vit', pytest.param('axial', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('way', [
     dict(unroll=2, remat_policy='nothing_saveable'),
     dict(remat_policy='dots_with_no_batch_dims_saveable'), dict(unroll=2)], ids=str)

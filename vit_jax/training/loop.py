@@ -11,7 +11,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from vit_jax import config as config_lib
 from vit_jax.evaluators import classification
 from vit_jax.processes import consensus, launch
-from vit_jax.training import accumulation, chips, sharding
+from vit_jax.training import chips, sharding
 from vit_jax.training import run as run_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
@@ -80,10 +80,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     outputs.show('compiling the training step')
     train_step = program.train_step  # compiled now, unless choosing accum_steps has done it
     log.info('compiled the training step in %.1f s', time.perf_counter() - begin)
-    if jax.default_backend() == 'cpu':  # others refuse by themselves; the state is there already
-        more = accumulation.bytes_needed(train_step) - sharding.bytes_per_device(
-            program.abstract_state)
-        accumulation.check_fits(more + run_lib.bytes_read_ahead(program), 'a training step')
+    run_lib.require_memory(program)
     outputs.meter.start(step)
     batches = sharding.feed(outputs.meter.timed(run.train_batches(start_step=step)), program.mesh)
     while step < program.num_steps and not interrupts.anywhere():

@@ -110,6 +110,17 @@ def bytes_read_ahead(program: Program) -> float:
     return batches * sharding.bytes_per_device(program.abstract_batch['image'])
 
 
+def require_memory(program: Program) -> None:
+    """Raises UserError if the compiled step does not fit, where it would be killed without a word.
+
+    That is on CPU: other devices refuse by themselves. The state is in memory already.
+    """
+    if jax.default_backend() == 'cpu':
+        needed = accumulation.bytes_needed(program.train_step) - sharding.bytes_per_device(
+            program.abstract_state)
+        accumulation.check_fits(needed + bytes_read_ahead(program), 'a training step')
+
+
 def initial_or_restored_state(run: Run, checkpoints: Checkpointer, weights: Weights | None
                               ) -> TrainState:
     """The newest state that can be read, else the initial one, with the weights if there are any.

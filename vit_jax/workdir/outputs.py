@@ -11,6 +11,7 @@ from vit_jax.errors import DivergedError, UserError
 from vit_jax.processes import consensus
 from vit_jax.workdir import curves, progress
 from vit_jax.workdir.checkpoint import Checkpointer
+from vit_jax.workdir.live_line import LiveLine
 from vit_jax.workdir.metrics import ACCURACY, MetricsLog
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Outputs:
         interval = checkpoints.restored.get('interval', {})
         self._sum, self._steps = interval.get('sum', 0.0), interval.get('steps', 0)
         self._counted = step
-        self._line = progress.LiveLine()
+        self._line = LiveLine()
 
     def show(self, what: str) -> None:
         """Says on a terminal what is being done, when it is not a step of training."""

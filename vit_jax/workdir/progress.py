@@ -1,15 +1,11 @@
 """How fast a run is, how much of the machine it uses, and when it will be done."""
 
-import os
 import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
 
 import jax
-from tqdm import tqdm
-
-from vit_jax.processes import consensus
 
 
 class Meter:
@@ -64,28 +60,6 @@ class Meter:
             values['mfu'] = values['flops_per_sec'] / (self._peak_flops * jax.device_count())
         self.start(step)
         return values
-
-
-class LiveLine:
-    """One line at the bottom of a terminal that is written over and over; nothing elsewhere."""
-
-    def __init__(self):
-        shown = consensus.is_main() and sys.stderr.isatty()
-        # It is drawn by `show` alone. A terminal that does not say its size, as that of `script`,
-        # is 0 wide and high, in which tqdm would draw nothing.
-        self._bar = tqdm(bar_format='{desc}', delay=1e-9, miniters=0, disable=not shown,
-                         ncols=1000, nrows=20)
-
-    def show(self, text: str, at_once: bool = False) -> None:
-        """Replaces the line, unless it has just been: then only if it must be `at_once`."""
-        if not self._bar.disable:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            self._bar.set_description_str(text[:width - 1], refresh=at_once)
-            self._bar.update(0)
-
-    def close(self) -> None:
-        """Leaves the line as it is; log lines follow it."""
-        self._bar.close()
 
 
 def _memory_gb():
