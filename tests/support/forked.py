@@ -30,6 +30,7 @@ class Forked:
           optimized: whether JAX compiles with all optimizations.
           flags: further XLA_FLAGS.
         """
+        open(log, 'a').close()  # who waits for a line may read it before the process writes
         variables = environment()
         variables['XLA_FLAGS'] = f'{variables["XLA_FLAGS"]} {flags}'.strip()
         self._process = CONTEXT.Process(
