@@ -131,7 +131,8 @@ def main(argv=None):
     corpus = pathlib.Path(options.corpus).resolve()
     corpus.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix='vit_jax_campaign_') as folder:
+    with tempfile.TemporaryDirectory(prefix='vit_jax_campaign_',
+                                     ignore_cleanup_errors=True) as folder:
         folder = pathlib.Path(folder)
         folder.chmod(0o755)  # for cases that run as a user without rights
         os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'compiled')
