@@ -74,6 +74,20 @@ def test_mistakes(arguments, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(('text', 'message'), [
+    ('1 / 0', 'line 1: ZeroDivisionError: division by zero. Expected a Python file with a function '
+     'get_config'),
+    ('def get_config():\n    return depth', "line 2: NameError: name 'depth' is not defined"),
+    ('def get_config(:', 'invalid syntax'),
+    ('raise SystemError', 'line 1: SystemError: ')])
+def test_a_config_file_that_raises(text, message, tmp_path):
+    (tmp_path / 'c.py').write_text(text)
+    with pytest.raises(UserError) as error:
+        cli.read_config([f'--config={tmp_path}/c.py'])
+    assert message in str(error.value)
+    assert f'--config={tmp_path}/c.py: ' in str(error.value)
+
+
 def test_a_mistyped_option_of_the_command():
     parser = cli.make_parser('main', '')
     parser.add_argument('--workdir')

@@ -17,6 +17,12 @@ def test_check_choice():
         "loss.name is 'sofmax'. Did you mean softmax? It is one of: softmax, sigmoid.")
 
 
+def test_of_a_long_message_the_middle_is_left_out():
+    message = str(errors.UserError('a' * 9000 + 'z'))
+    assert message == f'{"a" * 1500} [... 6001 characters ...] {"a" * 1499}z'
+    assert str(errors.UserError('a' * 3000)) == 'a' * 3000
+
+
 def test_divergence_is_an_error_that_a_user_can_mend():
     assert issubclass(errors.DivergedError, errors.UserError)
 

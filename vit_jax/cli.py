@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 import absl.logging
@@ -160,16 +161,28 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
         raise UserError(f'no config file {os.path.abspath(error.filename or file.config)}: '
                         '--config is a path from the current directory, as in '
                         '--config=configs/vit.py:b16') from error
-    except (AttributeError, SyntaxError, TypeError, flags.Error) as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise UserError(f'--config={file.config}: {reason}. Expected a Python file with a function '
-                        'get_config([ARGUMENT]) that returns a config, as those in configs/.'
-                        ) from error
+    except UserError:
+        raise
+    except Exception as error:  # the file is a program: it may raise anything
+        raise UserError(f'--config={file.config}: {_where(error, file.config)} Expected a Python '
+                        'file with a function get_config([ARGUMENT]) that returns a config, as '
+                        'those in configs/.') from error
     _check_names(overrides, fields, own_options)
     try:
         return _parse(config_flags.DEFINE_config_dict, config, overrides)
     except (TypeError, ValueError, flags.Error) as error:
         raise UserError(_expected(str(error))) from error
+
+
+def _where(error, config):
+    """'line 3: NameError: ...' where the error was raised in the file of the config."""
+    path = os.path.realpath(config.partition(':')[0])
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+             if os.path.realpath(frame.filename) == path]
+    reason = (str(error).strip().splitlines() or [''])[-1]
+    if not lines:
+        return f'{reason}.'
+    return f'line {lines[-1]}: {type(error).__name__}: {reason}.'
 
 
 def _expected(message):

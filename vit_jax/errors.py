@@ -7,8 +7,21 @@ from collections.abc import Iterable
 log = logging.getLogger(__name__)
 
 
+LONGEST = 3000  # characters of a message: damaged files have names of any length
+
+
 class UserError(Exception):
-    """Something the user can mend; commands print its message without a traceback."""
+    """Something the user can mend; commands print its message without a traceback.
+
+    Of a message of more than LONGEST characters the middle is left out.
+    """
+
+    def __init__(self, message: str):
+        left_out = len(message) - LONGEST
+        if left_out > 0:
+            half = LONGEST // 2
+            message = f'{message[:half]} [... {left_out} characters ...] {message[-half:]}'
+        super().__init__(message)
 
 
 class DivergedError(UserError):

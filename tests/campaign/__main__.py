@@ -33,6 +33,8 @@ from tests.campaign import cases, preparation  # noqa: E402
 from tests.campaign.cases import KINDS, Case  # noqa: E402
 from tests.campaign.worker import Worker, clear  # noqa: E402
 
+GRACE = 120  # seconds that the cases under way have when the time is over
+
 
 class Scheduler:
     """Which case is next: first every kind has its share of cases, then all have equal time."""
@@ -57,6 +59,10 @@ def run_all(workers, scheduler, seconds, corpus, seed):
     """Runs cases until the time is over; yields (case, outcome)."""
     end, found = time.monotonic() + seconds, set()
     while time.monotonic() < end or any(w.case for w in workers):
+        if time.monotonic() > end + GRACE:
+            print('not judged, for want of time: ' + '; '.join(
+                w.case.describe() for w in workers if w.case), flush=True)
+            return
         wait([w.pipe for w in workers if w.case], 0.1)
         for worker in workers:
             if worker.case is None:
@@ -142,11 +148,13 @@ def main(argv=None):
         workers = [Worker(folder / f'worker{k}', folder / 'bases') for k in range(options.workers)]
         results = collections.defaultdict(list)
         left = max(60 * options.minutes - (time.monotonic() - begin), 30 * options.minutes)
-        for case, outcome in run_all(workers, scheduler, left, corpus, options.seed):
-            results[case.kind].append((case, outcome))
-        for worker in workers:
-            worker.close()
-            clear(worker.folder / 'case')
+        try:
+            for case, outcome in run_all(workers, scheduler, left, corpus, options.seed):
+                results[case.kind].append((case, outcome))
+        finally:
+            for worker in workers:
+                worker.close()
+                clear(worker.folder / 'case')
     summary = summarise(results, scheduler.quota, options.minutes, options.seed)
     (corpus / 'summary.json').write_text(json.dumps(summary, indent=1) + '\n')
     return int(any(kind['failed'] or not kind['cases'] for kind in summary['kinds'].values()))

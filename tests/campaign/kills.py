@@ -75,7 +75,7 @@ def start(workdir, number, kill=None):
     port, starts = free_port(), []
     for i in range(number):
         options = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={number}',
-                   f'--process_id={i}'] if number > 1 else []
+                   f'--process_id={i}', '--start_timeout=60'] if number > 1 else []
         first = ''
         if kill and kill[0] == i:
             first = f'from tests.campaign import kills\nkills.arm(*{kill[1:]!r})\n'

@@ -112,9 +112,10 @@ def _run(argv, code):
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
+        raise Failure('hang', log.read_text()[-300:]) from None
+    finally:
         process.kill()
         process.wait()
-        raise Failure('hang', log.read_text()[-300:]) from None
     return process.returncode, log.read_text(errors='replace')
 
 

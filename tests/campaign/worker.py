@@ -72,11 +72,13 @@ class Worker:
         return outcome
 
     def close(self):
-        """Ends the process; returns its exit code."""
+        """Ends the process, and with it the runs that it started; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
         process.join(1)
+        process.terminate()
+        process.join(5)
         process.kill()
         process.join()
         return process.exitcode
@@ -99,6 +101,7 @@ def _serve(pipe, folder, bases):
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the campaign itself
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # out of its contexts, which end runs
     limit = _mapped() + ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with contextlib.suppress(EOFError):
