@@ -75,8 +75,11 @@ def log(caplog):
     ('vit', 'huggingface', 'x', 'transformers '),
     ('hidden-head', 'torchvision', 'x.pth', 'torchvision ' if importlib.util.find_spec(
         'torchvision') else 'reading back, because a program that reads torchvision cannot be'),
-    ('hidden-head', 'google', 'x.npz', 'reading back, because timm computes this model by other'),
-    ('axial', 'vit_jax', 'x.safetensors', "reading back, because layout vit_jax is this project's"),
+    pytest.param('hidden-head', 'google', 'x.npz',
+                 'reading back, because timm computes this model by other',
+                 marks=pytest.mark.slow),
+    pytest.param('axial', 'vit_jax', 'x.safetensors',
+                 "reading back, because layout vit_jax is this project's", marks=pytest.mark.slow),
 ])
 def test_verified_by_the_other_program_where_that_is_possible(model, to, name, how, source,
                                                               tmp_path, caplog):
@@ -89,8 +92,9 @@ def test_verified_by_the_other_program_where_that_is_possible(model, to, name, h
 
 
 @pytest.mark.parametrize(('to', 'dtype', 'how'), [
-    ('timm', None, 'timm '), ('onnx', None, 'onnxruntime '), ('onnx', 'bfloat16', 'onnxruntime '),
-    ('stablehlo', 'bfloat16', 'jax.export '),
+    ('timm', None, 'timm '), ('onnx', 'bfloat16', 'onnxruntime '),
+    pytest.param('onnx', None, 'onnxruntime ', marks=pytest.mark.slow),
+    pytest.param('stablehlo', 'bfloat16', 'jax.export ', marks=pytest.mark.slow),
     ('big_vision', 'bfloat16', 'reading back, because timm reads no bfloat16')])
 def test_models_trained_in_bfloat16_are_verified_in_float32(to, dtype, how, source, tmp_path,
                                                             caplog):

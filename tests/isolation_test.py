@@ -4,6 +4,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.support import interop, small
 from tests.support.runs import ROOT, environment
 from vit_jax import weights
@@ -39,6 +41,7 @@ def python(code):
                           capture_output=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_train_and_eval_step():
     result = python(STEPS)
     assert result.returncode == 0, result.stderr
@@ -63,6 +66,7 @@ assert (w.params['embedding']['kernel'] == params['embedding']['kernel']).all()
 """
 
 
+@pytest.mark.slow
 def test_weights_of_pytorch_without_pytorch(tmp_path):
     result = python(CONVERT.replace('FOLDER', repr(str(tmp_path))))
     assert result.returncode == 0, result.stderr

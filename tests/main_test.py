@@ -107,6 +107,7 @@ def test_too_little_address_space(run_main, tmp_path, monkeypatch):
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_without_workdir_the_config_names_it(tmp_path, monkeypatch):
     """And the same command continues there."""
     monkeypatch.chdir(tmp_path)

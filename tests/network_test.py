@@ -27,6 +27,7 @@ def attempts(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_train_predict_and_convert_without_a_network(attempts, run_main, tmp_path):
     workdir = tmp_path / 'run'
     result = run_main(workdir, fields=TINY | {'num_steps': 6, 'eval_every': 6})

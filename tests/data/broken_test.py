@@ -19,6 +19,7 @@ from vit_jax.data import images
 from vit_jax.errors import UserError
 
 
+@pytest.mark.slow
 def test_training_takes_the_next_valid_image_for_a_broken_one(tmp_path, caplog):
     data = write_directory(tmp_path, crop='none')
     files = np.array(numbers(data.evaluated()))  # in the order of the source
@@ -60,7 +61,7 @@ def test_sequential_training_takes_the_next_valid_record(tmp_path):
         assert_equal(data.batches(21 - start, start), found[start:])
 
 
-@pytest.mark.parametrize('kind', ['directory', 'tfrecord'])
+@pytest.mark.parametrize('kind', [pytest.param('directory', marks=pytest.mark.slow), 'tfrecord'])
 def test_evaluation_masks_broken_images(kind, tmp_path, caplog):
     data = make(kind, tmp_path)
     healthy = data.evaluated()

@@ -29,6 +29,7 @@ def test_share_of_processes_is_a_partition():
         assert lengths <= {13 // count, -(-13 // count)}
 
 
+@pytest.mark.slow
 def test_sequential_place_is_found_across_segments_and_windows(monkeypatch):
     """Start positions of a set of many files, compared with the stream from the beginning."""
     lengths = np.random.default_rng(0).integers(0, 5, 40)  # of 40 files: three segments

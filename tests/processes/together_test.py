@@ -57,6 +57,7 @@ def assert_lost(run, i):
     assert 'Traceback' not in run.log(i)
 
 
+@pytest.mark.slow
 def test_two_processes_decide_alike(tmp_path):
     with start_programs(tmp_path, 2, steps=1, first={
             i: AGREEING.format(process=i, folder=tmp_path) for i in range(2)}) as run:

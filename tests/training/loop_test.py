@@ -86,6 +86,7 @@ def test_not_finite_stops_with_the_step_and_the_last_good_checkpoint(tmp_path):
     assert max(int(p.name) for p in (tmp_path / 'checkpoints').iterdir()) == int(last)
 
 
+@pytest.mark.slow
 def test_not_finite_before_any_checkpoint(tmp_path):
     broken = config(optimizer__name='sgd', optimizer__learning_rate=1e25, optimizer__clip_norm=0.0,
                     checkpoint_every=100, log_every=100, optimizer__warmup_steps=0)
@@ -166,6 +167,7 @@ def test_fewer_steps_than_done(finished, tmp_path):
         loop.train(config(num_steps=8), str(tmp_path))
 
 
+@pytest.mark.slow
 def test_average_is_what_is_evaluated(tmp_path, caplog):
     loop.train(config(ema_decay=1.0), str(tmp_path))  # the average never leaves the start
     assert ('ema_decay 1 is high for 12 steps: at the end 100 % of the average, which is what is '

@@ -127,6 +127,7 @@ def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mes
     jax.tree.map(np.testing.assert_array_equal, loaded, host)
 
 
+@pytest.mark.slow
 def test_checkpoint_goes_on_on_another_mesh(tmp_path):
     config = small_config()
     checkpointer = checkpoint.Checkpointer(str(tmp_path / 'checkpoints'), 1, False)

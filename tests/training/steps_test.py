@@ -45,6 +45,7 @@ def test_accumulation_equals_the_whole_batch(accum_steps):
     assert_close(metrics, expected)
 
 
+@pytest.mark.slow
 def test_accumulation_draws_new_dropout_for_every_part():
     state, step, _, _ = setup(dropout_rate=0.5)
     state = randomised(state)

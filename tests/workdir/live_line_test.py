@@ -20,7 +20,7 @@ def test_one_live_line_on_a_terminal(tmp_path):
                 return
 
     fields = TINY | {'num_steps': 12, 'log_every': 12, 'eval_every': 6, 'checkpoint_every': 12}
-    process = Forked(arguments(tmp_path, fields=fields), os.ttyname(slave))
+    process = Forked(arguments(tmp_path, fields=fields), os.ttyname(slave), optimized=False)
     reader = threading.Thread(target=read)
     reader.start()
     code = process.wait(300)
