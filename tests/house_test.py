@@ -24,7 +24,7 @@ MAY_IMPORT = {
     'workdir': 'errors config processes',
     'weights': 'errors models config data workdir',
     'evaluators': 'errors models',
-    'training': 'errors models config processes data workdir weights evaluators',
+    'training': 'errors machine models config processes data workdir weights evaluators',
     'planning': 'errors models config workdir training',
     'cli': 'errors machine models config processes workdir weights',
 }

@@ -1,6 +1,8 @@
 import resource
+import types
 
 import jax
+import psutil
 import pytest
 
 from vit_jax import machine
@@ -24,3 +26,17 @@ def test_too_little_address_space(monkeypatch):
     with pytest.raises(UserError, match='at least 4 GB of address space, and the limit is 3.5 GB: '
                                         'raise it, as in ulimit -v unlimited'):
         machine.check_address_space(4e9)
+
+
+@pytest.mark.parametrize(('version', 'limit', 'expected'), [
+    (1, '1000', 400), (2, '1000', 400), (2, '500', 0), (2, 'max', 10**6), (1, str(2**63), 10**6)])
+def test_memory_of_a_container(version, limit, expected, tmp_path, monkeypatch):
+    """700 bytes are used, 100 of them by files that can be read again."""
+    monkeypatch.setattr(psutil, 'virtual_memory', lambda: types.SimpleNamespace(available=10**6))
+    assert machine.available_memory(tmp_path) == 10**6
+    limit_file, used_file, cached = machine.CONTROL_GROUPS[2 - version]
+    (tmp_path / limit_file).parent.mkdir(exist_ok=True)
+    (tmp_path / limit_file).write_text(limit)
+    (tmp_path / used_file).write_text('700')
+    (tmp_path / limit_file).with_name('memory.stat').write_text(f'anon 600\n{cached} 100\n')
+    assert machine.available_memory(tmp_path) == expected

@@ -1,10 +1,33 @@
-"""What the machine lacks is said before JAX or TensorFlow stumble over it."""
+"""What the machine has, and what it lacks before JAX or TensorFlow stumble over it."""
 
+import contextlib
+import pathlib
 import resource
 
 import jax
 
 from vit_jax.errors import UserError
+
+# What a container or a Slurm job may use: files of control groups, of version 2 and of version 1.
+CONTROL_GROUPS = (('memory.max', 'memory.current', 'inactive_file'),
+                  ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes',
+                   'total_inactive_file'))
+
+
+def available_memory(control_groups: pathlib.Path = pathlib.Path('/sys/fs/cgroup')) -> int:
+    """Bytes that this process may still take: free ones, within the limit of its control group."""
+    import psutil  # a plan for other devices does not need it
+
+    available = psutil.virtual_memory().available
+    for limit, used, cached in CONTROL_GROUPS:
+        # Without the files, or with 'max' in them, there is no limit.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            room = int((control_groups / limit).read_text())
+            room -= int((control_groups / used).read_text())
+            stat = (control_groups / limit).with_name('memory.stat').read_text().split()
+            room += int(dict(zip(stat[::2], stat[1::2], strict=True))[cached])  # can be dropped
+            available = max(min(available, room), 0)
+    return available
 
 
 def check_address_space(needed: float) -> None:

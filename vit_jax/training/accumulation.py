@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 
+from vit_jax import machine
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
 from vit_jax.training import sharding
@@ -76,6 +77,4 @@ def memory_limit() -> float:
     stats = jax.local_devices()[0].memory_stats()
     if stats and 'bytes_limit' in stats:
         return stats['bytes_limit']
-    import psutil  # a plan for other devices does not need it
-
-    return psutil.virtual_memory().available / jax.local_device_count()
+    return machine.available_memory() / jax.local_device_count()
