@@ -18,9 +18,8 @@ def accuracy(run_main, workdir, family, fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', ['hybrid', 'axial',
-                                    *(pytest.param(family, marks=pytest.mark.nightly)
-                                      for family in ('vit', 'resnet'))])
+@pytest.mark.parametrize('family', ['hybrid', *(
+    pytest.param(family, marks=pytest.mark.nightly) for family in ('axial', 'vit', 'resnet'))])
 def test_family(family, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', family, {}) >= 0.8
 
@@ -34,10 +33,10 @@ def test_position_embedding(kind, place, run_main, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('fields', [
     {'model.pool': 'gap', 'model.layer_scale_init': 0.1, 'model.stochastic_depth_rate': 0.1,
      'model.position': 'relative', 'model.position_at': 'shared', 'model.unroll': 4},
-    pytest.param({'model.pool': 'map', 'model.remat_policy': 'nothing_saveable'},
-                 marks=pytest.mark.nightly)], ids=str)
+    {'model.pool': 'map', 'model.remat_policy': 'nothing_saveable'}], ids=str)
 def test_pool_position_and_regularisation(fields, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8

@@ -142,7 +142,8 @@ def finish(workdir, fields):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('source', [
-    'digits', 'directory', pytest.param('array_record', marks=pytest.mark.nightly)])
+    'digits', *(pytest.param(source, marks=pytest.mark.nightly)
+                for source in ('directory', 'array_record'))])
 def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
     fields, rng = fields_of(source), random.Random(source)
     first = rng.randint(8, 12)

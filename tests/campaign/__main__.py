@@ -26,6 +26,7 @@ os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
 os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'  # or every process announces it
 os.environ['HF_HUB_OFFLINE'] = '1'
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
+os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # runs are short, and compile often
 os.environ['XLA_FLAGS'] = re.sub(r'--xla_force_host_platform_device_count=\d+', '',
                                  os.environ.get('XLA_FLAGS', ''))
 

@@ -80,7 +80,8 @@ def start(workdir, number, kill=None):
         if kill and kill[0] == i:
             first = f'from tests.campaign import kills\nkills.arm(*{kill[1:]!r})\n'
         starts.append(functools.partial(
-            Forked, [*arguments(workdir, fields=runs.FIELDS), *options], code=first + MAIN))
+            Forked, [*arguments(workdir, fields=runs.FIELDS), *options], code=first + MAIN,
+            optimized=False))
     pathlib.Path(workdir).mkdir(exist_ok=True)
     with Processes(pathlib.Path(workdir).with_name('logs'), starts) as processes:
         for i, process in enumerate(processes.all):

@@ -108,7 +108,7 @@ def _go_on(workdir, argv):
 def _run(argv, code):
     log = pathlib.Path('command.log')
     log.unlink(missing_ok=True)
-    process = Forked(argv, log, code=code)
+    process = Forked(argv, log, code=code, optimized=False)
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:

@@ -53,7 +53,7 @@ def watch(folder, checkpoints, kills, seed):
     moments = sorted(rng.sample(range(2, checkpoints), kills)) if kills else []
     for number in range(kills + 1):
         process = Forked(arguments(folder / 'run', fields=fields), folder / 'log',
-                         code=f'WATCHED = {str(watched)!r}\n{WATCH}')
+                         code=f'WATCHED = {str(watched)!r}\n{WATCH}', optimized=False)
         before = len(_rows(watched))
         while process.poll() is None:
             rows = _rows(watched)

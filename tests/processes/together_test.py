@@ -79,7 +79,7 @@ def test_sigkill(process, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('process', [0, 1])
+@pytest.mark.parametrize('process', [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_process_that_hangs(process, tmp_path):
     with start_programs(tmp_path, 2, first={process: at_step_9('SIGSTOP')}) as run:
         run.wait_for('step 9', i=process)

@@ -198,8 +198,8 @@ def as_files(image, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', ['vit', 'resnet',
-                                    pytest.param('hybrid', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('family', ['vit', *(
+    pytest.param(family, marks=pytest.mark.nightly) for family in ('resnet', 'hybrid'))])
 def test_pretrain_finetune_evaluate_and_name_what_is_on_photos(family, image_directory, run_main,
                                                                tmp_path, capsys):
     name, model = SMALL[family]

@@ -23,8 +23,7 @@ def assert_runs(given, path, to):
 
 
 @pytest.mark.parametrize('model', [
-    'vit', pytest.param('hybrid', marks=pytest.mark.slow),
-    pytest.param('bit', marks=pytest.mark.slow)])
+    'vit', *(pytest.param(model, marks=pytest.mark.nightly) for model in ('hybrid', 'bit'))])
 def test_stablehlo(model, tmp_path):
     path = str(tmp_path / 'x')
     export.save(small.make(model), path, 'stablehlo')
