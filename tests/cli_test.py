@@ -1,6 +1,7 @@
 """How the commands read configs and weights, and what they make of errors."""
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -86,6 +87,13 @@ def test_a_config_file_that_raises(text, message, tmp_path):
         cli.read_config([f'--config={tmp_path}/c.py'])
     assert message in str(error.value)
     assert f'--config={tmp_path}/c.py: ' in str(error.value)
+
+
+def test_a_config_that_is_not_a_file(tmp_path):
+    os.mkfifo(tmp_path / 'pipe')  # would be waited for
+    for path in (tmp_path, tmp_path / 'pipe'):
+        with pytest.raises(UserError, match=f'--config={path} is not a file: expected a Python'):
+            cli.read_config([f'--config={path}'])
 
 
 def test_a_mistyped_option_of_the_command():

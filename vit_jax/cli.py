@@ -100,8 +100,9 @@ def log_to_terminal() -> None:
     if os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1') == '1':
         os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
     os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-    # Orbax reports every action, and what it raises also as a traceback.
+    # Orbax reports every action, and what it raises also as a traceback; so does asyncio for it.
     absl.logging.set_verbosity(absl.logging.FATAL)
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
 
 
@@ -154,6 +155,10 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     file, overrides = parser.parse_known_args(arguments)
     if file.config is None:
         raise UserError('add --config=FILE, as in --config=configs/vit.py:b16')
+    path = file.config.partition(':')[0]
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f'--config={path} is not a file: expected a Python file with a function '
+                        'get_config, as those in configs/.')
     try:
         config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file.config}'])
         fields = config_lib.flatten(config)  # asking for fields reads the file

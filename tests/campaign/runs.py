@@ -26,7 +26,11 @@ def train_here(workdir, steps=STEPS):
 
 def final_state(workdir):
     path = pathlib.Path(workdir).resolve() / 'checkpoints' / str(STEPS) / 'state'
-    return jax.tree.leaves_with_path(ocp.StandardCheckpointer().restore(path))
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        # As arrays of this process, whatever number of processes they were saved from.
+        arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+                              checkpointer.metadata(path).item_metadata.tree)
+        return jax.tree.leaves_with_path(checkpointer.restore(path, restore_args=arrays))
 
 
 def rows(workdir):

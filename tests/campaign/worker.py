@@ -138,7 +138,7 @@ def _judged(case, outcome, folder, work):
     allowed = case.module
     for wrong, word, detail in (
             ((work / MARK).exists(), MARK, 'the input ran a command'),
-            ('Traceback (most' in printed, 'traceback', f'printed: {printed[-300:]}'),
+            ('Traceback (most' in printed, 'traceback', f'printed: {_around_traceback(printed)}'),
             (outcome.gigabytes > allowed.GIGABYTES, 'memory', f'{outcome.gigabytes:.1f} GB'),
             (outcome.seconds > allowed.SECONDS, 'hang', f'{outcome.seconds:.0f} s')):
         if wrong and not outcome.failed:
@@ -146,6 +146,11 @@ def _judged(case, outcome, folder, work):
             outcome.word, outcome.failed, outcome.detail = word, True, detail
             outcome.where = judged.where if word == 'traceback' else ''
     return outcome
+
+
+def _around_traceback(printed):
+    start = printed.find('Traceback (most')
+    return printed[max(start - 200, 0):start + 1000]
 
 
 def _status(name):

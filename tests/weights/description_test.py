@@ -53,7 +53,8 @@ def test_weights_are_described(tmp_path):
     ('ant\nbee\n', 'has 2 names; vit has 7 classes'),
     ('["ant", ', 'cannot be read: Expecting'),
     ('{"0": "ant"}', 'is a JSON object: expected an array, or a name per line'),
-    (None, 'cannot be read: .*No such file')])
+    (None, 'cannot be read: .*No such file'),
+    ('[' * 200_000, 'cannot be read: maximum recursion')])
 def test_impossible_classes(text, message, tmp_path):
     if text:
         (tmp_path / 'names').write_text(text)

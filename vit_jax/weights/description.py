@@ -122,7 +122,7 @@ def read_names(path: str) -> list[str]:
         with open(path, encoding='utf-8') as file:
             text = file.read().strip()
         names = json.loads(text) if text.startswith(('[', '{')) else text.splitlines()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'--classes={path} cannot be read: {error}') from error
     if not isinstance(names, list):
         raise UserError(f'--classes={path} is a JSON object: expected an array, or a name per '
