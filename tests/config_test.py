@@ -164,10 +164,11 @@ NAN, INF = float('nan'), float('inf')
 
 
 @pytest.mark.parametrize(('field', 'values', 'expected'), [
-    ('preprocess.crop_ratio', (0.0, 1.5, INF, NAN, -1.0), 'a number, above 0 and at most 1'),
+    ('preprocess.crop_ratio', (0.0, 1e-9, 1.5, INF, NAN, -1.0),
+     'a number, at least 0.01 and at most 1'),
     ('augment.min_area', (0.0, 2.0, NAN), 'a number, above 0 and at most 1'),
     ('preprocess.mean', ((0.5,), (0.5, 0.5, '0.5'), (0.5, 0.5, NAN)), 'three numbers'),
-    ('preprocess.std', ((0.5, 0.5, 0.0), (True, True, True)), 'three numbers .* above 0'),
+    ('preprocess.std', ((0.5, 0.5, 0.0), (True, True, True)), 'three numbers .* from 0.001'),
     ('num_epochs', (NAN, INF, -1.0), 'a finite number, at least 0'),
     ('num_steps', (-5,), 'a whole number, at least 0'),
     ('seed', (10**21, -2**63 - 1), 'a whole number of 64 bits'),

@@ -58,12 +58,12 @@ FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
 
     'preprocess.resize': Field('bilinear', one_of('bilinear', 'bicubic', 'lanczos3'),
                                'the filter; these are for evaluation and prediction, too'),
-    'preprocess.crop_ratio': Field(0.875, number(above=0, most=1),
+    'preprocess.crop_ratio': Field(0.875, number(least=0.01, most=1),
                                    'central crop, share of the resized short side'),
     'preprocess.mean': Field((0.5, 0.5, 0.5), several(
         number(0, 1), 'three numbers (red, green, blue) from 0 to 1', 3), 'is subtracted'),
     'preprocess.std': Field((0.5, 0.5, 0.5), several(
-        number(above=0, most=1), 'three numbers (red, green, blue) above 0 and up to 1', 3),
+        number(least=0.001, most=1), 'three numbers (red, green, blue) from 0.001 to 1', 3),
         'divides what is left'),
 
     'pretrained': Field('', TEXT,

@@ -22,15 +22,14 @@ def test_preprocess_of_a_command_line():
     ('men=1', "is 'men'. Did you mean mean. It is one of: crop_ratio, mean, resize, std"),
     ('image_size=9', 'It is one of: crop_ratio, mean, resize, std'),
     ('resize=cubic', "preprocess.resize is 'cubic'. Did you mean bicubic.*lanczos3"),
-    ('crop_ratio', '=crop_ratio: expected a number above 0 and up to 1, as in crop_ratio=0.5'),
-    ('crop_ratio=1.1', 'expected a number above 0 and up to 1'),
-    ('crop_ratio=nan', 'expected a number above 0 and up to 1'),
-    ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1, as in '
-                 'mean=0.5,0.5,0.5'),
+    ('crop_ratio', '=crop_ratio: expected a number, at least 0.01 and at most 1'),
+    ('crop_ratio=1.1', 'expected a number, at least 0.01 and at most 1'),
+    ('crop_ratio=nan', 'expected a number, at least 0.01 and at most 1'),
+    ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1'),
     ('mean=123.7,116.3,103.5', 'from 0 to 1'),
-    ('resize=bicubic,crop_ratio=2', '=crop_ratio=2: expected a number above 0'),
+    ('resize=bicubic,crop_ratio=2', '=crop_ratio=2: expected a number, at least 0.01'),
     ('resize=bicubic,crop=1', "is 'crop'. Did you mean crop_ratio"),
-    ('std=0.1,0,0.1', 'three numbers .red, green, blue. above 0 and up to 1'),
+    ('std=0.1,0,0.1', 'three numbers .red, green, blue. from 0.001 to 1'),
 ])
 def test_impossible_preprocess(given, message):
     with pytest.raises(UserError, match=message):

@@ -78,10 +78,7 @@ def parse_preprocess(given: Sequence[str]) -> dict:
     for text in (field for several in given for field in re.split(r',(?=\w+=)', several)):
         name, _, value = text.partition('=')
         check_choice('the field of --preprocess', name, tuple(config.base().preprocess))
-        if name == 'resize':
-            choices = config.FIELDS['preprocess.resize'].values.choices
-            check_choice('preprocess.resize', value, choices)
-        fields[name] = value if name == 'resize' else _parse_numbers(name, value, text)
+        fields[name] = _value(f'preprocess.{name}', value, text)
     return fields
 
 
@@ -100,20 +97,23 @@ def parse_model(given: Sequence[str]) -> dict:
 # What arrays do not show; models.build checks how it fits.
 _MODEL = msgspec.defstruct('_MODEL', [('num_heads', Size, 1), ('layer_norm_epsilon', Epsilon, 0.0),
                                       ('gelu', str, '')])
-_NUMBERS = {'crop_ratio': 'a number above 0 and up to 1, as in crop_ratio=0.5',
-            'mean': 'three numbers (red, green, blue) from 0 to 1, as in mean=0.5,0.5,0.5',
-            'std': 'three numbers (red, green, blue) above 0 and up to 1, as in std=0.5,0.5,0.5'}
+# From the text of a command line, by the type of the default.
+_READ = {str: str, float: float, bool: {'True': True, 'False': False}.get,
+         tuple: lambda text: tuple(map(float, text.split(',')))}
 
 
-def _parse_numbers(name, value, text):
+def _value(field, value, text):
+    """The value of a field of the config, which stands in `text`; UserError if impossible."""
+    default, values = config.FIELDS[field].default, config.FIELDS[field].values
+    if values.choices:
+        check_choice(field, value, values.choices)
     try:
-        numbers = tuple(map(float, value.split(',')))
+        found = _READ[type(default)](value)
     except ValueError:
-        numbers = ()
-    possible = all(0 <= x <= 1 and (x or name == 'mean') for x in numbers)
-    if len(numbers) != (1 if name == 'crop_ratio' else 3) or not possible:
-        raise UserError(f'--preprocess={text}: expected {_NUMBERS[name]}.')
-    return numbers[0] if name == 'crop_ratio' else numbers
+        found = None
+    if not values.fit(found):
+        raise UserError(f'--preprocess={text}: expected {values.words}.')
+    return found
 
 
 def read_names(path: str) -> list[str]:

@@ -22,10 +22,10 @@ Layers = Annotated[int, Meta(ge=1, le=1000)]
 Sides = Annotated[int, Meta(ge=1, le=16_384)] | Annotated[
     list[Annotated[int, Meta(ge=1, le=16_384)]], Meta(min_length=1, max_length=2)]
 Epsilon = Annotated[float, Meta(ge=0, le=1)]
-Ratio = Annotated[float, Meta(gt=0, le=1)]
+Ratio = Annotated[float, Meta(ge=0.01, le=1)]
 # Of channels; for values in 0..255 instead of 0..1 means and deviations are larger.
 Means = Annotated[list[Annotated[float, Meta(ge=-1000, le=1000)]], Meta(min_length=1)]
-Deviations = Annotated[list[Annotated[float, Meta(gt=0, le=1000)]], Meta(min_length=1)]
+Deviations = Annotated[list[Annotated[float, Meta(ge=0.001, le=1000)]], Meta(min_length=1)]
 
 _WORDS = {'int': 'a whole number', 'float': 'a number', 'str': 'a text', 'array': 'a list',
           'object': 'an object', 'bool': 'true or false', '|': 'or'}
