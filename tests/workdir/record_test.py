@@ -87,6 +87,8 @@ def damage(path, how):
     path.unlink()
     if how == 'directory':
         path.mkdir()
+    elif how == 'device':
+        path.symlink_to('/dev/zero')
     elif how != 'missing':
         path.write_bytes(how)
 
@@ -94,7 +96,7 @@ def damage(path, how):
 @pytest.mark.parametrize('name', ['config.json', 'classes.json'])
 @pytest.mark.parametrize('how', [
     b'null', b'3', b'"x"', b'', b'{"seed": ', b'[' * 10**5, bytes(range(256)), b'["\xe9"]', b'[1]',
-    b'{}', b'{"model": 3}', 'directory', 'missing'])
+    b'{}', b'{"model": 3}', 'directory', 'device', 'missing'])
 def test_a_damaged_file_is_named_with_what_was_expected(name, how, tmp_path):
     go_on(tmp_path)
     damage(tmp_path / name, how)
@@ -164,6 +166,14 @@ def test_no_directory_can_be_made(tmp_path):
     for path, message in [('file', 'is a file'), ('file/lr=0.1', 'is below a file')]:
         with pytest.raises(UserError, match=f'--workdir .*{path} {message}: name a directory'):
             record.lock(str(tmp_path / path))
+
+
+@pytest.mark.parametrize('name', [record.LOCK, record.LOG, 'metrics.jsonl', 'config.json'])
+def test_a_pipe_in_the_workdir_is_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    for use in (record.log_to, record.lock):
+        with pytest.raises(UserError, match=f'{name} is a pipe, and opening it would wait for'):
+            use(str(tmp_path))
 
 
 def test_one_process_at_a_time(tmp_path):

@@ -101,8 +101,7 @@ def read(workdir: str) -> list[dict[str, float]]:
     """
     path = os.path.join(workdir, FILE)
     try:
-        with open(path, encoding='utf-8') as file:
-            text = file.read()
+        text = record.read_text(path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

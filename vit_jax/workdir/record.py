@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,6 +37,10 @@ def make(workdir: str) -> None:
     if not os.access(workdir, os.W_OK | os.X_OK):
         raise UserError(f'--workdir {workdir} cannot be written (read-only, or of another user): '
                         'name a directory that can be written.')
+    for path in (os.path.join(workdir, name) for name in os.listdir(workdir)):
+        if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+            raise UserError(f'{path} is a pipe, and opening it would wait for ever: remove it, or '
+                            'take another --workdir.')
 
 
 class LogFile(logging.FileHandler):
@@ -205,12 +210,19 @@ def write_text(path: str, text: str) -> None:
                         'command again.') from error
 
 
+def read_text(path: str) -> str:
+    """The text of a file; OSError for what could be read for ever, ValueError if not UTF-8."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError('it is not a regular file')
+    with open(path, encoding='utf-8') as file:
+        return file.read()
+
+
 def read_json(path: str, kind: type) -> Any:
     """The dict or list (`kind`) in a JSON file; UserError if the file cannot be read or differs."""
     expected = 'an object' if kind is dict else 'a list'
     try:
-        with open(path, encoding='utf-8') as file:
-            value = json.load(file)
+        value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'{path} cannot be read ({error}), expected {expected} of JSON: restore '
                         'the file, or name another directory.') from error
