@@ -7,6 +7,8 @@
 The argument is MODEL[,DATASET]. Published ImageNet top-1 after fine-tuning at 384 px, which these
 recipes lead up to (table 5): pre-trained on imagenet2012 B/16 77.91, L/16 76.53; on imagenet21k
 B/16 83.97, L/16 85.15; on JFT-300M B/16 84.15, L/16 87.12, H/14 88.04.
+Images are prepared as in vision_transformer: a random part in training, the whole squashed to a
+square in evaluation, by bilinear interpolation that is not antialiased.
 MODEL is any name of vit_jax/models/variants.py: ViTs, hybrids such as r50_b16, BiT ResNets such as
 r50x1, axial_b16. Table 3 has no rows for some of them: those take the nearest, and the log says so.
 """
@@ -46,6 +48,7 @@ def get_config(arg: str = 'b16'):
         config.recipe = f'ViT table 3, the nearest row for {name} on {dataset}, which has none'
     config.batch_size = 4096
     config.model.dtype = 'bfloat16'
+    config.preprocess.update(fit='squash', crop_ratio=1.0, antialias=False)
     if name not in variants.RESNETS:
         config.model.update(dropout_rate=0.0 if dataset == 'jft' else 0.1,
                             representation_size=config.model.hidden_size)

@@ -125,19 +125,22 @@ def test_weights_that_are_not_finite(tmp_path, caplog):
 def test_what_weights_do_not_say(source, tmp_path, caplog):
     path, names = str(tmp_path / 'x.npz'), tmp_path / 'names.txt'
     convert.convert(source(), path, 'google')
-    assert (f'{path} does not hold resize=bicubic, crop_ratio=0.8, mean=(0.4, 0.5, 0.6), '
-            'std=(0.3, 0.2, 0.1), the names of the classes: say it where') in caplog.text
+    assert (f'{path} does not hold fit=squash, antialias=True, crop_ratio=0.8, resize=bicubic, '
+            'mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1), the names of the classes: '
+            'say it where') in caplog.text
     convert.convert(source('rectangle'), path, 'google', overwrite=True)
     assert 'std=(0.3, 0.2, 0.1), image_size=(16, 12), the names' in caplog.text
     convert.convert(source(), path, 'google', overwrite=True)
     names.write_text('\n'.join(small.CLASSES))
     convert.convert(path, str(tmp_path / 'x'), 'huggingface', preprocess=['mean=0.1,0.2,0.3'],
             classes=str(names))
-    assert f'{path} does not say crop_ratio, resize, std of images: the defaults' in caplog.text
+    assert (f'{path} does not say antialias, crop_ratio, fit, resize, std of images: the defaults'
+            in caplog.text)
     found = weights.load(str(tmp_path / 'x'))
     assert found.classes == small.CLASSES
     assert found.preprocess.pop('crop_ratio') == 16 / round(16 / base().preprocess.crop_ratio)
-    assert found.preprocess == dict(image_size=(16, 16), resize='bilinear', mean=(0.1, 0.2, 0.3),
+    assert found.preprocess == dict(image_size=(16, 16), fit='transformers', antialias=True,
+                                    resize='bilinear', mean=(0.1, 0.2, 0.3),
                                     std=base().preprocess.std)
 
 
@@ -145,7 +148,7 @@ def test_directories_for_timm_say_how_images_are_prepared(source, tmp_path):
     convert.convert(source(), str(tmp_path / 'x.npz'), 'google')  # which says nothing
     convert.convert(str(tmp_path / 'x.npz'), str(tmp_path / 'x'), 'timm')
     assert weights.load(str(tmp_path / 'x')).preprocess == dict(
-        base().preprocess, image_size=(16, 16))
+        base().preprocess, image_size=(16, 16), fit='torchvision')
 
 
 def test_inexact_is_asked_for(source, tmp_path):

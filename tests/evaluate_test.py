@@ -75,9 +75,11 @@ def test_weights_on_another_split(run, image_directory, capsys):
 def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog):
     """Said on the command line it is what it would be in the weights, and before what is there."""
     loaded, results = weights.load(str(run)), {}
-    fields = dict(resize='bicubic', crop_ratio=0.6, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
-    flags = ['--preprocess=resize=bicubic', '--preprocess=crop_ratio=0.6',
-             '--preprocess=mean=0.4,0.5,0.6', '--preprocess=std=0.3,0.2,0.1']
+    fields = dict(fit='squash', crop_ratio=0.6, resize='bicubic', antialias=False,
+                  mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
+    flags = ['--preprocess=fit=squash,crop_ratio=0.6', '--preprocess=resize=bicubic',
+             '--preprocess=antialias=False', '--preprocess=mean=0.4,0.5,0.6',
+             '--preprocess=std=0.3,0.2,0.1']
     size = {'image_size': (16, 16)}
     for name, stated, arguments in [('stated', size | fields, []), ('given', None, flags),
                                     ('both', loaded.preprocess, flags), ('silent', None, [])]:

@@ -71,7 +71,7 @@ def test_a_repeated_tuple_is_refused(tmp_path):
     ({'num_steps': 60}, 'optimizer.warmup_steps is 80 but the run has 60 steps in all: train '
                         'longer, or warm up for less, as in --config.optimizer.warmup_steps=6'),
     ({'num_steps': -5}, 'num_steps is -5: expected a whole number, at least 0.'),
-    ({'preprocess.crop_ratio': 'inf'}, 'preprocess.crop_ratio is inf: expected a number, above 0'),
+    ({'preprocess.crop_ratio': 'inf'}, 'preprocess.crop_ratio is inf: expected a number, at'),
     ({'seed': 10**21}, 'seed is 1000000000000000000000: expected a whole number of 64 bits.'),
     ({'image_size': 10**9}, 'image_size is [1000000000, 1000000000]: expected one or two whole'),
     ({'optimizer.weight_decay': 'nan'}, 'optimizer.weight_decay is nan: expected a finite number'),

@@ -16,8 +16,8 @@ from vit_jax.errors import UserError
 
 FIELDS = models.fields('b16') | dict(patch_size=(4, 4), hidden_size=16, num_layers=1, mlp_dim=24,
                                      num_heads=2)
-PREPROCESS = dict(image_size=(16, 16), resize='bicubic', crop_ratio=0.9, mean=(0.4, 0.4, 0.4),
-                  std=(0.3, 0.3, 0.3))
+PREPROCESS = dict(image_size=(16, 16), fit='cover', crop_ratio=0.9, resize='bicubic',
+                  antialias=True, mean=(0.4, 0.4, 0.4), std=(0.3, 0.3, 0.3))
 
 
 @pytest.fixture(scope='module')

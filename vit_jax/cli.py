@@ -254,7 +254,8 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
                         'num_heads=N,gelu=erf,layer_norm_epsilon=1e-6')
     parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
                         help='of images, instead of what the weights say: any of '
-                        'resize=bicubic,crop_ratio=0.9,mean=R,G,B,std=R,G,B; may be repeated')
+                        'fit=squash,crop_ratio=0.9,resize=bicubic,antialias=False,mean=R,G,B,'
+                        'std=R,G,B; may be repeated')
     parser.add_argument('--step', type=int, help='which checkpoint of a workdir; default: the best '
                         'if the run keeps it (keep_best), else the newest')
     parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '

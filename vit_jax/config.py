@@ -56,10 +56,17 @@ FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
     'augment.pad': Field(0, whole(0), 'pad: pixels on each side'),
     'augment.flip': Field(True, SWITCH, 'left-right, of every second image at random'),
 
-    'preprocess.resize': Field('bilinear', one_of('bilinear', 'bicubic', 'lanczos3'),
-                               'the filter; these are for evaluation and prediction, too'),
+    'preprocess.fit': Field('cover', one_of('cover', 'squash', 'torchvision', 'transformers'),
+                            'evaluation and prediction: the short side is resized and the middle '
+                            'cut out, as in big_vision; the whole is squashed to the size, as in '
+                            'vision_transformer; as cover, with the rounding of those'),
     'preprocess.crop_ratio': Field(0.875, number(least=0.01, most=1),
-                                   'central crop, share of the resized short side'),
+                                   'central crop, share of the resized side'),
+    'preprocess.resize': Field('bilinear', one_of('bilinear', 'bicubic', 'lanczos3'),
+                               'the filter; this and the following are for training, too'),
+    'preprocess.antialias': Field(True, SWITCH,
+                                  'average over all pixels of a larger image; '
+                                  'vision_transformer and big_vision do not'),
     'preprocess.mean': Field((0.5, 0.5, 0.5), several(
         number(0, 1), 'three numbers (red, green, blue) from 0 to 1', 3), 'is subtracted'),
     'preprocess.std': Field((0.5, 0.5, 0.5), several(

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 
 from tests.support.images import encode, evaluated, files, oriented, picture
 from vit_jax.config import base
-from vit_jax.data import images, preprocess
+from vit_jax.data import images, preprocess, resizing
 from vit_jax.errors import UserError
 
 FILES = files()
@@ -170,7 +170,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 def thin_window(encoded, size, preprocess):
     """As evaluation did it for every image: resize the whole, then crop."""
     image = images.decode(encoded)
-    new_size = images.covering_size(*image.shape[:2], size, preprocess['crop_ratio'])
+    new_size = resizing.fitted_size(*image.shape[:2], size, preprocess)
     whole = tf.image.resize(image, new_size, preprocess['resize'], antialias=True).numpy()
     top, left = ((new - side) // 2 for new, side in zip(new_size, size, strict=True))
     return whole[top:top + size[0], left:left + size[1]] / 127.5 - 1

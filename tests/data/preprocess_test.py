@@ -6,11 +6,13 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.support.images import encode, evaluated, picture
-from vit_jax.data import images, order, preprocess
+from vit_jax.data import order, preprocess, resizing
 
 
-def settings(resize='bilinear', crop_ratio=1.0, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)):
-    return {'resize': resize, 'crop_ratio': crop_ratio, 'mean': mean, 'std': std}
+def settings(resize='bilinear', crop_ratio=1.0, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+             fit='cover', antialias=True):
+    return {'fit': fit, 'crop_ratio': crop_ratio, 'resize': resize, 'antialias': antialias,
+            'mean': mean, 'std': std}
 
 
 def train_image(pixels, size, **augment):
@@ -18,7 +20,8 @@ def train_image(pixels, size, **augment):
     encoded = encode(Image.fromarray(pixels), 'PNG')
     augment = {'crop': 'none', 'min_area': 0.05, 'pad': 0, 'flip': False, **augment}
     return tf.function(lambda keys: preprocess.train_image(tf.constant(encoded), keys, size,
-                                                           augment, 'bilinear'))
+                                                           augment, settings(),
+                                                           tf.constant(False))[0])
 
 
 def keys(position, rows=1):
@@ -104,6 +107,40 @@ def test_no_crop_only_resizes():
 
 
 def test_resize_knows_the_methods_of_prediction():
-    for method in images.RESAMPLING:
-        small = preprocess.resize(tf.constant(np.asarray(picture(40, 30))), (16, 12), method)
+    for method in resizing.RESAMPLING:
+        small = preprocess.resize(tf.constant(np.asarray(picture(40, 30))), (16, 12),
+                                  settings(method))
         assert small.shape == (16, 12, 3)
+
+
+@pytest.mark.parametrize('file', [
+    dict(subsampling=0), dict(subsampling=1), dict(subsampling=2),
+    dict(subsampling=2, progressive=True), dict(subsampling=2, restart_marker_blocks=3)], ids=str)
+def test_a_part_has_the_pixels_of_the_whole(file):
+    """At any place and size, the borders of the blocks of a JPEG and of the image included."""
+    encoded = encode(picture(53, 71), 'JPEG', quality=85, **file)
+    image, rng = preprocess.decode_image(encoded).numpy(), np.random.default_rng(0)
+    for _ in range(40):
+        top, left = map(int, rng.integers(0, (53, 71)))
+        height, width = map(int, rng.integers(1, (54 - top, 72 - left)))
+        slices = [preprocess.decode_part(
+            encoded, lambda shape, box=((top, left, 0), (height, width, -1)): box,
+            tf.constant(intact)) for intact in (False, True)]
+        for found, intact in slices:
+            assert intact
+            np.testing.assert_array_equal(found, image[top:top + height, left:left + width])
+
+
+def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
+    """A JPEG that is damaged below the crop would be accepted."""
+    encoded = encode(picture(64, 64), 'JPEG')
+    damaged, box = encoded[:-400], lambda shape: ((0, 0, 0), (8, 8, -1))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        preprocess.decode_part(damaged, box, tf.constant(False))
+    assert preprocess.decode_part(damaged, box, tf.constant(True))[0].shape == (8, 8, 3)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for other in (encode(picture(64, 64), 'PNG'), encode(picture(64, 64), 'BMP'),
+                  encode(picture(64, 64), 'JPEG', exif=exif)):
+        assert not tf.function(preprocess.decode_part)(tf.constant(other), box,
+                                                       tf.constant(False))[1]

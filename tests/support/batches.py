@@ -15,8 +15,9 @@ from vit_jax.data import pipeline, sources
 
 COUNT = 53  # examples of the small sets; a prime, so that no batch or window fits
 KINDS = ('digits', 'directory', 'tfrecord', 'array_record')
-PREPROCESS = MappingProxyType({'resize': 'bilinear', 'crop_ratio': 0.9, 'mean': (0.5, 0.5, 0.5),
-                               'std': (0.5, 0.5, 0.5)})
+PREPROCESS = MappingProxyType({
+    'fit': 'cover', 'crop_ratio': 0.9, 'resize': 'bilinear', 'antialias': True,
+    'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5)})
 
 
 def encoded(value, kind='PNG'):

@@ -38,7 +38,8 @@ PATHS = {'google': 'x.npz', 'big_vision': 'x.npz', 'timm': 'x', 'huggingface': '
          'torchvision': 'x.safetensors', 'vit_jax': 'x.safetensors'}
 FILES = [*PATHS.items(), ('timm', 'x.safetensors'), ('timm', 'x.pth'), ('torchvision', 'x.pth')]
 CLASSES = ['ant', 'bee', 'cat', 'dog', 'elk', 'fox', 'gnu']
-PREPROCESS = dict(resize='bicubic', crop_ratio=0.8, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
+PREPROCESS = dict(fit='squash', crop_ratio=0.8, resize='bicubic', antialias=True,
+                  mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
 
 
 @functools.cache

@@ -40,10 +40,11 @@ def test_weights_that_do_not_say_how_images_are_prepared(tmp_path, caplog):
     batch = weights.prepare(bare, list(tmp_path.glob('*/*.png')))
     assert batch.shape == (1, 16, 16, 3)
     assert [record.levelname for record in caplog.records] == ['WARNING']
-    assert 'vit does not say crop_ratio, mean, resize, std of images: the defaults' in caplog.text
+    assert ('vit does not say antialias, crop_ratio, fit, mean, resize, std of images: the defaults'
+            in caplog.text)
     caplog.clear()
-    stated = weights.described(bare, ['crop_ratio=0.8', 'resize=bicubic', 'mean=0.4,0.5,0.6',
-                                      'std=0.3,0.2,0.1'])
+    stated = weights.described(bare, ['fit=squash,crop_ratio=0.8', 'resize=bicubic',
+                                      'antialias=True,mean=0.4,0.5,0.6', 'std=0.3,0.2,0.1'])
     np.testing.assert_array_equal(weights.prepare(stated, list(tmp_path.glob('*/*.png'))),
                                   weights.prepare(GIVEN, list(tmp_path.glob('*/*.png'))))
     assert not caplog.messages

@@ -1,6 +1,7 @@
 """What a command line says of weights that do not say it themselves."""
 
 import dataclasses
+import os
 
 import pytest
 
@@ -14,15 +15,18 @@ def test_preprocess_of_a_command_line():
     assert description.parse_preprocess(
         ['mean=0,0.5,1', 'std=0.2,0.3,1', 'crop_ratio=1', 'resize=bicubic', 'crop_ratio=0.9']) == {
             'mean': (0, 0.5, 1), 'std': (0.2, 0.3, 1), 'crop_ratio': 0.9, 'resize': 'bicubic'}
-    assert description.parse_preprocess(['crop_ratio=0.9,resize=bicubic,mean=0,0.5,1']) == {
-        'mean': (0, 0.5, 1), 'crop_ratio': 0.9, 'resize': 'bicubic'}
+    assert description.parse_preprocess(
+        ['fit=squash,antialias=False,crop_ratio=0.9,mean=0,0.5,1']) == {
+            'mean': (0, 0.5, 1), 'crop_ratio': 0.9, 'fit': 'squash', 'antialias': False}
 
 
 @pytest.mark.parametrize(('given', 'message'), [
-    ('men=1', "is 'men'. Did you mean mean. It is one of: crop_ratio, mean, resize, std"),
-    ('image_size=9', 'It is one of: crop_ratio, mean, resize, std'),
+    ('men=1', "is 'men'. Did you mean mean. It is one of: antialias, crop_ratio, fit, mean"),
+    ('image_size=9', 'It is one of: antialias, crop_ratio, fit, mean, resize, std'),
     ('resize=cubic', "preprocess.resize is 'cubic'. Did you mean bicubic.*lanczos3"),
     ('crop_ratio', '=crop_ratio: expected a number, at least 0.01 and at most 1'),
+    ('fit=crop', "preprocess.fit is 'crop'. It is one of: cover, squash"),
+    ('antialias=no', '=antialias=no: expected True or False'),
     ('crop_ratio=1.1', 'expected a number, at least 0.01 and at most 1'),
     ('crop_ratio=nan', 'expected a number, at least 0.01 and at most 1'),
     ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1'),
@@ -53,9 +57,12 @@ def test_weights_are_described(tmp_path):
     ('["ant", ', 'cannot be read: Expecting'),
     ('{"0": "ant"}', 'is a JSON object: expected an array, or a name per line'),
     (None, 'cannot be read: .*No such file'),
+    ('a pipe', 'cannot be read: it is not a regular file'),
     ('[' * 200_000, 'cannot be read: maximum recursion')])
 def test_impossible_classes(text, message, tmp_path):
-    if text:
+    if text == 'a pipe':
+        os.mkfifo(tmp_path / 'names')
+    elif text:
         (tmp_path / 'names').write_text(text)
     with pytest.raises(UserError, match=message):
         description.described(small.make('vit'), [], str(tmp_path / 'names'))
@@ -74,11 +81,12 @@ def test_defaults_are_said(caplog):
     assert not caplog.messages
     silent = dataclasses.replace(small.make('vit'), preprocess={'mean': (0.1, 0.2, 0.3)})
     assert description.complete_preprocess(silent) == dict(
-        mean=(0.1, 0.2, 0.3), std=(0.5,) * 3, resize='bilinear', crop_ratio=0.875)
+        fit='cover', crop_ratio=0.875, resize='bilinear', antialias=True, mean=(0.1, 0.2, 0.3),
+        std=(0.5,) * 3)
     assert caplog.messages == [
-        'vit does not say crop_ratio, resize, std of images: the defaults crop_ratio=0.875 '
-        'resize=bilinear std=(0.5, 0.5, 0.5) are used. To change that, add '
-        '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).']
+        'vit does not say antialias, crop_ratio, fit, resize, std of images: the defaults '
+        'antialias=True crop_ratio=0.875 fit=cover resize=bilinear std=(0.5, 0.5, 0.5) are used. '
+        'To change that, add --preprocess FIELD=VALUE; from Python: weights.described(w, [...]).']
     assert caplog.records[0].levelname == 'WARNING'  # which Python shows of itself
 
 
@@ -105,3 +113,9 @@ def test_fields_of_the_model_of_a_command_line():
                             ('layer_norm_epsilon', 'layer_norm_epsilon is ""')]:
         with pytest.raises(UserError, match=expected):
             description.parse_model([given])
+
+
+def test_a_way_to_fit_images_that_is_not_there():
+    given = dataclasses.replace(small.make('vit'), preprocess={'fit': 'squish'})
+    with pytest.raises(UserError, match="preprocess.fit of vit is 'squish'. Did you mean squash"):
+        description.complete_preprocess(given)

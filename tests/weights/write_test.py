@@ -47,7 +47,8 @@ def test_a_directory_says_how_images_are_prepared(layout, tmp_path, caplog):
     """Or timm would take ImageNet's mean and bicubic, and Hugging Face nothing."""
     bare = dataclasses.replace(small.make('vit'), preprocess=None)
     weights.save(bare, str(tmp_path / 'x'), layout)
-    assert 'vit does not say crop_ratio, mean, resize, std of images: the defaults' in caplog.text
+    assert ('vit does not say antialias, crop_ratio, fit, mean, resize, std of images: the defaults'
+            in caplog.text)
     found = weights.load(str(tmp_path / 'x')).preprocess
     assert (found['mean'], found['std'], found['resize']) == ((0.5,) * 3, (0.5,) * 3, 'bilinear')
 

@@ -74,3 +74,10 @@ def test_values_survive_exactly(tmp_path):
     log.sync()
     log.close()
     assert metrics.read(tmp_path)[0]['x'] == value
+
+
+def test_a_run_that_goes_on_without_its_rows_says_so(tmp_path, caplog):
+    metrics.MetricsLog(str(tmp_path), 0).close()
+    assert not caplog.messages
+    metrics.MetricsLog(str(tmp_path), 8).close()
+    assert f'{tmp_path}/metrics.jsonl has no row up to step 8: the curves begin' in caplog.text

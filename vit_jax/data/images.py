@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from vit_jax.data import resizing
 from vit_jax.errors import UserError, check_choice
 
 # Not every format of Pillow: it also runs Ghostscript for PostScript and opens films and PDF files.
@@ -23,17 +24,11 @@ SUFFIXES = tuple(suffix for suffix, name in Image.registered_extensions().items(
                  if name in _CHOSEN)
 FORMATS = tuple(name for name in _CHOSEN if name in Image.OPEN)  # older versions have no AVIF
 
-RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
-              'lanczos3': Image.Resampling.LANCZOS}
-
 # A larger image counts as broken, in training as in prediction: decoding takes up to 20 bytes of
 # memory per pixel. Cameras of 108 megapixels stay below; no JPEG has a longer side.
 MAX_PIXELS = 120_000_000
 MAX_SIDE = 65_535
 warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)  # of Pillow's own limit
-
-# Evaluation resizes the whole image, unless that takes this many times the pixels of the crop.
-THIN = 32
 
 # Metadata with an orientation has one of these words in the first bytes of a JPEG or PNG file,
 # before the pixels. Searching the whole of a large file would take a third of its decoding time.
@@ -50,14 +45,15 @@ def load(path: str, image_size: tuple[int, int], preprocess: Mapping
 
     `image_size` is (height, width) in pixels; `preprocess` has the fields of `config.preprocess`.
     """
-    check_choice('the resize method of the weights', preprocess['resize'], tuple(RESAMPLING))
+    check_choice('the resize method of the weights', preprocess['resize'],
+                 tuple(resizing.RESAMPLING))
     try:
         rgb = decode(read(path))
     except FileNotFoundError:
         raise UserError(f'there is no image {path!r}.') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path!r} cannot be read: {error}.') from error
-    pixels = resize_and_central_crop(rgb, image_size, preprocess)
+    pixels = resizing.resize_and_central_crop(rgb, image_size, preprocess)
     mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
     return (pixels / np.float32(255) - mean) / std
 
@@ -128,34 +124,3 @@ def turn_upright(pixels: UInt8[np.ndarray, 'rows columns 3'], image: Image.Image
     if orientation in (2, 3, 6, 7):
         pixels = pixels[:, ::-1]
     return np.ascontiguousarray(pixels)
-
-
-def covering_size(height, width, image_size: tuple[int, int], crop_ratio: float, larger=max):
-    """The (height, width) to which evaluation resizes an image before it crops the middle.
-
-    The image just covers image_size / crop_ratio and keeps its aspect ratio. Computed in integers,
-    so that Python and TensorFlow, whose `larger` is tf.maximum, round alike (half up).
-    """
-    target_h, target_w = (round(side / crop_ratio) for side in image_size)
-    return (larger((2 * height * target_w + width) // (2 * width), target_h),
-            larger((2 * width * target_h + height) // (2 * height), target_w))
-
-
-def resize_and_central_crop(image: UInt8[np.ndarray, 'rows columns 3'], size: tuple[int, int],
-                            preprocess: Mapping) -> Float[np.ndarray, 'height width 3']:
-    """Like `data.preprocess.eval_image`; float32 in 0..255."""
-    new_size = covering_size(*image.shape[:2], size, preprocess['crop_ratio'])
-    top, left = ((new - side) // 2 for new, side in zip(new_size, size, strict=True))
-    if new_size == image.shape[:2]:
-        return image[top:top + size[0], left:left + size[1]].astype(np.float32)
-    window = (left, top, left + size[1], top + size[0])
-    box = None  # the whole image
-    if new_size[0] * new_size[1] > THIN * size[0] * size[1]:
-        y, x = (old / new for old, new in zip(image.shape, new_size, strict=False))
-        box = (window[0] * x, window[1] * y, window[2] * x, window[3] * y)
-        new_size, window = size, (0, 0, size[1], size[0])
-    method = RESAMPLING[preprocess['resize']]
-    # Channel by channel, because Pillow has no colours in floats, and to take less memory.
-    channels = [Image.fromarray(channel.astype(np.float32)).resize(new_size[::-1], method, box)
-                for channel in np.moveaxis(image, -1, 0)]
-    return np.stack([np.asarray(channel.crop(window)) for channel in channels], axis=-1)

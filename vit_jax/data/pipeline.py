@@ -71,10 +71,7 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
         first = order.positions_of_step(step, batch_size, share)[0]
         return order.augment_bits(augment_seed, first, local)
 
-    def example(item, keys):
-        encoded, label = source.load(item)
-        image = train_image(encoded, keys, image_size, augment, preprocess['resize'])
-        return {'image': image, 'label': label}
+    example = _training_example(source, image_size, augment, preprocess)
 
     def finish(batch):
         # MixUp goes here, keyed by the positions of the batch.
@@ -153,6 +150,22 @@ class EvalBatches:
     def broken(self) -> list[str]:
         """Names of the images that this process has left out so far."""
         return self._broken.names()
+
+
+def _training_example(source, image_size, augment, preprocess):
+    """The function from an item and its keys to an example."""
+    # Which images were decoded as a whole before. It changes no pixel, and so is not saved.
+    intact = tf.Variable(tf.zeros([source.num_examples], tf.bool), trainable=False)
+
+    def example(item, keys):
+        encoded, label = source.load(item)
+        before = intact.sparse_read(item['index'])
+        image, now = train_image(encoded, keys, image_size, augment, preprocess, before)
+        note = tf.cond(now == before, tf.no_op, lambda: intact.scatter_nd_update(
+            [[item['index']]], [now]).op)
+        with tf.control_dependencies([note]):
+            return {'image': tf.identity(image), 'label': label}
+    return example
 
 
 def _items(source, batch_size, share, num_steps, index_at, in_sequence):

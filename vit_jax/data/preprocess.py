@@ -1,14 +1,15 @@
 """From the bytes of an image file to pixels in TensorFlow: decode, crop, resize, normalise."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jaxtyping import Float32, Int64, Num, UInt8
 from PIL import Image
 
-from vit_jax.data import images
+from vit_jax.data import images, resizing
 from vit_jax.data.host_tensorflow import tf
 
+_DCT = 'INTEGER_ACCURATE'  # TensorFlow's default differs from other decoders by some grey levels
 # Names of tf.image.resize for its kernels.
 KERNELS = {'bilinear': 'triangle', 'bicubic': 'keyscubic', 'lanczos3': 'lanczos3'}
 
@@ -18,22 +19,53 @@ def decode_image(encoded: tf.Tensor) -> UInt8[tf.Tensor, 'height width 3']:
 
     Raises tf.errors.OpError if the file is of another kind, damaged or cut short.
     """
+    return _decode_whole(encoded)[0]
+
+
+def _decode_whole(encoded):
+    """Pixels of an image file, and whether it is a JPEG of which a part can be decoded alone."""
     start = tf.strings.substr(encoded, 0, 24)
-    fits = tf.cond(tf.strings.substr(start, 0, 3) == b'\xff\xd8\xff',
-                   lambda: _is_allowed(tf.io.extract_jpeg_shape(encoded)[:2]),
+    is_jpeg = tf.strings.substr(start, 0, 3) == b'\xff\xd8\xff'
+    fits = tf.cond(is_jpeg, lambda: _is_allowed(tf.io.extract_jpeg_shape(encoded)[:2]),
                    lambda: _is_png_that_fits(start))
     header = tf.strings.substr(encoded, 0, images.HEADER_BYTES)
     # \C is one byte: image files are not valid UTF-8. A chance match only costs time.
     words = '|'.join(images.ORIENTATION_WORDS)
     oriented = tf.strings.regex_full_match(header, rf'(?s)\C*(?:(?i){words})\C*')
-    # decode_and_crop_jpeg would accept a file that is cut off below the crop, so that the crop
-    # would decide whether a file counts as broken. The operation reads PNG too. With the default
-    # DCT, pixels differ from those of other decoders by a few grey levels.
-    image = tf.cond(fits, lambda: tf.io.decode_jpeg(encoded, 3, dct_method='INTEGER_ACCURATE'),
+    # The operation reads PNG too.
+    image = tf.cond(fits, lambda: tf.io.decode_jpeg(encoded, 3, dct_method=_DCT),
                     lambda: tf.numpy_function(images.decode, [encoded], tf.uint8, stateful=False))
     image = tf.cond(fits & oriented, lambda: tf.numpy_function(
         _turn_upright, [encoded, image], tf.uint8, stateful=False), lambda: image)
-    return tf.ensure_shape(image, [None, None, 3])
+    return tf.ensure_shape(image, [None, None, 3]), is_jpeg & fits & ~oriented
+
+
+def decode_part(encoded: tf.Tensor, box: Callable, intact: tf.Tensor
+                ) -> tuple[UInt8[tf.Tensor, 'height width 3'], tf.Tensor]:
+    """The same pixels as a slice of `decode_image`, and what to give as `intact` the next time.
+
+    Args:
+      box: from the shape of the image to begin and size of the slice, as tf.slice takes them.
+      intact: whether this file is a JPEG that was decoded as a whole before. Of others a part is
+        not decoded alone, which takes less time but would accept a file that is damaged below it,
+        so that the crop would decide whether a file counts as broken.
+    """
+    def whole():
+        image, may_be_cut = _decode_whole(encoded)
+        return tf.slice(image, *box(tf.shape(image))), may_be_cut
+
+    def part():
+        shape = tf.io.extract_jpeg_shape(encoded)
+        begin, size = box(shape)
+        # Colours at the border of what is decoded lack their neighbours: two columns more.
+        left = tf.minimum(begin[1], 2)
+        width = tf.minimum(left + size[1] + 2, shape[1] - begin[1] + left)
+        image = tf.io.decode_and_crop_jpeg(
+            encoded, tf.stack([begin[0], begin[1] - left, size[0], width]), 3, dct_method=_DCT)
+        return image[:, left:left + size[1]], tf.constant(True)
+
+    image, intact = tf.cond(intact, part, whole)
+    return tf.ensure_shape(image, [None, None, 3]), intact
 
 
 def _is_png_that_fits(start):
@@ -57,13 +89,18 @@ def _turn_upright(encoded, pixels):
         return pixels
 
 
-def resize(image: Num[tf.Tensor, 'rows columns 3'], size, method: str, window=None
+def resize(image: Num[tf.Tensor, 'rows columns 3'], size, preprocess: Mapping, window=None
            ) -> Float32[tf.Tensor, 'height width 3']:
-    """The image at size (height, width), antialiased like Pillow's resizing of float channels.
+    """The image at size (height, width), equal to that of data/resizing.py.
 
-    An image of that size keeps its pixels. `method` is a key of KERNELS. `window`, two pairs
-    (top, left) and (height, width), asks for a part of the result and computes no other.
+    An image of that size keeps its pixels. `preprocess` has the fields resize and antialias.
+    `window`, two pairs (top, left) and (height, width), asks for a part of the result and computes
+    no other.
     """
+    method, antialias = preprocess['resize'], preprocess['antialias']
+    if method == 'bilinear' and not antialias and window is None:
+        # A seventh of the time of the operation below.
+        return tf.raw_ops.ResizeBilinear(images=image[None], size=size, half_pixel_centers=True)[0]
     old_size = tf.shape(image)[:2]
     begin, extent = ([0, 0], size) if window is None else window
     scale = tf.cast(size, tf.float32) / tf.cast(old_size, tf.float32)
@@ -72,33 +109,41 @@ def resize(image: Num[tf.Tensor, 'rows columns 3'], size, method: str, window=No
     def scaled():
         return tf.raw_ops.ScaleAndTranslate(
             images=image[None], size=extent, scale=scale, kernel_type=KERNELS[method],
-            translation=-tf.cast(begin, tf.float32), antialias=True)[0]
+            translation=-tf.cast(begin, tf.float32), antialias=antialias)[0]
 
     return tf.cond(tf.reduce_all(old_size == size), lambda: tf.cast(
         tf.slice(image, [*tf.unstack(begin), 0], [*tf.unstack(extent), 3]), tf.float32), scaled)
 
 
 def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: tuple[int, int],
-                augment: Mapping, method: str) -> Float32[tf.Tensor, 'height width 3']:
-    """One training image, cropped and then flipped: a function of the file and the keys.
+                augment: Mapping, preprocess: Mapping, intact: tf.Tensor
+                ) -> tuple[Float32[tf.Tensor, 'height width 3'], tf.Tensor]:
+    """One training image, cropped and then flipped, and what `intact` is the next time.
 
-    Its values are in 0..255, which 'bicubic' may overshoot a little.
+    The image is a function of the file and the keys. Its values are in 0..255, which 'bicubic' may
+    overshoot a little.
 
     Args:
       keys: all bits random, one row for each use.
       augment: `config.augment`. crop='inception' takes a random area (min_area..1) and aspect ratio
         (3/4..4/3); 'pad' resizes, adds `pad` mirrored pixels on each side and crops; 'none' only
         resizes. With `flip`, half of the images are mirrored.
+      preprocess: fields resize and antialias of `config.preprocess`.
+      intact: of `decode_part`.
     """
-    image, size = decode_image(encoded), tuple(image_size)
-    if augment['crop'] == 'inception':
-        begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
-            tf.shape(image), tf.zeros([1, 0, 4]), keys[0], min_object_covered=0.0,
+    size = tuple(image_size)
+
+    def box(shape):
+        return tf.image.stateless_sample_distorted_bounding_box(
+            shape, tf.zeros([1, 0, 4]), keys[0], min_object_covered=0.0,
             aspect_ratio_range=(3 / 4, 4 / 3), area_range=(augment['min_area'], 1.0),
-            use_image_if_no_bounding_boxes=True)
-        image = resize(tf.slice(image, begin, extent), size, method)
+            use_image_if_no_bounding_boxes=True)[:2]
+
+    if augment['crop'] == 'inception':
+        image, intact = decode_part(encoded, box, intact)
+        image = resize(image, size, preprocess)
     else:
-        image = resize(image, size, method)
+        image = resize(decode_image(encoded), size, preprocess)
         if augment['crop'] == 'pad':
             pad = augment['pad']
             # Mirrored at the edge: a border of one colour would tell where the crop lies.
@@ -109,25 +154,26 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
     if augment['flip']:
         image = tf.cond(keys[1, 0] < 0, lambda: tf.reverse(image, [1]), lambda: image)
     # RandAugment goes here, with keys[2].
-    return tf.ensure_shape(image, [*size, 3])
+    return tf.ensure_shape(image, [*size, 3]), intact
 
 
 def eval_image(encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapping
                ) -> Float32[tf.Tensor, 'height width 3']:
-    """One image of evaluation, values in 0..255: resized to `images.covering_size`, then cropped.
+    """One image of evaluation, values in 0..255: resized to `resizing.fitted_size`, then cropped.
 
-    The crop starts at floor((side - size) / 2).
+    `preprocess` has the fields fit, crop_ratio, resize and antialias of a config.
     """
     image, size = decode_image(encoded), tuple(image_size)
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.int64))
-    new_size = tf.cast(images.covering_size(height, width, size, preprocess['crop_ratio'],
-                                            tf.maximum), tf.int32)
-    offset = (new_size - tf.constant(size)) // 2
+    new_size = tf.cast(resizing.fitted_size(height, width, size, preprocess, tf.maximum), tf.int32)
+    if preprocess['fit'] == 'squash' and preprocess['crop_ratio'] == 1:
+        return tf.ensure_shape(resize(image, size, preprocess), [*size, 3])
+    offset = resizing.crop_offset(new_size - tf.constant(size), preprocess['fit'])
     # Ordinary images are resized as a whole, so that no bit of what was measured before changes.
-    is_thin = tf.reduce_prod(tf.cast(new_size, tf.int64)) > images.THIN * size[0] * size[1]
+    is_thin = tf.reduce_prod(tf.cast(new_size, tf.int64)) > resizing.THIN * size[0] * size[1]
     begin = tf.where(is_thin, offset, 0)
     extent = tf.where(is_thin, tf.constant(size), new_size)
-    image = resize(image, new_size, preprocess['resize'], (begin, extent))
+    image = resize(image, new_size, preprocess, (begin, extent))
     image = tf.slice(image, [*tf.unstack(offset - begin), 0], [*size, 3])
     return tf.ensure_shape(image, [*size, 3])
 

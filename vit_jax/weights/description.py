@@ -14,6 +14,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.weights import sidecars
 from vit_jax.weights.model import Weights
 from vit_jax.weights.sidecars import Epsilon, Size
+from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +60,31 @@ def check_rgb(loaded: Weights) -> None:
 
 
 def complete_preprocess(loaded: Weights) -> dict:
-    """All fields of `preprocess`; warns of the defaults of those that the weights do not state."""
+    """All fields of `preprocess`; warns of the defaults of those that the weights do not state.
+
+    Raises UserError if they are fitted in a way that is not there.
+    """
     defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
     if missing := sorted(defaults.keys() - stated.keys()):
         log.warning('%s does not say %s of images: the defaults %s are used. To change that, add '
                     '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).',
                     loaded.source, ', '.join(missing),
                     ' '.join(f'{name}={defaults[name]}' for name in missing))
-    return {name: stated.get(name, default) for name, default in defaults.items()}
+    complete = {name: stated.get(name, default) for name, default in defaults.items()}
+    check_choice(f'preprocess.fit of {loaded.source}', complete['fit'],
+                 config.FIELDS['preprocess.fit'].values.choices)
+    return complete
+
+
+def log_other_pixels(weights: Weights, fit: str) -> None:
+    """Warns of what a program that prepares images as `fit` says, or squashes them, does not do."""
+    given = weights.preprocess or {}
+    if given.get('antialias') is False:
+        log.warning('preprocess.antialias is False, and there images are resized with it: large '
+                    'photos look smoother.')
+    if given.get('fit', fit) not in (fit, 'squash'):
+        log.warning('preprocess.fit is %r, there it is %r: photos may be cut a pixel aside.',
+                    given['fit'], fit)
 
 
 def parse_preprocess(given: Sequence[str]) -> dict:
@@ -119,8 +137,7 @@ def _value(field, value, text):
 def read_names(path: str) -> list[str]:
     """Names of classes from a file with one per line, or a JSON array."""
     try:
-        with open(path, encoding='utf-8') as file:
-            text = file.read().strip()
+        text = record.read_text(path).strip()
         names = json.loads(text) if text.startswith(('[', '{')) else text.splitlines()
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'--classes={path} cannot be read: {error}') from error

@@ -108,7 +108,10 @@ def write(path: str, arrays: dict[str, np.ndarray], kind: str,
         file = pathlib.Path(path)
         file.touch()
         mode = file.stat().st_mode  # of new files here; the library makes its own private
-        safetensors.numpy.save_file(arrays, path, metadata)
+        try:
+            safetensors.numpy.save_file(arrays, path, metadata)
+        except safetensors.SafetensorError as error:
+            raise OSError(f'{path} cannot be written: {error}') from error
         file.chmod(mode)
     else:
         torch_file.write(path, arrays)

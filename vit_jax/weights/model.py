@@ -20,8 +20,8 @@ from vit_jax.weights import limits
 class Weights:
     """Parameters, the model they are for, and how its images are prepared.
 
-    `preprocess` is what the source states of image_size (height, width), resize, crop_ratio, mean
-    and std (see config.base), None if it states nothing.
+    `preprocess` is what the source states of image_size (height, width) and the other fields of
+    config.preprocess, None if it states nothing.
     """
 
     params: dict  # nested, NumPy arrays, as model.init gives them; dtypes as in the source

@@ -28,6 +28,9 @@ class MetricsLog:
         """Opens the files, and drops the rows after `start_step`, which will be written again."""
         def keep_rows():
             self.rows = [row for row in read(workdir) if row['step'] <= start_step]
+            if start_step and not self.rows:
+                log.warning('%s has no row up to step %d: the curves begin there.', self.path,
+                            start_step)
             self._open()
             return [row for row in self.rows if row['step'] == start_step or ACCURACY in row]
 

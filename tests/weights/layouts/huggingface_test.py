@@ -1,5 +1,6 @@
 """transformers loads what is written for it, and what it writes is loaded here."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 from tests.support import interop, small
 from tests.support.small import assert_close, assert_same_arrays, message, through
 from vit_jax import weights
-from vit_jax.data.images import resize_and_central_crop
+from vit_jax.data.resizing import resize_and_central_crop
 
 
 @pytest.mark.parametrize('change', [dict(), dict(gelu='erf', layer_norm_epsilon=1e-2, num_heads=4)],
@@ -67,9 +68,9 @@ def test_image_processor_of_transformers(tmp_path):
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
     pixels = np.random.default_rng(0).integers(60, 190, (36, 24, 3)).astype(np.uint8)
     theirs = processor(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
-    # 36x24 covers 20x20 (16 / crop_ratio) as 30x20; the middle 16x16 of that, by bicubic resizing.
-    ours = np.stack([np.asarray(Image.fromarray(x.astype(np.float32)).resize((20, 30), 3))
-                     for x in pixels.transpose(2, 0, 1)])[:, 7:23, 2:18]
+    # Squashed to 20x20 (16 / crop_ratio); the middle 16x16 of that, by bicubic resizing.
+    ours = np.stack([np.asarray(Image.fromarray(x.astype(np.float32)).resize((20, 20), 3))
+                     for x in pixels.transpose(2, 0, 1)])[:, 2:18, 2:18]
     mean, std = (np.array(given.preprocess[name])[:, None, None] for name in ('mean', 'std'))
     np.testing.assert_allclose(theirs * std, ours / 255 - mean, atol=1.1 / 255)
 
@@ -96,7 +97,9 @@ def test_no_processor_of_transformers_for_images_that_are_no_square(tmp_path, ca
     through(small.make('vit'), 'huggingface', tmp_path / 'square')
     assert (tmp_path / 'square/preprocessor_config.json').exists()
     assert not caplog.records
-    through(small.make('rectangle'), 'huggingface', tmp_path / 'x')
+    given = small.make('rectangle')
+    given = dataclasses.replace(given, preprocess=given.preprocess | {'fit': 'transformers'})
+    through(given, 'huggingface', tmp_path / 'x')
     assert not (tmp_path / 'x/preprocessor_config.json').exists()
     assert json.loads((tmp_path / 'x/config.json').read_text())['image_size'] == [16, 12]
     assert 'images are 16x12, and no processor of transformers' in caplog.text
@@ -147,17 +150,30 @@ def test_processors_that_do_something_else_are_refused(change, expected, tmp_pat
     assert expected in message(weights.load, str(tmp_path / 'x'))
 
 
-def test_a_processor_that_squeezes_is_said(tmp_path, caplog):
-    """As ViT's own; it is written as one that keeps the shape of images."""
+@pytest.mark.parametrize('size', [(36, 24), (24, 37), (16, 16), (9, 12)], ids=str)
+@pytest.mark.parametrize('kind', ['ViTImageProcessor', 'CLIPImageProcessor'])
+def test_photos_look_as_transformers_shows_them(kind, size, tmp_path, caplog):
+    """As the processors that ViT's own files name; there and back the file is the same."""
+    transformers = interop.require('transformers')
+    edges = dict(height=16, width=16) if kind[0] == 'V' else dict(shortest_edge=18)
+    values = dict(size=edges, resample=2, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    if kind[0] == 'C':
+        values |= dict(do_center_crop=True, crop_size=dict(height=16, width=16))
+    processor = getattr(transformers, kind)(**values)
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
-    weights.load(str(tmp_path / 'x'))
+    (tmp_path / 'x/preprocessor_config.json').write_text(processor.to_json_string())
+    caplog.clear()
+    found = weights.load(str(tmp_path / 'x'))
+    weights.save(found, str(tmp_path / 'y'), 'huggingface')
+    assert weights.load(str(tmp_path / 'y')).preprocess == found.preprocess
     assert not caplog.records
-    (tmp_path / 'x/preprocessor_config.json').write_text(json.dumps(dict(
-        image_processor_type='ViTImageProcessor', size=dict(height=16, width=16), resample=2,
-        image_mean=[0.5] * 3, image_std=[0.5] * 3)))
-    weights.save(weights.load(str(tmp_path / 'x')), str(tmp_path / 'y'), 'huggingface')
-    assert ('preprocessor_config.json squeezes images into a square; here, and in what is '
-            'written, they keep their shape') in caplog.text
+    pixels = np.random.default_rng(0).integers(60, 190, (*size, 3)).astype(np.uint8)
+    again = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'y')
+    ours = resize_and_central_crop(pixels, (16, 16), found.preprocess)
+    for theirs in (processor, again):
+        values = theirs(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
+        theirs = (values.transpose(1, 2, 0) * 0.5 + 0.5) * 255
+        np.testing.assert_allclose(ours, theirs, atol=1.1)  # theirs are rounded twice
 
 
 def test_a_pooler_of_another_function_is_refused(tmp_path):

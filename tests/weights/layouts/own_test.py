@@ -1,5 +1,6 @@
 """Weights of a run: its newest readable checkpoint or a named one, averaged where there is that."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.support import small
 from tests.support.parameters import randomised
 from tests.support.runs import resolved
 from tests.support.small import assert_same_arrays
@@ -58,8 +60,9 @@ def test_workdir(ema, tmp_path, caplog):
     assert (found.layout, found.classes, found.num_classes) == ('workdir', list(CLASSES), 3)
     assert found.model == models.fields('ti16') | dict(
         hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2, patch_size=(8, 8))
-    assert found.preprocess == dict(image_size=(16, 24), resize='bilinear', crop_ratio=0.875,
-                                    mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert found.preprocess == dict(image_size=(16, 24), fit='cover', crop_ratio=0.875,
+                                    resize='bilinear', antialias=True, mean=(0.5,) * 3,
+                                    std=(0.5,) * 3)
     assert found.grid() == (2, 3)
     assert_same_arrays(weights.load(str(path / 'checkpoints/2')).params, states[2])
     assert_same_arrays(weights.load(str(path), step=2).params, states[2])
@@ -94,3 +97,14 @@ def test_file_without_fields(tmp_path):
     files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))},
                         '.safetensors')
     assert 'has the arrays of a vit_jax model but not its fields' in message(tmp_path / 'x')
+
+
+@pytest.mark.parametrize('change', [{'mean': None}, {'fit': None, 'antialias': None}], ids=str)
+def test_what_files_of_before_do_not_say_of_images(change, tmp_path):
+    """Then images kept their shape and were antialiased; null is as if nothing was said."""
+    path, given = str(tmp_path / 'x.safetensors'), small.make('vit')
+    weights.save(dataclasses.replace(given, preprocess=given.preprocess | change), path, 'vit_jax')
+    found = weights.load(path).preprocess
+    assert found == {name: value for name, value in given.preprocess.items()
+                     if name not in change} | (
+                         {'fit': 'cover', 'antialias': True} if 'fit' in change else {})

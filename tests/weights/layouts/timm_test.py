@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from PIL import Image
 
 from tests.support import interop, small
 from tests.support.interop import timm_model
 from tests.support.small import assert_close, message, through
 from vit_jax import models, weights
+from vit_jax.data.resizing import resize_and_central_crop
 from vit_jax.errors import UserError
 from vit_jax.models import variants
 from vit_jax.weights import Weights, files, table
@@ -208,11 +211,30 @@ def test_what_a_directory_says_and_is_not_done_here_is_refused(model, change, ex
     assert expected in message(weights.load, str(tmp_path / 'x'))
 
 
-def test_squeezed_images_are_said(tmp_path, caplog):
+@pytest.mark.parametrize('mode', ['center', 'squash'])
+@pytest.mark.parametrize('size', [(36, 24), (24, 37), (16, 16), (9, 12)], ids=str)
+def test_photos_look_as_timm_shows_them(mode, size, tmp_path, caplog):
+    """By timm's own transforms of evaluation, written again with Pillow: they need torchvision."""
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'timm')
     file = tmp_path / 'x/config.json'
     config = json.loads(file.read_text())
-    config['pretrained_cfg']['crop_mode'] = 'squash'
+    config['pretrained_cfg'] |= dict(crop_mode=mode, crop_pct=0.9)
     file.write_text(json.dumps(config))
-    weights.load(str(tmp_path / 'x'))
-    assert 'crop_mode is squash, which squeezes images into a square; here' in caplog.text
+    caplog.clear()
+    found = weights.load(str(tmp_path / 'x'))
+    weights.save(found, str(tmp_path / 'y'), 'timm')
+    assert weights.load(str(tmp_path / 'y')).preprocess == found.preprocess
+    assert not caplog.records
+    pixels = np.random.default_rng(0).integers(60, 190, (*size, 3)).astype(np.uint8)
+    target, (height, width) = math.floor(16 / 0.9), size
+    if mode == 'squash':
+        new = (target, target)
+    elif width <= height:
+        new = (target, int(target * height / width))
+    else:
+        new = (int(target * width / height), target)
+    image = Image.fromarray(pixels).resize(new, Image.BICUBIC)
+    left, top = (int(round((side - 16) / 2.0)) for side in new)
+    theirs = np.asarray(image.crop((left, top, left + 16, top + 16)), float)
+    ours = resize_and_central_crop(pixels, (16, 16), found.preprocess)
+    np.testing.assert_allclose(ours, theirs, atol=1.1)

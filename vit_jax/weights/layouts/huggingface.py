@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
-from vit_jax.weights import sidecars
+from vit_jax.weights import description, sidecars
 from vit_jax.weights.layout import PLAIN, Layout, Reading
 from vit_jax.weights.sidecars import Deviations, Epsilon, Layers, Means, Ratio, Sides, Size
 from vit_jax.weights.table import Entry, torch_modules
@@ -136,17 +136,16 @@ def _read_processor(raw):
                         'done here. Without that file the weights can be loaded; then say by '
                         '--preprocess how images are prepared.')
     keeps_shape = isinstance(given.size, _Size) and given.size.shortest_edge
-    if not keeps_shape and 'CLIP' not in (given.image_processor_type or ''):
-        log.warning('%s squeezes images into a square; here, and in what is written, they keep '
-                    'their shape, and the middle is cropped: only square images look the same.',
-                    file)
+    if isinstance(given.size, int) and 'CLIP' in (given.image_processor_type or ''):
+        keeps_shape = True
     # x * factor - mean in units of std is x / 255 - mean / scale in units of std / scale.
     scale = 255 * given.rescale_factor if given.do_rescale is not False else 255
     normalise = given.do_normalize is not False
     mean, std = (tuple(x / scale for x in values or ()) for values in (
         (given.image_mean, given.image_std) if normalise else ((0.0,) * 3, (1.0,) * 3)))
     values = dict(resize=_RESAMPLE.get(given.resample), mean=mean, std=std,
-                  crop_ratio=crop / side if crop and side else 1.0)
+                  crop_ratio=crop / side if crop and side else 1.0,
+                  fit='transformers' if keeps_shape else 'squash', antialias=True)
     return {name: value for name, value in values.items() if value}
 
 
@@ -164,23 +163,33 @@ def _refusals(weights, path):
 
 def _sidecars(weights):
     config = {'config.json': _write_config(weights)}
-    height, width = weights.image_size()
     given = weights.preprocess or {}
-    if not {'resize', 'crop_ratio', 'mean', 'std'} <= given.keys():
+    if not {'fit', 'crop_ratio', 'resize', 'mean', 'std'} <= given.keys():
         return config
-    if height == width:  # CLIP's processor keeps the aspect ratio and crops the middle, as we do
-        return config | {'preprocessor_config.json': dict(
-            image_processor_type='CLIPImageProcessor', do_resize=True,
-            size=dict(shortest_edge=round(height / given['crop_ratio'])),
-            resample={name: k for k, name in _RESAMPLE.items()}[given['resize']],
-            do_center_crop=True, crop_size=dict(height=height, width=width), do_rescale=True,
-            rescale_factor=1 / 255, do_normalize=True, image_mean=given['mean'],
-            image_std=given['std'], do_convert_rgb=True)}
-    log.warning('images are %dx%d, and no processor of transformers resizes and crops to shapes '
-                'other than squares as vit_jax does: preprocessor_config.json is not written. '
-                'Prepare images as vit_jax.data.images does, with %s.', height, width, ', '.join(
-                    f'{name}={value}' for name, value in given.items() if name != 'image_size'))
-    return config
+    height, width = weights.image_size()
+    if given['fit'] == 'squash':
+        size = dict(zip(('height', 'width'), (
+            round(side / given['crop_ratio']) for side in (height, width)), strict=True))
+    elif height == width:
+        size = dict(shortest_edge=round(height / given['crop_ratio']))
+    else:
+        log.warning('images are %dx%d, and no processor of transformers keeps the shape of a photo '
+                    'and crops it to shapes other than squares: preprocessor_config.json is not '
+                    'written. Prepare images as vit_jax.data.images does, with %s.', height, width,
+                    ', '.join(f'{name}={value}' for name, value in given.items()
+                              if name != 'image_size'))
+        return config
+    description.log_other_pixels(weights, 'transformers')
+    processor = dict(
+        image_processor_type='CLIPImageProcessor', do_resize=True, size=size,
+        resample={name: k for k, name in _RESAMPLE.items()}[given['resize']], do_rescale=True,
+        rescale_factor=1 / 255, do_normalize=True, image_mean=given['mean'],
+        image_std=given['std'], do_convert_rgb=True)
+    if given['fit'] == 'squash' and given['crop_ratio'] == 1:
+        processor['image_processor_type'] = 'ViTImageProcessor'
+    else:
+        processor |= dict(do_center_crop=True, crop_size=dict(height=height, width=width))
+    return config | {'preprocessor_config.json': processor}
 
 
 def _write_config(weights):

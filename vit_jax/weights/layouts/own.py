@@ -44,8 +44,10 @@ class _Model(_schema(models.fields('b16'))):
 
 class _Preprocess(msgspec.Struct):
     image_size: Sides | None = None
-    resize: str | None = None
+    fit: str | None = None
     crop_ratio: Ratio | None = None
+    resize: str | None = None
+    antialias: bool | None = None
     mean: Means | None = None
     std: Deviations | None = None
 
@@ -60,6 +62,8 @@ class _Stated(msgspec.Struct):
 
 
 _FIELDS = _Stated.__struct_fields__
+# What was done before these could be chosen, and were written.
+_OLDER = dict(fit='cover', antialias=True)
 
 
 def from_run(workdir: str, step: int | None) -> Weights:
@@ -69,7 +73,7 @@ def from_run(workdir: str, step: int | None) -> Weights:
     """
     config, classes = record.read(workdir)
     params, step = checkpoint.load_params(workdir, step)
-    preprocess = {'image_size': config['image_size'], **config['preprocess']}
+    preprocess = {'image_size': config['image_size'], **_OLDER, **config['preprocess']}
     return Weights(params, with_defaults(_tuples(config['model'])),
                    config['dataset']['num_classes'], classes, _tuples(preprocess), 'workdir',
                    os.path.join(record.checkpoint_directory(workdir), str(step)))
@@ -82,8 +86,10 @@ def _read(contents):
                         'belong in the metadata: write it again with weights.save.')
     raw = sidecars.parse(contents.metadata[_KEY], where)
     stated = sidecars.checked(_Stated, raw, where)
+    preprocess = raw['preprocess'] and _OLDER | {
+        name: value for name, value in _tuples(raw['preprocess']).items() if value is not None}
     return Reading(contents.arrays, with_defaults(_tuples(raw['model'])), (), stated.num_classes,
-                   stated.classes, _tuples(raw['preprocess']))
+                   stated.classes, preprocess)
 
 
 def _tuples(value):

@@ -4,7 +4,6 @@ A directory has the config.json of timm's models on the Hugging Face hub; timm.c
 it as 'local-dir:DIR'. A file holds only models that timm builds without further arguments.
 """
 
-import logging
 import math
 import re
 from collections.abc import Mapping
@@ -16,14 +15,12 @@ from msgspec import Meta
 
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
-from vit_jax.weights import sidecars
+from vit_jax.weights import description, sidecars
 from vit_jax.weights.files import is_directory
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.model import Weights, guess_heads
 from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides, Size
 from vit_jax.weights.table import Entry, torch_modules
-
-log = logging.getLogger(__name__)
 
 # GroupNorm and StdConv2d of timm's hybrids and BiT models.
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
@@ -163,11 +160,7 @@ def _is_tanh(hidden_size, patch, patches):
 
 
 def _preprocess(args, images):
-    if images.crop_mode == 'squash':
-        log.warning('config.json: crop_mode is squash, which squeezes images into a square; here, '
-                    'and in what is written, they keep their shape, and the middle is cropped: '
-                    'only square images look the same.')
-    elif images.crop_mode:
+    if images.crop_mode:
         check_choice('crop_mode in config.json', images.crop_mode, ('center', 'squash'))
     if images.interpolation:
         check_choice('interpolation in config.json', images.interpolation,
@@ -176,6 +169,9 @@ def _preprocess(args, images):
     values = dict(image_size=as_pair(size) if size else None, crop_ratio=images.crop_pct,
                   resize=_RESIZE.get(images.interpolation), mean=tuple(images.mean or ()),
                   std=tuple(images.std or ()))
+    if images.crop_pct or images.crop_mode or images.interpolation:
+        values |= dict(antialias=True,
+                       fit='squash' if images.crop_mode == 'squash' else 'torchvision')
     return {field: value for field, value in values.items() if value}
 
 
@@ -276,12 +272,15 @@ def _mlp_ratio(mlp_dim, hidden_size):
 
 def _sidecars(weights):
     """config.json: the name of a model of timm, its arguments, and how images are prepared."""
+    description.log_other_pixels(weights, 'torchvision')
     transformer, given = 'hidden_size' in weights.model, weights.preprocess or {}
     arguments = model_arguments(weights)
     resize = {ours: theirs for theirs, ours in _RESIZE.items()}.get(given.get('resize'))
     images = dict(input_size=(weights.channels(), *weights.image_size()),
                   num_classes=weights.num_classes, fixed_input_size=transformer,
-                  crop_pct=given.get('crop_ratio'), interpolation=resize, mean=given.get('mean'),
+                  crop_pct=given.get('crop_ratio'), interpolation=resize,
+                  crop_mode='squash' if given.get('fit') == 'squash' else None,
+                  mean=given.get('mean'),
                   std=given.get('std'), classifier='head' if transformer else 'head.fc')
     config = {'architecture': architecture(weights.model), 'num_classes': weights.num_classes,
               'label_names': weights.classes or None,

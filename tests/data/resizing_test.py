@@ -1,0 +1,66 @@
+"""Pixels of prediction and of the pipeline against the sources' own chains, written again."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tests.support.images import encode, evaluated, picture
+from vit_jax.data import resizing
+
+METHODS = {'bilinear': Image.BILINEAR, 'bicubic': Image.BICUBIC, 'lanczos3': Image.LANCZOS}
+SHAPES = {'wide': (40, 90), 'tall': (77, 33), 'small': (11, 9), 'flat': (3, 200), 'fits': (24, 32)}
+SIZE = (24, 32)
+
+
+def plan(fit, height, width, ratio):
+    """(size, corner of the crop) as the source computes them, in its own words."""
+    if fit == 'squash':
+        new = [int(side / ratio) for side in SIZE]
+    elif fit == 'cover':  # big_vision's resize_small rounds; here for a size that is no square
+        scale = max(round(side / ratio) / old for side, old in zip(SIZE, (height, width),
+                                                                   strict=True))
+        new = [int(np.floor(old * scale + 0.5 + 1e-9)) for old in (height, width)]
+    else:
+        scale = max(int(side / ratio) / old for side, old in zip(SIZE, (height, width),
+                                                                 strict=True))
+        new = [int(old * scale + 1e-9) for old in (height, width)]
+    rest = [n - side for n, side in zip(new, SIZE, strict=True)]
+    return new, [round(r / 2) if fit in ('squash', 'torchvision') else r // 2 for r in rest]
+
+
+def source_chain(pixels, preprocess):
+    """Resized as a whole by Pillow (antialiased) or TensorFlow, then cropped; 0..255."""
+    new, (top, left) = plan(preprocess['fit'], *pixels.shape[:2], preprocess['crop_ratio'])
+    if preprocess['antialias']:
+        whole = np.stack([np.asarray(Image.fromarray(pixels[..., c].astype(np.float32)).resize(
+            new[::-1], METHODS[preprocess['resize']])) for c in range(3)], -1)
+    else:
+        whole = tf.image.resize(pixels, new, preprocess['resize'], antialias=False).numpy()
+    return whole[top:top + SIZE[0], left:left + SIZE[1]]
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize(('fit', 'ratio'), [
+    ('squash', 1.0), *((fit, 0.875) for fit in resizing.FITS)])
+@pytest.mark.parametrize('antialias', [True, False])
+@pytest.mark.parametrize('method', METHODS)
+def test_both_ways_have_the_pixels_of_the_source(method, antialias, fit, ratio, shape):
+    pixels = np.asarray(picture(*SHAPES[shape]))
+    preprocess = dict(fit=fit, crop_ratio=ratio, resize=method, antialias=antialias,
+                      mean=(0.0,) * 3, std=(1 / 255,) * 3)
+    expected = source_chain(pixels, preprocess)
+    ours = resizing.resize_and_central_crop(pixels, SIZE, preprocess)
+    assert ours.shape == (*SIZE, 3)
+    assert ours.dtype == np.float32
+    # TensorFlow's own bicubic filter is a table of 1,024 steps.
+    np.testing.assert_allclose(ours, expected, atol=0.3)
+    np.testing.assert_allclose(evaluated(encode(picture(*SHAPES[shape]), 'PNG'), SIZE, preprocess),
+                               ours, atol=0.05)
+
+
+def test_what_is_not_antialiased_differs_where_an_image_shrinks():
+    pixels = np.asarray(picture(90, 90))
+    one, other = (resizing.resize_and_central_crop(pixels, (16, 16), dict(
+        fit='squash', crop_ratio=1.0, resize='bilinear', antialias=x)) for x in (True, False))
+    assert np.abs(one - other).mean() > 5

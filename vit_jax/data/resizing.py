@@ -1,0 +1,106 @@
+"""How an image is brought to the size that a model takes, in NumPy: geometry and filters.
+
+`preprocess.fit` says which chain: 'cover' and 'squash' are those of Google's code bases (big_vision
+and vision_transformer), 'torchvision' is timm's, 'transformers' Hugging Face's. Those that keep the
+shape of an image differ in how they round, by a pixel.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Num
+from PIL import Image
+
+FITS = ('cover', 'squash', 'torchvision', 'transformers')
+RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
+              'lanczos3': Image.Resampling.LANCZOS}
+
+# What is antialiased is resized as a whole, unless that takes this many times the pixels of the
+# crop.
+THIN = 32
+
+
+def fitted_size(height, width, image_size: tuple[int, int], preprocess: Mapping, larger=max):
+    """The (height, width) to which evaluation resizes an image before it crops the middle.
+
+    A squashed image gets image_size / crop_ratio. Others keep their aspect ratio and just cover it.
+    Computed in integers, so that Python and TensorFlow, whose `larger` is tf.maximum, agree.
+    """
+    fit, ratio = preprocess['fit'], preprocess['crop_ratio']
+    # The ratio of two whole numbers may come out a little too small.
+    rounded = round if fit == 'cover' else lambda x: math.floor(x + 1e-6)
+    target_h, target_w = (rounded(side / ratio) for side in image_size)
+    if fit == 'squash':
+        return target_h, target_w
+    half_h, half_w = (height, width) if fit == 'cover' else (0, 0)  # rounds to the nearest, or down
+    return (larger((2 * height * target_w + half_w) // (2 * width), target_h),
+            larger((2 * width * target_h + half_h) // (2 * height), target_w))
+
+
+def crop_offset(difference, fit: str):
+    """Where the middle begins in a side that is longer by `difference`, an integer or a tensor."""
+    # torchvision, which squashes for timm too, rounds half a pixel to even numbers, others down.
+    return (difference + (difference // 2 % 2 if fit in ('torchvision', 'squash') else 0)) // 2
+
+
+def resize_and_central_crop(image: Num[np.ndarray, 'rows columns 3'], size: tuple[int, int],
+                            preprocess: Mapping) -> Float[np.ndarray, 'height width 3']:
+    """Like `data.preprocess.eval_image`; float32 in 0..255.
+
+    Args:
+      image: of values in 0..255.
+      size: (height, width) of the result.
+      preprocess: fields fit, crop_ratio, resize and antialias of `config.preprocess`.
+    """
+    new_size = fitted_size(*image.shape[:2], size, preprocess)
+    top, left = (crop_offset(new - side, preprocess['fit'])
+                 for new, side in zip(new_size, size, strict=True))
+    if new_size == image.shape[:2]:
+        return image[top:top + size[0], left:left + size[1]].astype(np.float32)
+    resized = _antialiased if preprocess['antialias'] else _interpolated
+    return resized(image, new_size, (top, left), size, preprocess['resize'])
+
+
+def _antialiased(image, new_size, begin, size, method):
+    """That part of the image at new_size; pixels are weighted over the area of the new ones."""
+    (top, left), (height, width) = begin, size
+    window, box = (left, top, left + width, top + height), None  # of the whole image
+    if new_size[0] * new_size[1] > THIN * height * width:
+        y, x = (old / new for old, new in zip(image.shape, new_size, strict=False))
+        box = (window[0] * x, window[1] * y, window[2] * x, window[3] * y)
+        new_size, window = size, (0, 0, width, height)
+    # Channel by channel, because Pillow has no colours in floats, and to take less memory.
+    channels = [Image.fromarray(channel.astype(np.float32)).resize(
+        new_size[::-1], RESAMPLING[method], box) for channel in np.moveaxis(image, -1, 0)]
+    return np.stack([np.asarray(channel.crop(window)) for channel in channels], axis=-1)
+
+
+def _interpolated(image, new_size, begin, size, method):
+    """The same from the nearest pixels alone, as tf.image.resize does it by default."""
+    # First the axis that leaves less: an image may be a thousand times as wide as high.
+    for axis in sorted((0, 1), key=lambda axis: size[axis] / image.shape[axis]):
+        places, weights = _taps(image.shape[axis], new_size[axis], begin[axis], size[axis], method)
+        taken = np.take(image, places, axis).astype(np.float32)  # places: [new, taps]
+        image = np.einsum('nt...,nt->n...' if axis == 0 else 'rnt...,nt->rn...', taken, weights)
+    return image
+
+
+def _taps(old, new, begin, count, method):
+    """Pixels that each of `count` new ones from `begin` on is made of, and their weights."""
+    radius, kernel = _KERNELS[method]
+    centres = (begin + np.arange(count) + 0.5) * (old / new) - 0.5
+    places = np.floor(centres).astype(int)[:, None] + np.arange(1 - radius, radius + 1)
+    weights = np.where((places >= 0) & (places < old), kernel(centres[:, None] - places), 0)
+    weights /= weights.sum(1, keepdims=True)
+    return np.clip(places, 0, old - 1), weights.astype(np.float32)
+
+
+def _bicubic(x):
+    """Keys, Cubic convolution interpolation, 1981, with a = -1/2."""
+    x = np.abs(x)
+    return np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2)
+
+
+_KERNELS = {'bilinear': (1, lambda x: 1 - np.abs(x)), 'bicubic': (2, _bicubic),
+            'lanczos3': (3, lambda x: np.sinc(x) * np.sinc(x / 3))}
