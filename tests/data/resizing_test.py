@@ -40,11 +40,11 @@ def source_chain(pixels, preprocess):
     return whole[top:top + SIZE[0], left:left + SIZE[1]]
 
 
-@pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize(('fit', 'ratio'), [
     ('squash', 1.0), *((fit, 0.875) for fit in resizing.FITS)])
 @pytest.mark.parametrize('antialias', [True, False])
 @pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('shape', SHAPES)
 def test_both_ways_have_the_pixels_of_the_source(method, antialias, fit, ratio, shape):
     pixels = np.asarray(picture(*SHAPES[shape]))
     preprocess = dict(fit=fit, crop_ratio=ratio, resize=method, antialias=antialias,

@@ -1,5 +1,6 @@
 """Image files in memory, of every format and mode that is read."""
 
+import functools
 import io
 
 import numpy as np
@@ -35,9 +36,14 @@ def encode(image, kind, **options):
 
 def evaluated(encoded, image_size, preprocess):
     """What the pipeline of evaluation makes of one image file."""
-    # In a graph, as in the pipeline: called eagerly, Python functions get other bytes.
-    image = tf.function(lambda file: eval_image(file, image_size, preprocess))(tf.constant(encoded))
+    image = _evaluation(tuple(image_size), tuple(dict(preprocess).items()))(tf.constant(encoded))
     return normalise(image, preprocess)
+
+
+@functools.cache
+def _evaluation(image_size, preprocess):
+    # In a graph, as in the pipeline: called eagerly, Python functions get other bytes.
+    return tf.function(lambda file: eval_image(file, image_size, dict(preprocess)))
 
 
 def oriented(orientation):
