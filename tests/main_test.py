@@ -124,6 +124,7 @@ def test_help_has_every_field():
     assert all(f'--config.{field}=' in text for field in config_lib.all_fields())
 
 
+@pytest.mark.slow
 def test_as_a_user_types_it(tmp_path):
     """In processes of their own, unlike the others."""
     def run(*arguments):

@@ -34,7 +34,7 @@ from tests.campaign import cases, preparation  # noqa: E402
 from tests.campaign.cases import KINDS, Case  # noqa: E402
 from tests.campaign.worker import Worker, clear  # noqa: E402
 
-GRACE = 120  # seconds that the cases under way have when the time is over
+GRACE = 300  # seconds that the cases under way have when the time is over
 
 
 class Scheduler:

@@ -57,7 +57,9 @@ def resnet_count(units, width, preactivation):
     return total, channels
 
 
-@pytest.mark.parametrize('name', variants.names())
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[] if name in PUBLISHED else pytest.mark.slow)
+    for name in variants.names()])
 def test_every_name_counts_as_its_formula(name):
     v = variants.get(name)
     if name in variants.RESNETS:

@@ -66,8 +66,8 @@ def test_two_processes_decide_alike(tmp_path):
             assert 'error' not in log
 
 
-@pytest.mark.parametrize('process', [
-    1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('process', [0, 1])
 def test_sigkill(process, tmp_path):
     with start_programs(tmp_path, 2, first={process: at_step_9('SIGKILL')}) as run:
         assert run.all[process].wait(120) == -signal.SIGKILL

@@ -43,7 +43,8 @@ def evaluated(encoded, image_size, preprocess):
 @functools.cache
 def _evaluation(image_size, preprocess):
     # In a graph, as in the pipeline: called eagerly, Python functions get other bytes.
-    return tf.function(lambda file: eval_image(file, image_size, dict(preprocess)))
+    return tf.function(lambda file: eval_image(file, image_size, dict(preprocess)),
+                       autograph=False)
 
 
 def oriented(orientation):

@@ -188,6 +188,7 @@ def test_one_truncated_jpeg_is_skipped_counted_and_named(tmp_path, caplog):
     assert re.search(r'skipped broken image .*bee/059.jpg: .* \(1 of 121\)', caplog.text)
 
 
+@pytest.mark.slow
 def test_all_images_broken(tmp_path):
     for split in ('train', 'test'):
         write_images(tmp_path / 'data' / split, ['ant', 'bee'], 5)

@@ -3,10 +3,13 @@ import pty
 import re
 import threading
 
+import pytest
+
 from tests.support.forked import Forked
 from tests.support.runs import TINY, arguments
 
 
+@pytest.mark.slow
 def test_one_live_line_on_a_terminal(tmp_path):
     """A real run on a real pseudo-terminal; as that of `script` it does not say its width."""
     master, slave = pty.openpty()

@@ -34,7 +34,8 @@ class BrokenImages:
         self._max_fraction = max_fraction
         self._reasons = {}  # index -> why it cannot be decoded
         # As a graph, so that errors of its Python functions arrive as they do in training.
-        self._decode = tf.function(lambda item: preprocess.decode_image(source.load(item)[0]))
+        self._decode = tf.function(
+            lambda item: preprocess.decode_image(source.load(item)[0]), autograph=False)
         if source.unreadable:
             self._add(source.unreadable)
 

@@ -50,7 +50,8 @@ def message(path):
     return str(error.value)
 
 
-@pytest.mark.parametrize('ema', [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize('ema', [False, True])
 def test_workdir(ema, tmp_path, caplog):
     path = tmp_path / 'run'
     path.mkdir()
