@@ -121,6 +121,7 @@ def test_tpu_compiler():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_peak_on_this_machine():
     """Within 15 % of the resident memory of a process that trains, 3 GiB."""

@@ -161,9 +161,8 @@ def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('source', [
-    pytest.param(source, marks=[] if source == 'tfrecord' else pytest.mark.nightly)
-    for source in SOURCES])
+@pytest.mark.nightly
+@pytest.mark.parametrize('source', SOURCES)
 def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path):
     rng, kills = random.Random(7), 0
     while kills < 6:

@@ -142,6 +142,7 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_sigkill_to_one_of_four_then_one_or_two_go_on(start, undisturbed, tmp_path):
     with start(4, tmp_path, first={2: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:
         run.all[2].wait(240)
@@ -173,6 +174,7 @@ def test_sigkill_to_process_0_then_both_go_on(start, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
     fields = FIELDS | {'accum_steps': 0}  # to be chosen by both alike
     with start(2, tmp_path, fields, first={1: SIGNAL_IN_COMPILATION}) as run:

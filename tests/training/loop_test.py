@@ -65,6 +65,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_same_seed_same_run_other_seed_other_run(finished, tmp_path):
     losses = [[row['train/loss'] for row in rows(finished(tmp_path / 'a'), 'train/loss')]]
     for name, seed in [('b', 0), ('c', 1)]:
@@ -95,7 +96,8 @@ def test_not_finite_before_any_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('num_steps', [12, pytest.param(6, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize('num_steps', [12, 6])
 def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_path, monkeypatch):
     config = functools.partial(make_config, num_steps=num_steps)
     loop.train(config(eval_every=6), str(tmp_path / 'undisturbed'))
@@ -133,6 +135,7 @@ def test_signal_as_the_run_ends(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow  # compiles a large step eight times
+@pytest.mark.nightly
 def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
     whole = config(accum_steps=0, num_steps=5)
     assert loop.train(whole, str(tmp_path / 'whole')) == 0

@@ -52,7 +52,7 @@ def on_one_device():
 
 
 QUICK = {('vit', 'data'), ('vit', 'mixed')}
-SLOW = {('vit', 'fsdp'), ('vit', 'tensor'), ('hybrid', 'mixed'), ('accumulation', 'mixed')}
+SLOW = {('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed')}
 
 
 def mark(case, mesh):

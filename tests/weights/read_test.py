@@ -97,8 +97,8 @@ def mistakes(rng, arrays):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('model', ['vit', 'map', *(
-    pytest.param(model, marks=pytest.mark.nightly) for model in ('hybrid', 'bit'))])
+@pytest.mark.nightly
+@pytest.mark.parametrize('model', ['vit', 'map', 'hybrid', 'bit'])
 @pytest.mark.parametrize(('layout', 'name'), FILES, ids=lambda x: x)
 def test_whatever_is_wrong_with_arrays_is_explained(layout, name, model, tmp_path):
     """A mistake never ends in a traceback, and what loads nevertheless is a model that runs."""
