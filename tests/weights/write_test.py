@@ -65,3 +65,12 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match='disk full'):
         weights.save(before, str(path), 'google')
     assert_same_arrays(weights.load(str(path)).params, before.params)
+
+
+@pytest.mark.parametrize('name', ['x.safetensors', 'x'])
+def test_a_full_disk_is_an_error_of_the_file(name, tmp_path, limited_files):
+    """Which a command shows as one message; nothing is left."""
+    path, layout = tmp_path / name, 'vit_jax' if '.' in name else 'timm'
+    with limited_files(3000), pytest.raises(OSError, match='cannot be written: .*File too large'):
+        weights.save(small.make('vit'), str(path), layout)
+    assert not any(tmp_path.iterdir())

@@ -75,8 +75,7 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
 
     def finish(batch):
         # MixUp goes here, keyed by the positions of the batch.
-        return {'image': normalise(batch['image'], preprocess), 'label': batch['label'],
-                'mask': tf.ones([local], tf.bool)}
+        return {**batch, 'mask': tf.ones([local], tf.bool)}
 
     def batches(step):
         keys = tf.data.Dataset.range(step, _ENDLESS).map(keys_of_step).unbatch()
@@ -164,7 +163,8 @@ def _training_example(source, image_size, augment, preprocess):
         note = tf.cond(now == before, tf.no_op, lambda: intact.scatter_nd_update(
             [[item['index']]], [now]).op)
         with tf.control_dependencies([note]):
-            return {'image': tf.identity(image), 'label': label}
+            # Here, because the memory for a batch is new to the process each time.
+            return {'image': normalise(image, preprocess), 'label': label}
     return example
 
 
