@@ -33,7 +33,6 @@ def get_config(family: str = 'vit'):
     config = base(name)
     config.model.update(smaller)
     config.recipe = f'handwritten digits, a small {family}'
-    config.model.unroll = 4  # of small layers on a CPU a loop costs 15 % of the time
     config.batch_size = 128
     config.num_steps = 1600
     config.image_size = (16, 16)
