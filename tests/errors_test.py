@@ -17,10 +17,11 @@ def test_check_choice():
         "loss.name is 'sofmax'. Did you mean softmax? It is one of: softmax, sigmoid.")
 
 
-def test_of_a_long_message_the_middle_is_left_out():
-    message = str(errors.UserError('a' * 9000 + 'z'))
-    assert message == f'{"a" * 1500} [... 6001 characters ...] {"a" * 1499}z'
-    assert str(errors.UserError('a' * 3000)) == 'a' * 3000
+def test_of_a_long_line_the_middle_is_left_out():
+    message = str(errors.UserError('several:\n' + 'a' * 9000 + 'z'))
+    assert message == f'several:\n{"a" * 500} [... 8001 characters ...] {"a" * 499}z'
+    listed = '\n'.join(f'  {k}.jpg: cut short' for k in range(1000))  # of broken images
+    assert str(errors.UserError(listed)) == listed
 
 
 def test_divergence_is_an_error_that_a_user_can_mend():

@@ -7,21 +7,24 @@ from collections.abc import Iterable
 log = logging.getLogger(__name__)
 
 
-LONGEST = 3000  # characters of a message: damaged files have names of any length
+LONGEST = 1000  # characters of a line of a message: damaged files have names of any length
 
 
 class UserError(Exception):
     """Something the user can mend; commands print its message without a traceback.
 
-    Of a message of more than LONGEST characters the middle is left out.
+    Of a line of more than LONGEST characters the middle is left out; there may be many lines, as
+    when all broken images are listed.
     """
 
     def __init__(self, message: str):
-        left_out = len(message) - LONGEST
-        if left_out > 0:
-            half = LONGEST // 2
-            message = f'{message[:half]} [... {left_out} characters ...] {message[-half:]}'
-        super().__init__(message)
+        super().__init__('\n'.join(map(_shortened, message.split('\n'))))
+
+
+def _shortened(line):
+    left_out, half = len(line) - LONGEST, LONGEST // 2
+    return line if left_out <= 0 else (
+        f'{line[:half]} [... {left_out} characters ...] {line[-half:]}')
 
 
 class DivergedError(UserError):

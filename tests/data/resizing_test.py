@@ -6,6 +6,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.support.images import encode, evaluated, picture
+from vit_jax import config
 from vit_jax.data import resizing
 
 METHODS = {'bilinear': Image.BILINEAR, 'bicubic': Image.BICUBIC, 'lanczos3': Image.LANCZOS}
@@ -41,7 +42,7 @@ def source_chain(pixels, preprocess):
 
 
 @pytest.mark.parametrize(('fit', 'ratio'), [
-    ('squash', 1.0), *((fit, 0.875) for fit in resizing.FITS)])
+    ('squash', 1.0), *((fit, 0.875) for fit in config.FIELDS['preprocess.fit'].values.choices)])
 @pytest.mark.parametrize('antialias', [True, False])
 @pytest.mark.parametrize('method', [
     'bilinear', 'bicubic', pytest.param('lanczos3', marks=pytest.mark.slow)])

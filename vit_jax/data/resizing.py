@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Float, Num
 from PIL import Image
 
-FITS = ('cover', 'squash', 'torchvision', 'transformers')
 RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
               'lanczos3': Image.Resampling.LANCZOS}
 

@@ -135,9 +135,9 @@ def _read_processor(raw):
         raise UserError(f'{file}: {names[0]} is {sidecars.shown(raw[names[0]])}, which cannot be '
                         'done here. Without that file the weights can be loaded; then say by '
                         '--preprocess how images are prepared.')
-    keeps_shape = isinstance(given.size, _Size) and given.size.shortest_edge
-    if isinstance(given.size, int) and 'CLIP' in (given.image_processor_type or ''):
-        keeps_shape = True
+    # A number, or none at all, is the shortest edge for CLIP's processor, both sides for ViT's.
+    keeps_shape = given.size.shortest_edge if isinstance(given.size, _Size) else (
+        not isinstance(given.size, list) and 'CLIP' in (given.image_processor_type or ''))
     # x * factor - mean in units of std is x / 255 - mean / scale in units of std / scale.
     scale = 255 * given.rescale_factor if given.do_rescale is not False else 255
     normalise = given.do_normalize is not False
