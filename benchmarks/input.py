@@ -19,7 +19,7 @@ import time
 import tensorflow as tf
 from PIL import Image
 
-from vit_jax import config as config_lib
+from vit_jax import cli
 from vit_jax.data import pipeline, sources
 
 SIZE = (224, 224)
@@ -36,16 +36,13 @@ def copies(photos, folder, count=256):
         raise SystemExit(f'no .jpg file below {photos}')
 
 
-def ours(folder, batch_size):
-    """vit_jax's batches with the settings of configs/vit.py, antialiased or not."""
-    def batches(antialias):
-        config = config_lib.base()
-        config.preprocess.update(fit='squash', crop_ratio=1.0, antialias=antialias)
-        return pipeline.train_batches(
-            sources.open_source(folder, 'train'), batch_size=batch_size, image_size=SIZE, seed=0,
-            augment=config.augment, preprocess=config.preprocess, shuffle_buffer=0,
-            files_at_once=1, max_broken_fraction=0.0)
-    return batches
+def ours(folder, batch_size, *fields):
+    """vit_jax's batches with configs/vit.py, with other `fields` if any are given."""
+    config = cli.read_config(['--config=configs/vit.py:b16', *fields])
+    return pipeline.train_batches(
+        sources.open_source(folder, 'train'), batch_size=batch_size, image_size=SIZE, seed=0,
+        augment=config.augment, preprocess=config.preprocess, shuffle_buffer=0, files_at_once=1,
+        max_broken_fraction=0.0)
 
 
 def plain(folder, batch_size, function):
@@ -99,8 +96,9 @@ def main():
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         copies(given.photos, folder)
-        own = ours(folder, given.batch_size)
-        ways = {'vit_jax': own(False), 'vit_jax, antialiased': own(True),
+        ways = {'vit_jax': ours(folder, given.batch_size),
+                'vit_jax, antialiased': ours(folder, given.batch_size,
+                                             '--config.preprocess.antialias=True'),
                 "vision_transformer's operations": plain(folder, given.batch_size,
                                                          vision_transformer),
                 'crop and resize alone': plain(folder, given.batch_size, crop_alone)}
