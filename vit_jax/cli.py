@@ -107,8 +107,8 @@ def log_to_terminal() -> None:
 
 
 def _report_unraisable(unraisable, report=sys.unraisablehook):
-    """Leaves out what Orbax's threads leave behind, by the dozen, when a disk is full."""
-    if str(unraisable.exc_value) != 'Event loop is closed':
+    """Leaves out what Orbax's event loops leave behind, without room on a disk or open files."""
+    if not re.search("Event loop is closed|EventLoop' object has", str(unraisable.exc_value)):
         report(unraisable)
 
 

@@ -106,16 +106,21 @@ def _go_on(workdir, argv):
 
 
 def _run(argv, code):
-    log = pathlib.Path('command.log')
-    log.unlink(missing_ok=True)
-    process = Forked(argv, log, code=code, optimized=False)
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise Failure('hang', log.read_text()[-300:]) from None
-    finally:
-        process.kill()
-        process.wait()
+    log, pipe = pathlib.Path('command.log'), pathlib.Path('command.pipe')
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    # Another process writes the log, whose size the limits would meet, too.
+    held = os.open(pipe, os.O_RDWR)
+    with open(log, 'wb') as file, subprocess.Popen(['cat', pipe], stdout=file):
+        process = Forked(argv, pipe, code=code, optimized=False)
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise Failure('hang', log.read_text()[-300:]) from None
+        finally:
+            process.kill()
+            process.wait()
+            os.close(held)
     return process.returncode, log.read_text(errors='replace')
 
 

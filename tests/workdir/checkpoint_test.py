@@ -3,7 +3,9 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -215,6 +217,23 @@ def test_errors_of_the_storage_are_recognised():
         assert record.storage_error(full) == os.strerror(errno.ENOSPC)
     assert record.storage_error(OSError(errno.EROFS, 'x')) == os.strerror(errno.EROFS)
     assert record.storage_error(ValueError('shapes')) == ''
+
+
+@pytest.mark.filterwarnings('ignore:coroutine')  # of asyncio, which cannot make its loop
+def test_a_checkpoint_is_not_blamed_for_too_few_open_files(tmp_path, state, monkeypatch):
+    monkeypatch.setattr(sys, 'unraisablehook', lambda _: None)
+    checkpointer = saved(tmp_path, state, [1, 2])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)  # of the free numbers; what is open above it stays open
+    os.close(lowest)
+    for spare in (0, 1, 4):  # Orbax's event loop fails, or TensorStore
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + spare, before[1]))
+        try:
+            with pytest.raises(UserError, match='step 2 in .*: Too many open files. It was left'):
+                checkpointer.restore_latest(abstract(state))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert int(checkpointer.restore_latest(abstract(state)).step) == 2
 
 
 def test_room_for_what_will_be_kept_is_asked_for_first(tmp_path, state, monkeypatch):

@@ -189,6 +189,7 @@ class Checkpointer:
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
             if 'RESOURCE_EXHAUSTED' in str(error):
                 raise
+            record.require_not_scarce(error, f'the checkpoint of step {step} in {self.directory}')
             reason = _first_line(error)
         # What one process cannot read, none may use. The fingerprint needs all processes.
         reason = next(filter(None, consensus.gather(reason)), '')
@@ -252,8 +253,9 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
         try:
             return _read_params(epath.Path(directory) / str(candidate)), candidate
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
-            log.warning('the checkpoint of step %d in %s cannot be read: %s', candidate, workdir,
-                        _first_line(error))
+            what = f'the checkpoint of step {candidate} in {workdir}'
+            record.require_not_scarce(error, what)
+            log.warning('%s cannot be read: %s', what, _first_line(error))
     wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
     raise UserError(f'{workdir} has no {wanted} that can be read (there are: '
                     f'{", ".join(map(str, sorted(saved))) or "none"}).')

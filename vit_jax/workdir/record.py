@@ -1,6 +1,7 @@
 """The files of a workdir that say which run it has: config, class names, log and lock."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -241,3 +242,11 @@ def storage_error(error: BaseException | None) -> str:
             return os.strerror(number)
         error = error.__cause__ or error.__context__
     return ''
+
+
+def require_not_scarce(error: BaseException, what: str) -> None:
+    """Raises UserError where not the file but the machine is why `what` could not be read."""
+    reason = storage_error(error)
+    if reason in map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)):
+        raise UserError(f'{what} cannot be read: {reason}. It was left as it is. Raise the limit '
+                        '(`ulimit -a` shows all) and run the same command again.') from error
