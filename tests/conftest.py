@@ -10,7 +10,8 @@ import tempfile
 # Before JAX starts: tests of sharding spread over eight CPU devices, all others use the first.
 # The workers of pytest-xdist find in the environment what this file set in their parent.
 if 'PYTEST_XDIST_WORKER' not in os.environ:
-    FLAGS = ['--xla_force_host_platform_device_count=8']
+    # With all of LLVM's optimizations a step takes three times as long to compile.
+    FLAGS = ['--xla_force_host_platform_device_count=8', '--xla_backend_optimization_level=1']
     if importlib.metadata.version('jax').startswith('0.10.'):  # later ones do not know it
         FLAGS.append('--xla_cpu_use_fusion_emitters=false')  # compiles in a third of the time
     os.environ['XLA_FLAGS'] = ' '.join(FLAGS)
@@ -21,7 +22,7 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
     CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_test_')
     os.environ['JAX_COMPILATION_CACHE_DIR'] = CACHE.name
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-# Most of the time is compilation. Processes of their own have all optimizations all the same.
+# Most of the time is compilation. Processes of their own have XLA's optimizations all the same.
 os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
 
 import pytest  # noqa: E402

@@ -5,7 +5,8 @@ import pytest
 from vit_jax.models.position import PLACES
 from vit_jax.workdir import metrics
 
-RUN = {'num_steps': 300, 'optimizer.warmup_steps': 40, 'eval_every': 300, 'checkpoint_every': 300}
+RUN = {'batch_size': 64, 'num_steps': 300, 'optimizer.warmup_steps': 40, 'eval_every': 300,
+       'checkpoint_every': 300}
 POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in places
              if (kind, place) != ('learned_1d', 'stem')]  # that is family vit
 

@@ -1,4 +1,8 @@
+import importlib.util
+import os
 import resource
+import subprocess
+import sys
 import types
 
 import jax
@@ -40,3 +44,13 @@ def test_memory_of_a_container(version, limit, expected, tmp_path, monkeypatch):
     (tmp_path / used_file).write_text('700')
     (tmp_path / limit_file).with_name('memory.stat').write_text(f'anon 600\n{cached} 100\n')
     assert machine.available_memory(tmp_path) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='needs libtpu')
+def test_libtpu_without_chips_is_quiet():
+    code = 'from vit_jax import machine; machine.check_backend()'
+    variables = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
+    result = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True,
+                            env=variables, check=True)
+    assert result.stderr == ''

@@ -1,6 +1,8 @@
 """What the machine has, and what it lacks before JAX or TensorFlow stumble over it."""
 
 import contextlib
+import glob
+import os
 import pathlib
 import resource
 
@@ -48,7 +50,8 @@ def check_backend() -> None:
     """
     check_address_space(2e9)
     try:
-        jax.devices()
+        with _quiet_libtpu():
+            jax.devices()
     except (AssertionError, RuntimeError) as error:  # the first where a plugin is not installed
         asked = jax.config.jax_platforms or ''
         reason = str(error).partition('\n')[0] or f'no device of JAX_PLATFORMS={asked} is there'
@@ -56,3 +59,18 @@ def check_backend() -> None:
             f'JAX cannot start with JAX_PLATFORMS={asked!r}: {reason}. Without JAX_PLATFORMS it '
             'takes the best device there is; for a GPU see that nvidia-smi shows one and '
             "pip install -e '.[gpu]', for a TPU pip install -e '.[tpu]'.") from error
+
+
+@contextlib.contextmanager
+def _quiet_libtpu():
+    """Without chips libtpu, which is there to plan with, complains that nobody knows of any."""
+    answers = {'TPU_ACCELERATOR_TYPE': 'v5litepod-1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
+    chips = glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*')
+    if chips or not answers.keys().isdisjoint(os.environ):
+        answers = {}
+    os.environ.update(answers)
+    try:
+        yield
+    finally:
+        for name in answers:
+            del os.environ[name]

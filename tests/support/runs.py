@@ -43,11 +43,11 @@ def command(workdir, **kwargs):
 
 
 def environment(as_a_user=False):
-    """The environment of a process of the tests, which has one CPU device and all optimizations.
+    """The environment of a process of the tests, which has one CPU device and XLA's optimizations.
 
     Args:
-      as_a_user: without what makes compilation faster: other code generation, and a cache of
-        what the processes of the tests have compiled.
+      as_a_user: without what makes compilation faster: other code generation, fewer of LLVM's
+        optimizations, and a cache of what the processes of the tests have compiled.
     """
     flags = [] if as_a_user else [flag for flag in os.environ['XLA_FLAGS'].split()
                                   if 'device_count' not in flag]

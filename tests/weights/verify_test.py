@@ -1,5 +1,7 @@
 """Released weights, and every layout, in the programs that they are for."""
 
+import dataclasses
+import json
 import tarfile
 
 import numpy as np
@@ -10,6 +12,7 @@ from tests.support import described, interop, small
 from tests.support.interop import timm_model
 from tests.support.runs import ROOT
 from vit_jax import weights
+from vit_jax.errors import UserError
 from vit_jax.weights import export, verify
 
 DATA = ROOT.parent / 'shared/data'
@@ -70,3 +73,23 @@ def test_table_of_the_docs(layout, name, tmp_path):
     difference = np.abs(found - small.logits(given, batch)).max()
     print(f'| {layout} | {name} | {how} | {difference:.1e} |')
     assert difference < 1e-4
+
+
+@pytest.mark.parametrize('change', [
+    dict(fit='squash', crop_ratio=1.0), dict(fit='transformers', crop_ratio=0.9)], ids=str)
+def test_a_photo_is_prepared_by_transformers_too(change, tmp_path, caplog):
+    """To the end: an edge that is one pixel longer is found."""
+    interop.require('transformers')
+    given = small.make('vit', gelu='erf')
+    given = dataclasses.replace(given, preprocess=given.preprocess | change | dict(
+        resize='bilinear', antialias=True))
+    path = str(tmp_path / 'x')
+    weights.save(given, path, 'huggingface')
+    verify.verify(given, given, path, 'huggingface')
+    assert 'on a photo, which transformers prepared: 0 % of the pixels differ' in caplog.text
+    file = tmp_path / 'x/preprocessor_config.json'
+    processor = json.loads(file.read_text())
+    processor['size'] = {name: side + 1 for name, side in processor['size'].items()}
+    file.write_text(json.dumps(processor))
+    with pytest.raises(UserError, match='prepares photos for .* in (another way|shape) '):
+        verify.verify(given, given, path, 'huggingface')

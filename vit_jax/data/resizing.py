@@ -20,16 +20,22 @@ RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling
 THIN = 32
 
 
+def target_size(image_size: tuple[int, int], preprocess: Mapping) -> tuple[int, int]:
+    """The (height, width) of which the middle is cropped, where an image has just that shape."""
+    # The ratio of two whole numbers may come out a little too small.
+    rounded = round if preprocess['fit'] == 'cover' else lambda x: math.floor(x + 1e-6)
+    height, width = (rounded(side / preprocess['crop_ratio']) for side in image_size)
+    return height, width
+
+
 def fitted_size(height, width, image_size: tuple[int, int], preprocess: Mapping, larger=max):
     """The (height, width) to which evaluation resizes an image before it crops the middle.
 
     A squashed image gets image_size / crop_ratio. Others keep their aspect ratio and just cover it.
     Computed in integers, so that Python and TensorFlow, whose `larger` is tf.maximum, agree.
     """
-    fit, ratio = preprocess['fit'], preprocess['crop_ratio']
-    # The ratio of two whole numbers may come out a little too small.
-    rounded = round if fit == 'cover' else lambda x: math.floor(x + 1e-6)
-    target_h, target_w = (rounded(side / ratio) for side in image_size)
+    fit = preprocess['fit']
+    target_h, target_w = target_size(image_size, preprocess)
     if fit == 'squash':
         return target_h, target_w
     half_h, half_w = (height, width) if fit == 'cover' else (0, 0)  # rounds to the nearest, or down

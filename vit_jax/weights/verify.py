@@ -2,13 +2,16 @@
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jaxtyping import Float
+from PIL import Image
 
-from vit_jax import models
+from vit_jax import config, models
+from vit_jax.data import images
 from vit_jax.errors import UserError
 from vit_jax.weights import export, files
 from vit_jax.weights.layouts import timm
@@ -34,35 +37,67 @@ def verify(loaded: Weights, written: Weights, path: str, to: str) -> None:
     export.FORMATS. Raises UserError if logits differ by more than LARGEST_DIFFERENCE.
     """
     shape = (2, *written.image_size(), written.channels())
-    images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
-    expected = logits(written, images)
+    batch = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    expected = logits(written, batch)
     try:
-        found, how = (export.run(path, to, images) if to in export.FORMATS else
-                      other_logits(written, path, to, images))
+        found, how = (export.run(path, to, batch) if to in export.FORMATS else
+                      other_logits(written, path, to, batch))
     except CannotRunError as reason:
-        found, how = logits(load(path), images), f'reading back, because {reason}'
+        found, how = logits(load(path), batch), f'reading back, because {reason}'
     if found.shape != expected.shape:
         raise UserError(f'{path} gives logits of shape {found.shape}, expected {expected.shape}.')
     difference = np.abs(found - expected).max()
     log.info('verified by %s: largest difference of logits %.2g, largest logit %.2g', how,
              difference, np.abs(expected).max())
     if written is not loaded:
-        change = np.abs(expected - logits(loaded, images)).max()
+        change = np.abs(expected - logits(loaded, batch)).max()
         log.info('%s changed logits by up to %.2g', '--dtype' if written.model == loaded.model else
                  '--inexact, with --dtype if given,', change)
     if not difference <= LARGEST_DIFFERENCE:
         raise UserError(f'{path} gives other logits than {loaded.source}: they differ by up to '
                         f'{difference:.2g}, at most {LARGEST_DIFFERENCE:g} was expected.')
+    processor = os.path.isfile(os.path.join(path, 'preprocessor_config.json'))
+    if processor and written.num_classes and written.channels() == 3:
+        try:
+            _verify_photo(written, path)
+        except (ImportError, CannotRunError) as reason:
+            log.info('not verified on a photo, because %s', reason)
 
 
-def logits(weights: Weights, images: Images) -> Logits:
+def _verify_photo(written, path):
+    """Compares logits of a photo that transformers prepares with those of ours, end to end."""
+    import transformers
+    from sklearn import datasets
+
+    photo = datasets.load_sample_images().filenames[0]  # 640 x 427
+    with Image.open(photo) as image:
+        theirs = transformers.AutoImageProcessor.from_pretrained(path)(
+            image, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
+    preprocess = dict(config.base().preprocess) | (written.preprocess or {})
+    ours = images.load(photo, written.image_size(), preprocess)[None]
+    if theirs.shape != ours.shape:
+        raise UserError(f'transformers prepares photos for {path} in shape {theirs.shape}, '
+                        f'expected {ours.shape}.')
+    # It rounds twice, and cuts off what bicubic filters give beyond 0 and 255 in between.
+    others = 100 * np.mean(255 * np.abs((ours - theirs) * preprocess['std']) > 1)
+    change = np.abs(logits(written, ours) - other_logits(written, path, 'huggingface', theirs)[0])
+    log.info('on a photo, which transformers prepared: %.2g %% of the pixels differ by more than '
+             '1 of 255; largest difference of logits %.2g', others, change.max())
+    can_be_equal = preprocess['antialias'] and preprocess['fit'] in ('transformers', 'squash')
+    if can_be_equal and others > 1:  # of the others description.log_other_pixels has told
+        raise UserError(f'transformers prepares photos for {path} in another way than '
+                        f'{written.source} asks for: {others:.2g} % of the pixels of one differ by '
+                        'more than 1 of 255.')
+
+
+def logits(weights: Weights, batch: Images) -> Logits:
     """What our model gives, in float32."""
     model = models.build(weights.model, weights.num_classes, dtype='float32')
     with jax.default_matmul_precision('highest'):
-        return np.asarray(jax.jit(model.apply)({'params': weights.params}, images))
+        return np.asarray(jax.jit(model.apply)({'params': weights.params}, batch))
 
 
-def other_logits(weights: Weights, path: str, layout: str, images: Images) -> tuple[Logits, str]:
+def other_logits(weights: Weights, path: str, layout: str, batch: Images) -> tuple[Logits, str]:
     """What the file at `path` gives in its own program, in float32, and that program's version.
 
     `weights` is what was written there. Raises CannotRunError, which says why.
@@ -76,7 +111,7 @@ def other_logits(weights: Weights, path: str, layout: str, images: Images) -> tu
         raise CannotRunError(
             f'a program that reads {layout} cannot be imported: {error}') from error
     with torch.inference_mode():
-        out = model.float().eval()(torch.from_numpy(images).permute(0, 3, 1, 2))
+        out = model.float().eval()(torch.from_numpy(batch).permute(0, 3, 1, 2))
     out = getattr(out, 'logits', out)
     return getattr(out, 'pooler_output', out).numpy(), version
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from vit_jax.data import resizing
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
 from vit_jax.weights import description, sidecars
@@ -167,11 +168,11 @@ def _sidecars(weights):
     if not {'fit', 'crop_ratio', 'resize', 'mean', 'std'} <= given.keys():
         return config
     height, width = weights.image_size()
+    target = resizing.target_size((height, width), given)
     if given['fit'] == 'squash':
-        size = dict(zip(('height', 'width'), (
-            round(side / given['crop_ratio']) for side in (height, width)), strict=True))
+        size = dict(zip(('height', 'width'), target, strict=True))
     elif height == width:
-        size = dict(shortest_edge=round(height / given['crop_ratio']))
+        size = dict(shortest_edge=target[0])
     else:
         log.warning('images are %dx%d, and no processor of transformers keeps the shape of a photo '
                     'and crops it to shapes other than squares: preprocessor_config.json is not '
