@@ -98,6 +98,7 @@ def test_imports_leave_tensorflow_alone():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_models_import_quickly():
     python('import vit_jax.models')  # warms the file cache
     # Processor time: what else the machine does must not decide.

@@ -36,10 +36,10 @@ def logits_and_gradients(family, **way):
     return params, *jax.jit(gradient)(params), cost.count_flops(gradient, params)
 
 
-@pytest.mark.parametrize('family', ['bit', pytest.param('hybrid', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('family', ['bit', 'hybrid'])
 @pytest.mark.parametrize('way', [
-    pytest.param(dict(unroll=2, remat_policy='nothing_saveable'), marks=pytest.mark.slow),
-    dict(remat_policy='dots_saveable')], ids=str)
+    dict(unroll=2, remat_policy='nothing_saveable'), dict(remat_policy='dots_saveable')], ids=str)
 def test_loops_and_rematerialisation_change_nothing(family, way):
     params, expected_gradients, expected, flops = logits_and_gradients(family)
     other_params, gradients, logits, other_flops = logits_and_gradients(family, **way)

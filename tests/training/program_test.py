@@ -51,8 +51,8 @@ def on_one_device():
     return result
 
 
-QUICK = {('vit', 'data'), ('vit', 'mixed')}
-SLOW = {('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed')}
+QUICK = {('vit', 'mixed')}
+SLOW = {('vit', 'data'), ('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed')}
 
 
 def mark(case, mesh):
@@ -102,7 +102,7 @@ def expected_bytes(state, fsdp, tensor):
     return total
 
 
-@pytest.mark.parametrize('mesh', ['fsdp', 'mixed'])
+@pytest.mark.parametrize('mesh', [pytest.param('fsdp', marks=pytest.mark.slow), 'mixed'])
 def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mesh):
     config = small_config(**{'ema_decay': 0.9, 'optimizer.name': 'adam'})
     program = program_on(config, **MESHES[mesh])
