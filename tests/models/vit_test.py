@@ -147,3 +147,16 @@ def test_image_not_divisible_by_patch():
     with pytest.raises(UserError, match=r'image_size 384x384 is not divisible by patch_size 14x14. '
                                         r'The nearest image sizes are 378x378 and 392x392'):
         jax.eval_shape(models.build('ti14', 10).init, jax.random.key(0), jnp.ones((1, 384, 384, 3)))
+
+
+def test_what_is_left_of_an_image_can_be_dropped():
+    model = models.build(SMALL, 5, partial_patches='drop')
+    patch, _ = SMALL['patch_size']
+    images = jax.random.normal(jax.random.key(1), (2, 3 * patch + 1, 3 * patch - 1, 3))
+    params = model.init(jax.random.key(0), images)
+    assert model.grid(images.shape[1:3]) == (3, 2)
+    cut = images[:, :3 * patch, :2 * patch]
+    np.testing.assert_array_equal(model.apply(params, images),
+                                  models.build(SMALL, 5).apply(params, cut))
+    with pytest.raises(UserError, match='is not divisible'):
+        model.grid((patch - 1, patch))

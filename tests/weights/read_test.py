@@ -1,13 +1,15 @@
 """Arrays that fit no model and layouts that nobody knows: what is said; prefixes of names."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from tests.support import small
+from tests.support import interop, small
 from tests.support.small import FILES, assert_same_arrays, message, through
 from vit_jax import weights
 from vit_jax.errors import UserError
-from vit_jax.weights import files
+from vit_jax.weights import files, verify
 
 
 @pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.',
@@ -117,3 +119,20 @@ def test_whatever_is_wrong_with_arrays_is_explained(layout, name, model, tmp_pat
         except UserError:
             continue
         assert np.isfinite(small.logits(found, small.images(given, 1))).all()
+
+
+@pytest.mark.parametrize('layout', ['timm', 'huggingface', 'vit_jax'])
+def test_images_that_patches_do_not_tile(layout, tmp_path):
+    """As SigLIP's 384 px with patches of 14; the other program drops the rest, too."""
+    given = small.make('vit', gelu='erf')
+    given = dataclasses.replace(given, model=given.model | {'partial_patches': 'drop'},
+                                preprocess=given.preprocess | {'image_size': (18, 18)})
+    path = str(tmp_path / ('x.safetensors' if layout == 'vit_jax' else 'x'))
+    weights.save(given, path, layout)
+    found = weights.load(path)
+    assert found.model == given.model
+    assert found.image_size() == (18, 18)
+    if layout != 'vit_jax':
+        interop.require('transformers')
+        interop.import_timm()
+        verify.verify(found, found, path, layout)

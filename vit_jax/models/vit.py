@@ -30,6 +30,9 @@ class ViT(nn.Module):
                     'class token, mean, attention, or every token'] = 'cls'
     representation_size: Annotated[int, whole(0), 'of the hidden tanh layer of the head; 0: a '
                                    'single linear layer'] = 0
+    partial_patches: Annotated[str, one_of('refuse', 'drop'), 'where patches do not tile the image; '
+                               "drop: the pixels on the right and below, as in Google's code"
+                               ] = 'refuse'
     stochastic_depth_rate: Annotated[float, RATE, "of the last layer's branches; linear in depth "
                                      'from 0'] = 0.0
     head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
@@ -75,20 +78,22 @@ class ViT(nn.Module):
                         'representation': representation}
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """(rows, columns) of patches; raises UserError, with sizes that fit, for other images."""
+        """(rows, columns) of whole patches; UserError, with sizes that fit, for other images."""
         patch, stride, what = as_pair(self.patch_size), 1, 'image_size'
         if self.resnet is not None:
             stride = resnet.stride(len(self.resnet['units']))
             what = f'the feature map (one point for {stride} pixels) of'
         size = tuple(-(-side // stride) for side in image_size)
         grid = tuple(i // p for i, p in zip(size, patch, strict=True))
-        if any(n == 0 or i % p for n, i, p in zip(grid, size, patch, strict=True)):
+        partial = any(i % p for i, p in zip(size, patch, strict=True))
+        if 0 in grid or (partial and self.partial_patches == 'refuse'):
             smaller, larger = (
                 'x'.join(str(max(1, n + up) * p * stride) for n, p in zip(grid, patch, strict=True))
                 for up in (0, 1))
             raise UserError(
                 f'{what} {size[0]}x{size[1]} is not divisible by patch_size {patch[0]}x{patch[1]}. '
-                f'The nearest image sizes are {smaller} and {larger}.')
+                f'The nearest image sizes are {smaller} and {larger}; with model.partial_patches '
+                'drop the rest of the image is not used.')
         return grid
 
     def embed(self, images):

@@ -1,5 +1,6 @@
 """Reads weights of any layout, which is recognised by the names of the arrays."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -43,6 +44,14 @@ def load(source: str, fields: Mapping[str, Any] | None = None, *, step: int | No
     if not allow_nonfinite:
         _check_finite(loaded)
     return loaded
+
+
+def _with_partial_patches(loaded):
+    """Other programs drop what is left of an image of 384x384 by patches of 14x14."""
+    dropping = dataclasses.replace(loaded, model=loaded.model | {'partial_patches': 'drop'})
+    stated = dropping.stated_grid()
+    return dropping if stated and not loaded.stated_grid() and (
+        dropping.grid() in (None, stated)) else loaded
 
 
 def _check_finite(loaded):
@@ -107,7 +116,8 @@ def _build(contents, name, source, fields):
                     len(classes), num_classes)
         classes = None
     params = flax.traverse_util.unflatten_dict(flat, sep='/')
-    loaded = Weights(params, model, num_classes, classes, reading.preprocess, name, source)
+    loaded = _with_partial_patches(
+        Weights(params, model, num_classes, classes, reading.preprocess, name, source))
     for field in ('mean', 'std'):
         numbers = (reading.preprocess or {}).get(field)
         if numbers and len(numbers) not in (3, loaded.channels()):
