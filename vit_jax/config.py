@@ -48,12 +48,15 @@ FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
     'dataset.files_at_once': Field(16, whole(1),
                                    'sequential TFDS files: how many are read interleaved'),
 
-    'augment.crop': Field('inception', one_of('inception', 'pad', 'none'),
-                          'inception: a random part, '
-                          'pad: the padded image moved at random, none: the whole image'),
+    'augment.crop': Field('inception', one_of('inception', 'pad', 'resize', 'none'),
+                          'inception: a random part, pad: the padded image moved at random, '
+                          'resize: a random part of the squashed image, none: the whole image'),
     'augment.min_area': Field(0.05, number(above=0, most=1),
                               'inception: smallest share of the image'),
     'augment.pad': Field(0, whole(0), 'pad: pixels on each side'),
+    'augment.crop_ratio': Field(0.9375, number(least=0.01, most=1),
+                                'resize: share of the sides that is cut out; BiT takes 480 px of '
+                                '512 and 128 of 160'),
     'augment.flip': Field(True, SWITCH, 'left-right, of every second image at random'),
 
     'preprocess.fit': Field('cover', one_of('cover', 'squash', 'torchvision', 'transformers'),

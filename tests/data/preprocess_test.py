@@ -81,6 +81,19 @@ def test_pad_crop_and_flip_are_windows_of_the_padded_image():
     assert ((counts - 12) ** 2 / 12).sum() < 86
 
 
+def test_resize_crop_is_a_window_of_the_squashed_image():
+    """BiT's 128 px of 160, at a tenth of the size; all windows are as likely."""
+    pixels = np.asarray(picture(30, 24))
+    larger = preprocess.resize(tf.constant(pixels), (20, 20), settings()).numpy()
+    windows = {larger[y:y + 16, x:x + 16].tobytes(): (y, x) for y in range(5) for x in range(5)}
+    augmented = train_image(pixels, (16, 16), crop='resize', crop_ratio=0.8)
+    counts = np.zeros((5, 5), int)
+    np.add.at(counts, tuple(np.transpose(
+        [windows[augmented(row).numpy().tobytes()] for row in keys(0, 300).numpy()])), 1)
+    # 300 draws over 25 cells: chi-square with 24 degrees of freedom is below 51 but for 1 in 1000.
+    assert ((counts - 12) ** 2 / 12).sum() < 51
+
+
 def test_inception_crop_has_the_area_and_shape_it_should():
     # Pixels are their own coordinates, so that the slope of a crop shows how large it was.
     y, x = np.mgrid[:200, :200]

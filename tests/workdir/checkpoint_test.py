@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.runs import resolved
 from tests.support.steps import setup
-from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.workdir import checkpoint, record
 
@@ -95,26 +93,6 @@ def test_the_best_is_named_and_found_again(tmp_path, state):
     checkpointer.save(5, state)
     assert checkpointer.wait() == 5
     assert (checkpointer.best(), folders(tmp_path)) == (2, ['2', '5'])
-
-
-@pytest.mark.parametrize('keep_best', [True, False])
-def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(keep_best, tmp_path, state,
-                                                                   caplog):
-    saved(tmp_path, state, [1, 2, 3]).close()
-    config = config_lib.base()
-    config.update(num_steps=3, keep_best=keep_best)
-    record.write(str(tmp_path), resolved(config), ['ant'])
-    metrics = tmp_path / 'metrics.jsonl'
-    metrics.write_text(''.join(json.dumps({'step': step, 'eval/accuracy': accuracy}) + '\n'
-                               for step, accuracy in [(1, 0.5), (2, 0.9), (3, 0.8), (4, 0.95)]))
-    assert checkpoint.load_params(str(tmp_path))[1] == (2 if keep_best else 3)
-    said = 'the best checkpoint is taken, of step 2 (accuracy 90.00 %)' in caplog.text
-    assert said == keep_best
-    assert checkpoint.load_params(str(tmp_path), 1)[1] == 1
-    metrics.write_text('null')
-    assert checkpoint.load_params(str(tmp_path))[1] == 3
-    with pytest.raises(UserError, match=r'no checkpoint of step 7 .* \(there are: 1, 2, 3\)'):
-        checkpoint.load_params(str(tmp_path), 7)
 
 
 def test_saving_says_nothing(tmp_path, state, caplog):

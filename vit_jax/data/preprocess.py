@@ -126,8 +126,9 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
     Args:
       keys: all bits random, one row for each use.
       augment: `config.augment`. crop='inception' takes a random area (min_area..1) and aspect ratio
-        (3/4..4/3); 'pad' resizes, adds `pad` mirrored pixels on each side and crops; 'none' only
-        resizes. With `flip`, half of the images are mirrored.
+        (3/4..4/3); 'pad' resizes, adds `pad` mirrored pixels on each side and crops; 'resize'
+        resizes to sides of which `crop_ratio` is the crop (BiT, arXiv 1912.11370, section 3.3);
+        'none' only resizes. With `flip`, half of the images are mirrored.
       preprocess: fields resize and antialias of `config.preprocess`.
       intact: of `decode_part`.
     """
@@ -143,14 +144,19 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
         image, intact = decode_part(encoded, box, intact)
         image = resize(image, size, preprocess)
     else:
-        image = resize(decode_image(encoded), size, preprocess)
+        image = decode_image(encoded)
+        if augment['crop'] == 'resize':
+            larger = resizing.target_size(size, {'fit': 'squash', **augment})
+            image = resize(image, larger, preprocess)
+        else:
+            image = resize(image, size, preprocess)
         if augment['crop'] == 'pad':
             pad = augment['pad']
             # Mirrored at the edge: a border of one colour would tell where the crop lies.
             image = tf.pad(image, [[pad, pad], [pad, pad], [0, 0]], mode='SYMMETRIC')
-            # keys[0] is two random numbers: drawing others from it would cost more than the crop.
-            begin = tf.cast(keys[0] % (2 * pad + 1), tf.int32)
-            image = tf.slice(image, tf.concat([begin, [0]], 0), [*size, 3])
+        # keys[0] is two random numbers: drawing others from it would cost more than the crop.
+        begin = tf.cast(keys[0] % tf.cast(tf.shape(image)[:2] - size + 1, tf.int64), tf.int32)
+        image = tf.slice(image, tf.concat([begin, [0]], 0), [*size, 3])
     if augment['flip']:
         image = tf.cond(keys[1, 0] < 0, lambda: tf.reverse(image, [1]), lambda: image)
     # RandAugment goes here, with keys[2].

@@ -30,9 +30,8 @@ class ViT(nn.Module):
                     'class token, mean, attention, or every token'] = 'cls'
     representation_size: Annotated[int, whole(0), 'of the hidden tanh layer of the head; 0: a '
                                    'single linear layer'] = 0
-    partial_patches: Annotated[str, one_of('refuse', 'drop'), 'where patches do not tile the image; '
-                               "drop: the pixels on the right and below, as in Google's code"
-                               ] = 'refuse'
+    partial_patches: Annotated[str, one_of('refuse', 'drop'), 'where patches do not tile an image; '
+                               'drop: pixels on the right and below, as Google does it'] = 'refuse'
     stochastic_depth_rate: Annotated[float, RATE, "of the last layer's branches; linear in depth "
                                      'from 0'] = 0.0
     head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
@@ -190,7 +189,7 @@ class Checkpointer:
             if 'RESOURCE_EXHAUSTED' in str(error):
                 raise
             record.require_not_scarce(error, f'the checkpoint of step {step} in {self.directory}')
-            reason = _first_line(error)
+            reason = first_line(error)
         # What one process cannot read, none may use. The fingerprint needs all processes.
         reason = next(filter(None, consensus.gather(reason)), '')
         if reason:
@@ -206,7 +205,7 @@ class Checkpointer:
         """The state of a step, and what else was saved, its fingerprint above all."""
         # Without the manager, which would wait for the other processes if this one failed.
         folder = epath.Path(self.directory) / str(step)
-        meta = _read_meta(folder)
+        meta = read_meta(folder)
         saved = meta['fingerprint']
         expected = {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(abstract_state)}
         if saved.keys() != expected:
@@ -230,53 +229,8 @@ class Checkpointer:
         return target
 
 
-def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
-    """Parameters of a run as NumPy arrays, averages where it has them, and their step.
-
-    Without `step`, they are from the best checkpoint where the run keeps it (`keep_best`), else
-    from the newest that can be read.
-    """
-    directory = record.checkpoint_directory(workdir)
-    saved = record.saved_steps(directory)
-    steps = sorted(saved, reverse=True) if step is None else [step] * (step in saved)
-    if step is None and record.read(workdir)[0].get('keep_best'):
-        scores = {}
-        try:
-            scores = metrics.scores(workdir)
-        except UserError as error:
-            log.warning('the best checkpoint is not known: %s', error)
-        if (best := metrics.best(scores, steps)) is not None:
-            steps.sort(key=lambda step: step == best, reverse=True)
-            log.info('the best checkpoint is taken, of step %d (accuracy %.2f %%): --step names '
-                     'another', best, 100 * scores[best])
-    for candidate in steps:
-        try:
-            return _read_params(epath.Path(directory) / str(candidate)), candidate
-        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
-            what = f'the checkpoint of step {candidate} in {workdir}'
-            record.require_not_scarce(error, what)
-            log.warning('%s cannot be read: %s', what, _first_line(error))
-    wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
-    raise UserError(f'{workdir} has no {wanted} that can be read (there are: '
-                    f'{", ".join(map(str, sorted(saved))) or "none"}).')
-
-
-def _read_params(folder):
-    """Reads only the parameters, and compares them with their fingerprint."""
-    handler = ocp.PyTreeCheckpointHandler()
-    tree = handler.metadata(folder / 'state').tree
-    name = 'ema_params' if tree.get('ema_params') else 'params'
-    args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), {name: tree[name]})
-    params = handler.restore(folder / 'state', args=ocp.args.PyTreeRestore(
-        item={name: tree[name]}, restore_args=args, partial_restore=True))[name]
-    saved = _read_meta(folder)['fingerprint']
-    if any(saved[f'.{name}{key}'] != value
-           for key, value in fingerprint.describe(params).items()):
-        raise ValueError('arrays differ from what was saved')
-    return params
-
-
-def _read_meta(folder):
+def read_meta(folder: epath.Path) -> dict[str, Any]:
+    """What is saved beside the state of a checkpoint: its fingerprint above all."""
     return ocp.JsonCheckpointHandler().restore(folder / 'meta', args=ocp.args.JsonRestore())
 
 
@@ -297,5 +251,6 @@ def _amount(size):
     return f'{size / 1e9:,.1f} GB' if size >= 1e8 else f'{size / 1e6:,.1f} MB'
 
 
-def _first_line(error):
+def first_line(error: Exception) -> str:
+    """The beginning of what Orbax or TensorStore says, which may be pages."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

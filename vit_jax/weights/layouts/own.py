@@ -18,7 +18,7 @@ from vit_jax.weights import sidecars
 from vit_jax.weights.layout import Layout, Reading
 from vit_jax.weights.model import Weights, with_defaults
 from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides
-from vit_jax.workdir import checkpoint, record
+from vit_jax.workdir import record, saved_params
 
 _KEY = 'vit_jax'
 
@@ -67,12 +67,12 @@ _OLDER = dict(fit='cover', antialias=True)
 
 
 def from_run(workdir: str, step: int | None) -> Weights:
-    """Parameters of a checkpoint, see checkpoint.load_params; averaged if the run averages.
+    """Parameters of a checkpoint, see saved_params.load_params; averaged if the run averages.
 
     Raises UserError if no checkpoint can be read, or not the files that belong to it.
     """
     config, classes = record.read(workdir)
-    params, step = checkpoint.load_params(workdir, step)
+    params, step = saved_params.load_params(workdir, step)
     preprocess = {'image_size': config['image_size'], **_OLDER, **config['preprocess']}
     return Weights(params, with_defaults(_tuples(config['model'])),
                    config['dataset']['num_classes'], classes, _tuples(preprocess), 'workdir',

@@ -1,0 +1,33 @@
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from tests.support.runs import resolved
+from tests.support.steps import setup
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+from vit_jax.workdir import checkpoint, record, saved_params
+
+
+@pytest.mark.parametrize('keep_best', [True, False])
+def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(keep_best, tmp_path, caplog):
+    state = setup(ema=True, optimizer_name='adam')[0]
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
+    for step in (1, 2, 3):
+        checkpointer.save(step, state.replace(step=jnp.int32(step)))
+    checkpointer.close()
+    config = config_lib.base()
+    config.update(num_steps=3, keep_best=keep_best)
+    record.write(str(tmp_path), resolved(config), ['ant'])
+    metrics = tmp_path / 'metrics.jsonl'
+    metrics.write_text(''.join(json.dumps({'step': step, 'eval/accuracy': accuracy}) + '\n'
+                               for step, accuracy in [(1, 0.5), (2, 0.9), (3, 0.8), (4, 0.95)]))
+    assert saved_params.load_params(str(tmp_path))[1] == (2 if keep_best else 3)
+    said = 'the best checkpoint is taken, of step 2 (accuracy 90.00 %)' in caplog.text
+    assert said == keep_best
+    assert saved_params.load_params(str(tmp_path), 1)[1] == 1
+    metrics.write_text('null')
+    assert saved_params.load_params(str(tmp_path))[1] == 3
+    with pytest.raises(UserError, match=r'no checkpoint of step 7 .* \(there are: 1, 2, 3\)'):
+        saved_params.load_params(str(tmp_path), 7)

@@ -1,0 +1,60 @@
+"""The parameters of a run that has saved checkpoints, for those who use them without training."""
+
+import logging
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jaxtyping import PyTree
+
+from vit_jax.errors import UserError
+from vit_jax.workdir import checkpoint, fingerprint, metrics, record
+
+log = logging.getLogger(__name__)
+
+
+def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
+    """Parameters of a run as NumPy arrays, averages where it has them, and their step.
+
+    Without `step`, they are from the best checkpoint where the run keeps it (`keep_best`), else
+    from the newest that can be read.
+    """
+    directory = record.checkpoint_directory(workdir)
+    saved = record.saved_steps(directory)
+    steps = sorted(saved, reverse=True) if step is None else [step] * (step in saved)
+    if step is None and record.read(workdir)[0].get('keep_best'):
+        scores = {}
+        try:
+            scores = metrics.scores(workdir)
+        except UserError as error:
+            log.warning('the best checkpoint is not known: %s', error)
+        if (best := metrics.best(scores, steps)) is not None:
+            steps.sort(key=lambda step: step == best, reverse=True)
+            log.info('the best checkpoint is taken, of step %d (accuracy %.2f %%): --step names '
+                     'another', best, 100 * scores[best])
+    for candidate in steps:
+        try:
+            return _read_params(epath.Path(directory) / str(candidate)), candidate
+        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+            what = f'the checkpoint of step {candidate} in {workdir}'
+            record.require_not_scarce(error, what)
+            log.warning('%s cannot be read: %s', what, checkpoint.first_line(error))
+    wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
+    raise UserError(f'{workdir} has no {wanted} that can be read (there are: '
+                    f'{", ".join(map(str, sorted(saved))) or "none"}).')
+
+
+def _read_params(folder):
+    """Reads only the parameters, and compares them with their fingerprint."""
+    handler = ocp.PyTreeCheckpointHandler()
+    tree = handler.metadata(folder / 'state').tree
+    name = 'ema_params' if tree.get('ema_params') else 'params'
+    args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), {name: tree[name]})
+    params = handler.restore(folder / 'state', args=ocp.args.PyTreeRestore(
+        item={name: tree[name]}, restore_args=args, partial_restore=True))[name]
+    saved = checkpoint.read_meta(folder)['fingerprint']
+    if any(saved[f'.{name}{key}'] != value
+           for key, value in fingerprint.describe(params).items()):
+        raise ValueError('arrays differ from what was saved')
+    return params
