@@ -177,3 +177,30 @@ except Exception as error:
     assert result.stdout == 'InvalidArgumentError\n'
     assert 'PyFunc' not in result.stderr
     assert 'Traceback' not in result.stderr
+
+
+LEAVING = """
+import asyncio
+from vit_jax import cli
+cli.log_to_terminal()
+async def read():
+    try:
+        await asyncio.sleep(0)
+    finally:
+        raise ValueError('of a coroutine')
+class Other:
+    def __del__(self):
+        raise ValueError('of another object')
+coroutine = read()
+coroutine.send(None)
+del coroutine
+Other()
+"""
+
+
+def test_what_coroutines_leave_behind_is_not_shown():
+    """As those of Orbax do when a damaged checkpoint ends the first of them."""
+    result = subprocess.run([sys.executable, '-c', LEAVING], cwd=ROOT, env=environment(),
+                            text=True, capture_output=True, check=True)
+    assert 'of a coroutine' not in result.stderr
+    assert 'of another object' in result.stderr

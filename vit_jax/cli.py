@@ -6,6 +6,7 @@ the config or the weights with a function of this module, and makes one call.
 
 import argparse
 import functools
+import inspect
 import logging
 import os
 import re
@@ -107,8 +108,9 @@ def log_to_terminal() -> None:
 
 
 def _report_unraisable(unraisable, report=sys.unraisablehook):
-    """Leaves out what Orbax's event loops leave behind, without room on a disk or open files."""
-    if not re.search("Event loop is closed|EventLoop' object has", str(unraisable.exc_value)):
+    """Leaves out what Orbax's coroutines and their loops leave behind after a failure."""
+    of_a_loop = re.search("Event loop is closed|EventLoop' object has", str(unraisable.exc_value))
+    if not of_a_loop and not inspect.iscoroutine(unraisable.object):
         report(unraisable)
 
 
