@@ -8,15 +8,22 @@
 WEIGHTS is a file or directory of any layout of docs/conversion.md, hf:ORGANISATION/NAME, timm:NAME
 or a workdir. The argument is MODEL,DATASET. SGD with momentum 0.9, batch 512, cosine, no weight
 decay, gradients clipped at norm 1, 384 px; the head is new and starts at zero. The learning rate is
-one of the table's grid: vit_jax.sweep tries all of it. Published accuracy, fine-tuned at 384 px:
-pre-trained on ImageNet-21k B/16 98.95 on CIFAR-10, 91.67 on CIFAR-100, 83.97 on ImageNet.
+one of the table's grid, all of which `python -m vit_jax.sweep` tries with the same options.
+Published accuracy, fine-tuned at 384 px: pre-trained on ImageNet-21k B/16 98.95 on CIFAR-10, 91.67
+on CIFAR-100, 83.97 on ImageNet.
 """
 
 from vit_jax.config import base
 from vit_jax.errors import UserError, nearest_names
 
+GRIDS = {  # of learning rates, by data set
+    'imagenet2012': (0.003, 0.01, 0.03, 0.06),
+    'vtab': (0.01,),
+}
+GRID = (0.001, 0.003, 0.01, 0.03)  # for all others
+
 # Steps, warm-up steps, share of train held out for choosing (per cent), test split, learning rate:
-# the second of the table's grid, which is .001 .003 .01 .03, on ImageNet .003 .01 .03 .06.
+# the second of the grid, of a directory the third.
 DATASETS = {
     'imagenet2012': (20_000, 500, 1, 'validation', 0.01),
     'cifar10': (10_000, 500, 2, 'test', 0.003),
@@ -64,3 +71,8 @@ def get_config(arg: str = 'b16,cifar10'):
     config.checkpoint_every = max(steps // 10, 50)
     config.keep_best = True  # small sets overfit; predict, evaluate and convert take it
     return config
+
+
+def get_grid(arg: str = 'b16,cifar10') -> dict[str, tuple[float, ...]]:
+    """What vit_jax.sweep tries for MODEL,DATASET: values by dotted field (table 4)."""
+    return {'optimizer.learning_rate': GRIDS.get(arg.partition(',')[-1], GRID)}

@@ -67,6 +67,7 @@ def test_of_a_number_that_is_repeated_the_last_counts():
     ([H14, '--config.optimizer.learning_rate=0.1,0.2'],
      "optimizer.learning_rate is '0.1,0.2': expected a finite number, above 0. To try several, "
      'python -m vit_jax.sweep takes the same options'),
+    ([H14, '--config.batch_size=64,128'], 'To try several, python -m vit_jax.sweep takes'),
     ([f'--config={ROOT}/configs/cifar10.py:b16'], 'get_config() takes 0 positional arguments'),
     (['--config.seed=1'], 'add --config=FILE')])
 def test_mistakes(arguments, message):

@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 import pytest
 
-from vit_jax import fields
+from vit_jax import config, fields
 from vit_jax.errors import UserError
 from vit_jax.fields import Field
 
@@ -32,6 +32,13 @@ def test_values(values, right, wrong):
     (fields.number(0, below=1), 'a number, at least 0 and below 1')])
 def test_words(values, words):
     assert values.words == words
+
+
+def test_values_between_which_no_comma_can_stand():
+    with_commas = {name for name, field in config.FIELDS.items() if field.values.has_commas}
+    assert {'image_size', 'preprocess.std', 'transfer.take', 'dataset.name',
+            'optimizer.lr_factors'} <= with_commas
+    assert not with_commas & {'seed', 'optimizer.learning_rate', 'augment.flip', 'loss.name'}
 
 
 def test_a_value_that_does_not_fit_is_named_with_what_was_expected():

@@ -163,7 +163,7 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
                         'get_config, as those in configs/.')
     try:
         config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file.config}'])
-        fields = config_lib.flatten(config)  # asking for fields reads the file
+        config_lib.flatten(config)  # asking for fields reads the file
     except OSError as error:
         raise UserError(f'no config file {os.path.abspath(error.filename or file.config)}: '
                         '--config is a path from the current directory, as in '
@@ -174,9 +174,15 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
         raise UserError(f'--config={file.config}: {_where(error, file.config)} Expected a Python '
                         'file with a function get_config([ARGUMENT]) that returns a config, as '
                         'those in configs/.') from error
-    _check_names(overrides, fields, own_options)
+    return override(config, overrides, own_options)
+
+
+def override(config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
+             ) -> ConfigDict:
+    """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
+    _check_names(arguments, config_lib.flatten(config), own_options)
     try:
-        return _parse(config_flags.DEFINE_config_dict, config, overrides)
+        return _parse(config_flags.DEFINE_config_dict, config, arguments)
     except (TypeError, ValueError, flags.Error) as error:
         raise UserError(_expected(str(error))) from error
 
@@ -199,7 +205,7 @@ def _expected(message):
     if field is None:
         return message
     sweep = ('. To try several, python -m vit_jax.sweep takes the same options'
-             if found[1] == 'optimizer.learning_rate' and ',' in found[2] else '')
+             if ',' in found[2] and not field.values.has_commas else '')
     return f'{found[1]} is {found[2]!r}: expected {field.values.words}{sweep}.'
 
 

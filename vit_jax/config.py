@@ -39,6 +39,8 @@ FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
     'dataset.eval_split': Field('validation', TEXT, 'scored during training; empty: the folder '
                                 'val, valid or validation of a directory, else a tenth of train'),
     'dataset.test_split': Field('', TEXT, 'scored once at the end by vit_jax.sweep'),
+    'dataset.final_split': Field('', TEXT, 'what vit_jax.sweep trains the winner on; empty: all of '
+                                 'the split of which train_split is a part'),
     'dataset.num_examples': Field(0, whole(0), 'of train_split; 0: ask the data'),
     'dataset.num_classes': Field(0, whole(0), '0: ask the data'),
     'dataset.max_broken_fraction': Field(0.01, number(least=0, most=1),

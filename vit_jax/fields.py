@@ -22,6 +22,7 @@ class Values(NamedTuple):
     fit: Callable[[Any], bool]
     choices: tuple[str, ...] = ()
     limit: str = ''  # said of values beyond it
+    has_commas: bool = False  # a value may have commas: they cannot stand between values
 
 
 class Field(NamedTuple):
@@ -62,11 +63,11 @@ def several(each: Values, plural: str, count: int | None = None) -> Values:
     """A tuple of values, which `plural` names, of any length unless `count` is given."""
     return Values(plural, lambda x: (
         isinstance(x, (tuple, list)) and (count is None or len(x) == count)
-        and all(map(each.fit, x))))
+        and all(map(each.fit, x))), has_commas=True)
 
 
 SWITCH = Values('True or False', lambda x: isinstance(x, bool))
-TEXT = Values('text', lambda x: isinstance(x, str))
+TEXT = Values('text', lambda x: isinstance(x, str), has_commas=True)
 TEXTS = several(TEXT, 'names, with commas between them')
 RATE = number(least=0, below=1)
 SIDES = several(whole(1, 2**16), 'one or two whole numbers, height and width, at least 1 and at '

@@ -1,35 +1,45 @@
-r"""Tries learning rates, chooses on held-out examples, and scores the best one on the test split.
+r"""Tries values of fields, chooses on held-out examples, and scores the best on the test split.
 
     python -m vit_jax.sweep --config=configs/finetune.py:b16,cifar10 \
-        --config.pretrained=WEIGHTS --workdir=DIR \
-        --config.optimizer.learning_rate=0.001,0.003,0.01,0.03
+        --config.pretrained=WEIGHTS --workdir=DIR
+    python -m vit_jax.sweep --config=configs/finetune.py:b16,cifar10 \
+        --config.pretrained=WEIGHTS --workdir=DIR --repeats=3 \
+        --config.optimizer.learning_rate=0.003,0.01 --config.optimizer.weight_decay=0,0.1
 
-Each value trains in DIR/lr=VALUE and is scored on `dataset.eval_split`. The best one then trains on
-the whole training split in DIR/final-lr=VALUE, which is scored once, at its end, on
-`dataset.test_split` (ViT section 4.1, table 4). A value with which training diverges is not chosen.
-The same command continues a sweep that was stopped, and with more values trains what they add. The
-outcome is logged and written to DIR/sweep.json.
+Fields with values A,B,... are swept in all their combinations; without any, the grid of the config
+file is (its function get_grid; that of configs/finetune.py is ViT table 4). A number, a switch or
+one of several words can be swept. In fields of several values, such as image_size, and in text,
+such as dataset.name, a comma belongs to the one value.
+
+Each member trains in DIR/lr=VALUE (for other fields DIR/FIELD=VALUE) and is scored on
+`dataset.eval_split`. The best one then trains on `dataset.final_split`, by default the whole
+training split, in DIR/final-lr=VALUE, which is scored once, at its end, on `dataset.test_split`
+(ViT section 4.1). A member with which training diverges is not chosen. The same command continues a
+sweep that was stopped, and with more values trains what they add. The outcome is logged, drawn in
+DIR/sweep.png and written to DIR/sweep.json.
 """
 
-import json
+import argparse
+import functools
+import itertools
 import logging
-import math
 import os
-import pathlib
+import re
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax import cli, machine
 from vit_jax import config as config_lib
-from vit_jax.errors import DivergedError, UserError
+from vit_jax.errors import DivergedError, UserError, check_at_least
 from vit_jax.processes import launch
-from vit_jax.workdir import metrics, record
+from vit_jax.workdir import metrics, outcome, record
+from vit_jax.workdir.outcome import RATE, name_of
 
 log = logging.getLogger('vit_jax.sweep')
-
-FLAG = '--config.optimizer.learning_rate'
 
 
 @cli.command
@@ -37,134 +47,237 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, 143 or 130 after a signal, 1 after an error that the last line explains."""
     parser = cli.make_parser('sweep', __doc__)
     parser.add_argument('--workdir', required=True, help='for the workdirs of all runs')
-    parser.add_argument(FLAG, nargs='?', metavar='A,B,...', dest='learning_rates',
-                        help='the values to be tried')
+    parser.add_argument('--repeats', type=int, default=1, metavar='N', help='final runs, with '
+                        'seeds seed, seed + 1, ...: their mean and standard deviation are reported')
+    parser.add_argument('--part', default='1/1', metavar='I/N', help='only train part I of N of '
+                        'the members: for processes or hosts side by side that share DIR, each '
+                        'with its own device. The command without it then does the rest')
     cli.add_process_options(parser)
-    options, config = cli.parse_with_config(parser, argv)
-    values = learning_rates(options.learning_rates)
+    texts, others = separate(sys.argv[1:] if argv is None else argv)
+    first = [f'--config.{field}={text.partition(",")[0]}' for field, text in texts.items()]
+    options, config = cli.parse_with_config(parser, others + first)
+    grid = read_grid(texts or _grid_of_file(others), config)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
     machine.check_backend()
-    code = run(config, values, options.workdir)
+    code = run(config, grid, options.workdir, options.repeats, options.part)
     if code:
         log.warning('the sweep stops here. To continue, run the same command again.')
     return code
 
 
-def learning_rates(given: str | None) -> list[float]:
-    """The values of 'A,B,...'; UserError unless they are two different positive numbers or more."""
-    try:
-        values = sorted({float(value) for value in (given or '').split(',')})
-    except ValueError:
-        values = []
-    if len(values) < 2 or not all(0 < value < math.inf for value in values):
-        raise UserError(f'a sweep needs {FLAG}=A,B,... with two positive numbers or more'
-                        f'{f", and got {given!r}" if given else ""}.')
-    return values
+def separate(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The texts 'A,B,...' of swept fields, by dotted name, and all other arguments."""
+    fields, texts, others, rest = config_lib.all_fields(), {}, [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, is_given, text = argument.partition('=')
+        field = re.sub(r'^--?config\.', '', name)
+        separately = field != name and not is_given and rest  # --config.FIELD VALUE
+        if separately:
+            text = rest[0]
+        if field == name or field not in fields or (
+                fields[field].values.has_commas or ',' not in text):
+            others.append(argument)
+            continue
+        if field in texts:
+            raise UserError(f'{name} is given twice: give it once, with all its values.')
+        texts[field] = text
+        del rest[:1 if separately else 0]
+    return texts, others
 
 
-def run(config: ConfigDict, values: list[float], directory: str) -> int:
+def _grid_of_file(arguments):
+    """The texts of the fields that get_grid of the config file names."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument('--config')
+    file, others = parser.parse_known_args(arguments)
+    path, has_argument, argument = file.config.partition(':')
+    need = (f'a sweep needs a field with two values or more, as in --config.{RATE}=0.003,0.01. '
+            'Commas in fields of several values and in text belong to one value')
+    get_grid = runpy.run_path(path).get('get_grid')
+    if get_grid is None:
+        raise UserError(f'{need}. {path} has no grid of its own.')
+    grid = get_grid(*[argument] if has_argument else [])
+    if one := [field for field in grid
+               if any(other.partition('=')[0] == f'--config.{field}' for other in others)]:
+        raise UserError(f'{need}; --config.{one[0]} has one. Without it the grid of {path} is '
+                        f'taken: {", ".join(map(str, grid[one[0]]))}.')
+    log.info('the grid is that of %s', file.config)
+    return {field: ','.join(map(str, values)) for field, values in grid.items()}
+
+
+def read_grid(texts: Mapping[str, str], config: ConfigDict) -> dict[str, list[Any]]:
+    """The values of 'A,B,...' for each field, numbers in rising order.
+
+    Raises UserError unless there are two or more for each, of the type of the field.
+    """
+    grid = {}
+    for field, text in texts.items():
+        values = [config_lib.flatten(cli.override(config_lib.changed(config, {}), [
+            f'--config.{field}={value}']))[field] for value in text.split(',')]
+        values = list(dict.fromkeys(values))
+        if len(values) < 2:
+            raise UserError(f'--config.{field}={text} has one value, {values[0]}: a sweep needs '
+                            'two or more, with commas between them.')
+        grid[field] = values if isinstance(values[0], str) else sorted(values)
+    return grid
+
+
+def run(config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str, repeats: int = 1,
+        part: str = '1/1') -> int:
     """Runs the sweep; returns 0, or what loop.train returns after a signal, which ends the sweep.
 
-    Raises DivergedError when training diverges with all values, or with the winner.
+    Args:
+      grid: values by dotted field; the members are their combinations.
+      repeats: number of final runs.
+      part: 'I/N': only train each N-th member, from number I.
+
+    Raises DivergedError when training diverges with all members, or with the winner.
     """
     from vit_jax.data.folders import choose_splits  # imports TensorFlow
     from vit_jax.data.sources import split_name
-    from vit_jax.training import loop
 
-    config = config_lib.changed(config, dict(zip(
-        ('dataset.train_split', 'dataset.eval_split'),
-        choose_splits(config.dataset.name, config.dataset.train_split, config.dataset.eval_split),
-        strict=True)))
-    _open_test_split(config.dataset)
-    scores = {}
-    for value in values:
-        code, scores[value] = _score(
-            config_lib.changed(config, {'optimizer.learning_rate': value}),
-            os.path.join(directory, f'lr={value:g}'))
+    check_at_least('--repeats', repeats, 1)
+    members = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    train_split, eval_split = choose_splits(
+        config.dataset.name, config.dataset.train_split, config.dataset.eval_split)
+    final_split = config.dataset.final_split or split_name(train_split)
+    config = config_lib.changed(config, {
+        'dataset.train_split': train_split, 'dataset.eval_split': eval_split,
+        'dataset.final_split': final_split})
+    _check_splits(config.dataset)
+    config.dataset.final_split = ''  # a run has nothing to do with it
+    configs = [config_lib.changed(config, member) for member in members]
+    for each in configs:  # now, and not after hours of training
+        config_lib.checked(each)
+        config_lib.checked(each, {'seed': each.seed + repeats - 1})
+    log.info('the sweep tries %s', '  '.join(map(name_of, members)))
+    scores = []
+    for member, each in _part(list(zip(members, configs, strict=True)), part):
+        code, score = _score(each, name_of(member), os.path.join(directory, name_of(member)))
         if code:
             return code
-    dataset = config.dataset
-    best = _choose(scores, dataset.eval_split)
-    final = os.path.join(directory, f'final-lr={best:g}')  # with more values another may win
-    code = loop.train(config_lib.changed(config, {
-        'optimizer.learning_rate': best,
-        'dataset.train_split': split_name(dataset.train_split),
-        'dataset.num_examples': 0,  # the config may state that of a part
-        'dataset.eval_split': dataset.test_split,
-        'eval_every': 0,  # the test split is scored once, at the end
-        'keep_best': False}), final)
-    if code:
-        return code
-    accuracy = last_accuracy(final)
-    log.info('learning rate %g, trained on all of %s: %.2f %% accuracy on %s, in %s', best,
-             split_name(dataset.train_split), 100 * accuracy, dataset.test_split, final)
-    record.write_json(os.path.join(directory, 'sweep.json'), {
-        'eval_split': dataset.eval_split,
-        'eval_accuracy': {f'{value:g}': score for value, score in scores.items()},
-        'best': best, 'test_split': dataset.test_split, 'test_accuracy': accuracy,
-        'workdir': final})
-    return 0
+        scores.append(score)
+    if len(scores) < len(members):
+        log.info('part %s of the sweep is trained. When all are, the same command without --part '
+                 'chooses.', part)
+        return 0
+    best = _choose(members, scores, configs, eval_split)
+    code, finals = _train_finals(configs[best], final_split, repeats, os.path.join(
+        directory, f'final-{name_of(members[best])}'))  # with more values another may win
+    if not code:
+        outcome.report(outcome.Outcome(members, scores, best, finals, eval_split, final_split,
+                                       config.dataset.test_split), directory)
+    return code
 
 
-def _open_test_split(dataset):
-    """Raises UserError, now and not after hours of training, when the winner cannot be scored.
+def _part(members, part):
+    """Those members that 'I/N' names."""
+    found = re.fullmatch(r'(\d+)/(\d+)', part)
+    number, count = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= count <= len(members):
+        raise UserError(f'--part={part}: expected I/N, part I of N, as in 1/2, with N at most the '
+                        f'number of members, {len(members)}.')
+    return members[number - 1::count]
 
-    Scoring it on the images that chose it is refused, too.
+
+def _check_splits(dataset):
+    """Raises UserError, now and not after hours of training, when a split cannot be used.
+
+    That is so where it does not exist, or scores on images that were trained on or chose.
     """
-    from vit_jax.data.sources import open_source, split_name
+    from vit_jax.data.sources import open_source, overlap, split_name
 
     if not dataset.test_split:
         raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
                         '--config.dataset.test_split=test')
-    if dataset.test_split in (dataset.eval_split, split_name(dataset.eval_split)):
-        raise UserError(
-            f'dataset.test_split {dataset.test_split!r} has the images of dataset.eval_split '
-            f'{dataset.eval_split!r}, which choose the learning rate: hold out a part of the '
-            'training split, as in --config.dataset.train_split=train[:90%] '
-            '--config.dataset.eval_split=train[90%:]')
     classes = open_source(dataset.name, split_name(dataset.train_split),
                           dataset.data_dir).class_names
-    try:
-        open_source(dataset.name, dataset.test_split, dataset.data_dir, classes)
-    except UserError as error:
-        raise UserError(f'dataset.test_split is {dataset.test_split!r}: {error}') from error
+    for field in ('test_split', 'final_split'):
+        try:
+            open_source(dataset.name, dataset[field], dataset.data_dir, classes)
+        except UserError as error:
+            raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}') from error
+
+    @functools.cache
+    def size(name):
+        return open_source(dataset.name, name, dataset.data_dir, classes).num_examples
+
+    for scoring, used, why in (
+            ('test_split', 'eval_split', 'choose the winner'),
+            ('test_split', 'final_split', 'the winner trains on'),
+            ('test_split', 'train_split', 'all members train on'),
+            ('eval_split', 'train_split', 'all members train on')):
+        name = split_name(dataset[used])
+        if name == split_name(dataset[scoring]) and overlap(
+                dataset[scoring], dataset[used], size(name)):
+            raise UserError(
+                f'dataset.{scoring} {dataset[scoring]!r} has images of dataset.{used} '
+                f'{dataset[used]!r}, which {why}: hold out a part, as in '
+                f'--config.dataset.train_split={name}[:80%] '
+                f'--config.dataset.eval_split={name}[80%:90%] '
+                f'--config.dataset.final_split={name}[:90%] '
+                f'--config.dataset.test_split={name}[90%:]')
 
 
-def _score(config, folder):
+def _score(config, name, folder):
     """(exit code of the run in the folder, its accuracy or None where training diverges)."""
     from vit_jax.training import loop
 
-    fields = json.dumps(config_lib.flatten(config), indent=2, sort_keys=True) + '\n'
-    mark = pathlib.Path(folder, 'diverged.json')  # contains the config with which it did
-    if mark.exists() and mark.read_text(encoding='utf-8') == fields:
-        log.warning('learning rate %g has diverged before: remove %s to try it again',
-                    config.optimizer.learning_rate, mark)
-        return 0, None
+    fields = config_lib.flatten(config)
+    mark = os.path.join(folder, 'diverged.json')  # contains the config with which it did
+    if os.path.exists(mark):
+        marked = record.read_json(mark, dict)
+        newer = {k: v for k, v in config_lib.flatten(config_lib.base()).items() if k in fields}
+        if newer | marked == fields:
+            log.warning('%s has diverged before: remove %s to try it again', name, mark)
+            return 0, None
     try:
         code = loop.train(config, folder)
     except DivergedError as error:
-        log.warning('learning rate %g diverges and is not chosen: %s',
-                    config.optimizer.learning_rate, error)
-        mark.write_text(fields, encoding='utf-8')
+        log.warning('%s diverges and is not chosen: %s', name, error)
+        record.write_json(mark, fields)
         return 0, None
     return code, None if code else last_accuracy(folder)
 
 
-def _choose(scores, split):
-    """The learning rate of the highest score; logs all. DivergedError when none has a score."""
-    log.info('learning rates on %s: %s', split, '  '.join(
-        f'{value:g}: diverges' if score is None else f'{value:g}: {100 * score:.2f} %'
-        for value, score in scores.items()))
-    found = {value: score for value, score in scores.items() if score is not None}
+def _choose(members, scores, configs, split):
+    """The number of the member of the highest score; DivergedError when none has a score."""
+    found = [number for number, score in enumerate(scores) if score is not None]
     if not found:
-        least = min(scores)
+        least = min(config.optimizer.learning_rate for config in configs)
         raise DivergedError(
-            f'training diverges with all learning rates: {", ".join(f"{v:g}" for v in scores)}. '
-            f'Try smaller ones, as in {FLAG}={least / 100:g},{least / 10:g}')
-    best = max(found, key=found.get)
-    if best in (min(scores), max(scores)):
-        log.info('the best, %g, is at an end of those tried: others beyond it may be better', best)
+            f'training diverges with all members: {", ".join(map(name_of, members))}. '
+            f'Try smaller learning rates, as in --config.{RATE}={least / 100:g},{least / 10:g}')
+    best = max(found, key=scores.__getitem__)
+    log.info('the best on %s is %s with %.2f %% accuracy', split, name_of(members[best]),
+             100 * scores[best])
+    for field, value in members[best].items():
+        values = [member[field] for member in members]
+        if not isinstance(value, (str, bool)) and value and value in (min(values), max(values)):
+            log.info('its %s, %g, is at an end of those tried: others beyond it may be better',
+                     field, value)
     return best
+
+
+def _train_finals(config, split, repeats, folder):
+    """(exit code, {seed: (accuracy on the test split, workdir)}) of runs on the final split."""
+    from vit_jax.training import loop
+
+    finals = {}
+    for seed in range(config.seed, config.seed + repeats):
+        workdir = folder + (f'_seed={seed}' if finals else '')
+        code = loop.train(config_lib.changed(config, {
+            'seed': seed,
+            'dataset.train_split': split,
+            'dataset.num_examples': 0,  # the config may state that of a part
+            'dataset.eval_split': config.dataset.test_split,
+            'eval_every': 0,  # the test split is scored once, at the end
+            'keep_best': False}), workdir)
+        if code:
+            return code, finals
+        finals[seed] = last_accuracy(workdir), workdir
+    return 0, finals
 
 
 def last_accuracy(folder: str) -> float:

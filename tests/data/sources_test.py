@@ -70,6 +70,15 @@ def test_two_slices_make_the_whole_and_agree_with_tfds(cut):
     assert first[1] == absolute.to
 
 
+@pytest.mark.parametrize(('split', 'other', 'shared'), [
+    ('train[:80%]', 'train[80%:]', False), ('train[:81%]', 'train[80%:]', True),
+    ('train', 'train[99%:]', True), ('train', 'test', False), ('train[:8]', 'train[8:10]', False),
+    ('train[-10:]', 'train[:90]', False), ('train[-10:]', 'train[:91]', True)])
+def test_overlap(split, other, shared):
+    assert sources.overlap(split, other, 100) is shared
+    assert sources.overlap(other, split, 100) is shared
+
+
 def test_directory_labels_are_sorted_class_folders_also_the_empty_ones(tmp_path):
     write_images(tmp_path / 'train', {'b': 2, 'a': 3, 'empty': 0, '.hidden': 1})
     (tmp_path / 'train' / 'a' / 'UPPER.PNG').write_bytes(encoded(200))

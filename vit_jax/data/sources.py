@@ -103,6 +103,12 @@ def split_range(split: str, num_examples: int) -> tuple[int, int]:
     return first, max(first, last)
 
 
+def overlap(split: str, other: str, num_examples: int) -> bool:
+    """Whether two splits are parts of the same split, of so many examples, and share some."""
+    (first, last), (begin, end) = (split_range(each, num_examples) for each in (split, other))
+    return split_name(split) == split_name(other) and max(first, begin) < min(last, end)
+
+
 def _parse_split(split):
     if not (match := re.fullmatch(r'([^\[\]+]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?', split)):
         raise UserError(f"split '{split}' cannot be read; write 'train', 'train[:90%]' or "

@@ -33,7 +33,11 @@ def draw(rows: list[dict[str, float]], workdir: str) -> None:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
-    path = os.path.join(workdir, FILE)
+    save(figure, os.path.join(workdir, FILE))
+
+
+def save(figure: Figure, path: str) -> None:
+    """Writes a PNG file, as a whole; where that fails, a warning says so."""
     try:
         figure.savefig(path + '.tmp', format='png', dpi=110)
         os.replace(path + '.tmp', path)

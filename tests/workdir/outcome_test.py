@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.workdir.outcome import Outcome, as_json, figure, name_of, report, table, text_of
+
+LR = 'optimizer.learning_rate'
+RATES = Outcome([{LR: 1e-3}, {LR: 0.01}, {LR: 1.0}], [0.5, 0.25, None], 0, {4: (0.625, 'a/final')},
+                'val', 'train', 'test')
+TWO_FIELDS = Outcome(
+    [{'augment.flip': flip, 'batch_size': size} for flip in (False, True) for size in (8, 16, 32)],
+    [0.1, 0.2, 0.3, 0.4, None, 0.6], 5, {0: (0.5, 'a'), 1: (0.75, 'b')}, 'val', 'train', 'test')
+
+
+@pytest.mark.parametrize(('value', 'text'), [
+    (1e-3, '0.001'), (0.0, '0'), (1e-7, '1e-07'), (1000.0, '1000'), (12345678, '12345678'),
+    (True, 'True'), ('adam', 'adam')])
+def test_texts_of_values(value, text):
+    assert text_of(value) == text
+
+
+def test_names_of_members():
+    """Those of learning rates are in workdirs that exist; none has a comma, as values of a list."""
+    assert name_of(RATES.members[0]) == 'lr=0.001'
+    assert name_of(TWO_FIELDS.members[4]) == 'augment.flip=True_batch_size=16'
+
+
+def test_table():
+    assert table(RATES).splitlines() == [
+        '  optimizer.learning_rate  accuracy',
+        '  0.001                    50.00 %   the best',
+        '  0.01                     25.00 %',
+        '  1                        diverges']
+    assert [line.split()[:2] for line in table(TWO_FIELDS).splitlines()[1:]] == [
+        [str(flip), str(size)] for flip in (False, True) for size in (8, 16, 32)]
+
+
+def drawn(outcome):
+    """{label: (positions or names along the axis, percentages)} of the lines of the picture."""
+    axes, = figure(outcome).axes
+    return axes, {line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+                  for line in axes.lines}
+
+
+def test_a_line_for_one_field():
+    axes, lines = drawn(RATES)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (LR, 'accuracy (%)')
+    names, accuracies = lines['on val']
+    assert names == ['0.001', '0.01', '1']
+    np.testing.assert_array_equal(accuracies, [50, 25, np.nan])
+    assert lines['diverges'] == (['1'], [0])
+
+
+def test_a_line_for_each_value_of_the_field_with_fewer():
+    axes, lines = drawn(TWO_FIELDS)
+    assert axes.get_xlabel() == 'batch_size'
+    assert lines['augment.flip False on val'] == (['8', '16', '32'], pytest.approx([10, 20, 30]))
+    np.testing.assert_allclose(lines['augment.flip True on val'][1], [40, np.nan, 60])
+    (bars, _, segments), = [(c[0], c[1], c[2][0].get_segments()) for c in axes.containers]
+    assert list(bars.get_ydata()) == [62.5]
+    half = 100 * np.std([0.5, 0.75], ddof=1)
+    np.testing.assert_allclose(segments[0][:, 1], [62.5 - half, 62.5 + half])
+
+
+def test_numbers_of_one_final_run_and_of_two():
+    one, two = as_json(RATES, 'a'), as_json(TWO_FIELDS, 'a')
+    assert (one['eval_accuracy'], one['best']) == ({'0.001': 0.5, '0.01': 0.25, '1': None}, 1e-3)
+    assert (one['test_accuracy'], one['test_accuracy_mean'], one['workdir']) == (
+        0.625, 0.625, 'a/final')
+    assert one['test_accuracy_deviation'] is None
+    assert one['repeats'] == [{'seed': 4, 'test_accuracy': 0.625, 'workdir': 'a/final'}]
+    assert two['best'] == 'augment.flip=True_batch_size=32'
+    assert two['eval_accuracy']['augment.flip=True_batch_size=16'] is None
+    assert (two['test_accuracy'], two['test_accuracy_mean']) == (0.5, 0.625)
+    assert two['test_accuracy_deviation'] == pytest.approx(np.std([0.5, 0.75], ddof=1))
+
+
+def test_report(tmp_path):
+    report(TWO_FIELDS, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['sweep.json', 'sweep.png']
+    assert np.asarray(Image.open(tmp_path / 'sweep.png')).shape[0] > 300
