@@ -130,7 +130,8 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
             'say it where') in caplog.text
     convert.convert(source('rectangle'), path, 'google', overwrite=True)
     assert 'std=(0.3, 0.2, 0.1), image_size=(16, 12), the names' in caplog.text
-    convert.convert(source(), path, 'google', overwrite=True)
+    path = str(tmp_path / 'x.safetensors')
+    convert.convert(source(), path, 'timm', inexact=True)
     names.write_text('\n'.join(small.CLASSES))
     convert.convert(path, str(tmp_path / 'x'), 'huggingface', preprocess=['mean=0.1,0.2,0.3'],
             classes=str(names))
@@ -145,10 +146,13 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
 
 
 def test_directories_for_timm_say_how_images_are_prepared(source, tmp_path):
-    convert.convert(source(), str(tmp_path / 'x.npz'), 'google')  # which says nothing
-    convert.convert(str(tmp_path / 'x.npz'), str(tmp_path / 'x'), 'timm')
-    assert weights.load(str(tmp_path / 'x')).preprocess == dict(
-        base().preprocess, image_size=(16, 16), fit='torchvision')
+    """Also where the file does not: by defaults, or as files of its layout are prepared."""
+    for name, layout, expected in [('x.safetensors', 'timm', dict(fit='torchvision')),
+                                   ('x.npz', 'google', dict(fit='squash', crop_ratio=1.0))]:
+        convert.convert(source(), str(tmp_path / name), layout, inexact=True)
+        convert.convert(str(tmp_path / name), str(tmp_path / layout), 'timm')
+        assert weights.load(str(tmp_path / layout)).preprocess == dict(
+            base().preprocess, image_size=(16, 16)) | expected
 
 
 def test_inexact_is_asked_for(source, tmp_path):

@@ -134,5 +134,57 @@ def _flax_logits(given, path, images, big_vision):
     return np.asarray(jax.jit(model.apply)({'params': params}, images))
 
 
+def big_vision_resnet_logits(path, images):
+    """Of models/bit_paper.py, or of models/bit.py, which normalises after its convolutions.
+
+    The root's pooling has zeros outside, as in BiT; those of bit_paper.py have no effect.
+    """
+    with np.load(path) as file:
+        arrays = dict(file)
+    paper = 'norm-pre-head/scale' in arrays
+
+    def conv(name, x, stride=1):
+        kernel = arrays[f'{name}/kernel']
+        kernel = kernel - kernel.mean((0, 1, 2))
+        kernel = (kernel / np.sqrt((kernel**2).mean((0, 1, 2)) + 1e-10) if paper else
+                  kernel / (kernel.std((0, 1, 2)) + 1e-5))
+        pad = [(len(kernel) // 2, len(kernel) // 2)] * 2 if paper else 'SAME'
+        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), pad,
+                                            dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+
+    def norm(name, x):
+        params = {leaf: arrays[f'{name}/{leaf}'].ravel() for leaf in ('scale', 'bias')}
+        layer = nn.GroupNorm(epsilon=1e-5 if paper else 1e-6)
+        return layer.apply({'params': params}, x)
+
+    def unit_before(name, x, stride):
+        y = nn.relu(norm(f'{name}/gn1', x))
+        if f'{name}/conv_proj/kernel' in arrays:
+            x = conv(f'{name}/conv_proj', y, stride)
+        y = nn.relu(norm(f'{name}/gn2', conv(f'{name}/conv1', y)))
+        y = nn.relu(norm(f'{name}/gn3', conv(f'{name}/conv2', y, stride)))
+        return x + conv(f'{name}/conv3', y)
+
+    def unit_after(name, x, stride):
+        y = nn.relu(norm(f'{name}/gn1', conv(f'{name}/conv1', x)))
+        y = nn.relu(norm(f'{name}/gn2', conv(f'{name}/conv2', y, stride)))
+        y = norm(f'{name}/gn3', conv(f'{name}/conv3', y))
+        if f'{name}/conv_proj/kernel' in arrays:
+            x = norm(f'{name}/gn_proj', conv(f'{name}/conv_proj', x, stride))
+        return nn.relu(x + y)
+
+    x = conv('root_block/conv_root' if paper else 'conv_root', images, 2)
+    if paper:
+        x = nn.max_pool(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), (2, 2))
+    else:
+        x = nn.max_pool(nn.relu(norm('gn_root', x)), (3, 3), (2, 2), padding='SAME')
+    units = {name.rpartition('/conv1/')[0] for name in arrays if '/conv1/' in name}
+    for name in sorted(units):
+        first = name.endswith(('unit1', 'unit01')) and not name.startswith('block1/')
+        x = (unit_before if paper else unit_after)(name, x, 1 + first)
+    x = nn.relu(norm('norm-pre-head', x)) if paper else x
+    return np.asarray(x.mean((1, 2)) @ arrays['head/kernel'] + arrays['head/bias'])
+
+
 LOGITS = {'torchvision': torchvision_logits, 'big_vision': big_vision_logits,
           'google': google_logits}

@@ -1,3 +1,6 @@
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,9 +134,80 @@ def test_weights_of_another_model(new_fields, message):
         adapted(new_fields=new_fields)
 
 
-def test_relative_positions_are_not_resized():
-    with pytest.raises(UserError, match='relative has shape'):
-        adapted(dict(position='relative', position_at='shared'), new_size=(24, 24))
+def of_pairs(table, old, new, class_token):
+    """Relative positions resized pair by pair of tokens: the mean over pairs of equal offset."""
+    middle, tokens = len(table) // 2, math.prod(new) + class_token
+    offsets = np.stack([[table[middle + r * old[1] + c] for c in range(1 - old[1], old[1])]
+                        for r in range(1 - old[0], old[0])])
+    offsets = bilinear(offsets, *(2 * n - 1 for n in new))
+    patches = {sign: table[middle + sign * np.arange(1, math.prod(old) + 1)]
+               for sign in (-1, 1) if class_token}
+    patches = {sign: bilinear(x.reshape(*old, -1), *new) for sign, x in patches.items()}
+    places = [None] * class_token + list(np.ndindex(*new))
+    wanted = [[] for _ in range(2 * tokens - 1)]
+    for (q, query), (k, key) in itertools.product(enumerate(places), repeat=2):
+        row = wanted[k - q + tokens - 1]
+        if query and key:
+            row.append(offsets[tuple(np.subtract(key, query) + np.array(new) - 1)])
+        elif query or key:
+            row.append(patches[1 if key else -1][key or query])
+    return np.stack([np.mean(x, axis=0) for x in wanted])
+
+
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+@pytest.mark.parametrize('place', ['shared', 'every_layer'])
+def test_relative_positions_are_resized_by_their_offsets_on_the_grid(place, pool):
+    params, result, changes = adapted(dict(position='relative', position_at=place, pool=pool),
+                                      size=(12, 16), new_size=(20, 12))
+    old, new = ((p if place == 'shared' else p['blocks'])['position']['relative']
+                for p in (params, result))
+    assert list(changes.values()).count('resized') == 1
+    token = int(pool == 'cls')
+    for old_table, new_table in zip(*(x.reshape(-1, x.shape[-3], 16) for x in (old, new)),
+                                    strict=True):
+        np.testing.assert_allclose(new_table, of_pairs(old_table, (3, 4), (5, 3), token), atol=1e-5)
+
+
+@pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
+@pytest.mark.parametrize('grid', [(7, 5), (2, 8), (1, 6)])
+def test_equal_relative_positions_stay_equal(grid, method):
+    found = adapt.resize_offsets(np.full((33, 2, 3), 0.7, np.float32), (4, 4), grid, method, True)
+    assert found.shape == (2 * math.prod(grid) + 1, 2, 3)
+    np.testing.assert_allclose(found, 0.7, rtol=1e-6)
+
+
+@pytest.mark.parametrize('grid', [(7, 5), (2, 8), (3, 2)])
+def test_relative_positions_that_grow_with_the_offset_do_so_on_another_grid(grid):
+    """Exactly for offsets of whole rows: others mean two offsets on the grid, and are between."""
+    slope = np.broadcast_to(np.arange(-15, 16.0)[:, None, None], (31, 2, 3))
+    found = adapt.resize_offsets(slope, (4, 4), grid, 'bilinear', False)[:, 0, 0]
+    rows = np.arange(1 - grid[0], grid[0])
+    np.testing.assert_allclose(found[len(found) // 2 + rows * grid[1]],
+                               rows * 4 * 3 / (grid[0] - 1), rtol=1e-5)
+    np.testing.assert_allclose(found, -found[::-1], atol=1e-5)
+
+
+def test_relative_positions_of_the_same_grid_are_not_touched():
+    params, result, changes = adapted(dict(position='relative', position_at='shared'))
+    assert changes['position/relative'] == 'loaded'
+    np.testing.assert_array_equal(result['position']['relative'], params['position']['relative'])
+    again = adapt.resize_offsets(params['position']['relative'], (4, 4), (4, 4), 'bilinear', True)
+    np.testing.assert_allclose(again, params['position']['relative'], rtol=1e-6)
+
+
+def test_relative_positions_of_axial_attention_are_resized_along_each_line():
+    params, result, changes = adapted(dict(position='relative', position_at='every_layer',
+                                           attention='axial', pool='gap'), new_size=(16, 28))
+    assert changes['blocks/column/position/relative'] == 'loaded'
+    old, new = (p['blocks']['row']['position']['relative'] for p in (params, result))
+    assert (old.shape, new.shape) == ((2, 7, 2, 8), (2, 13, 2, 8))
+    np.testing.assert_allclose(new[:, ::2], old, atol=1e-6)
+    np.testing.assert_allclose(new[:, 1::2], (old[:, 1:] + old[:, :-1]) / 2, atol=1e-6)
+
+
+def test_relative_positions_of_an_unknown_grid():
+    with pytest.raises(UserError, match='position/relative has 8 patches in the pre-trained'):
+        adapted(dict(position='relative', position_at='shared'), size=(8, 16), source_grid=None)
 
 
 def test_table_of_changes():

@@ -21,7 +21,7 @@ HOLDS = {
     'sincos': ('big_vision', 'vit_jax'),
     'rectangle': ('google', 'big_vision', 'timm', 'huggingface', 'vit_jax'),
     'root': ('google', 'timm', 'vit_jax'), 'hybrid': ('google', 'timm', 'vit_jax'),
-    'bit': ('google', 'timm', 'vit_jax'), 'axial': ('vit_jax',),
+    'bit': ('google', 'big_vision', 'timm', 'vit_jax'), 'axial': ('vit_jax',),
 }
 
 

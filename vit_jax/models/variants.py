@@ -26,7 +26,9 @@ PATCHES = (4, 8, 14, 16, 32)
 TRANSFORMERS = {f'{size}{patch}': (size, patch) for size in SIZES for patch in PATCHES}
 
 # Hybrids: units of the ResNet's stages, size of the transformer, its patch on the feature map.
-# The number in the name is the total down-sampling; /16 puts the units of stage 4 into stage 3.
+# The number in the name is the total down-sampling; /16 puts the units of stage 4 into stage 3. But
+# R+Ti/16 has 32: Google's configs/models.py counts 2 for the root, whose convolution and max-pool
+# make 4.
 HYBRIDS = {
     'r_ti16': ((), 'ti', 8),
     'r26_s32': ((2, 2, 2, 2), 's', 1),

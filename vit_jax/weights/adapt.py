@@ -47,11 +47,17 @@ def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
     result = {}
     for name, x in ours.items():
         array, was = np.asarray(theirs[name], np.float32), theirs[name].shape
-        of_tokens = name.endswith('position/embedding')
+        along_lines = name.endswith(('row/position/relative', 'column/position/relative'))
+        of_tokens = name.endswith(('position/embedding', 'position/relative')) and not along_lines
         # 4x4 and 2x8 patches have the same shape.
         resized = array.shape != x.shape or (of_tokens and source_grid not in (None, grid))
-        if resized and of_tokens:
-            array = _resize_tokens(name, array, grid, source_grid, resize, int('cls' in ours))
+        if resized and along_lines:  # of axial attention, which has no class token
+            old_line, line = ((1, (shape[-3] + 1) // 2) for shape in (was, x.shape))
+            array = resize_offsets(array, old_line, line, resize, class_token=False)
+        elif resized and of_tokens:
+            of_table = resize_offsets if name.endswith('relative') else _resize_tokens
+            array = of_table(array, _stated(name, array, source_grid, grid, 'cls' in ours), grid,
+                             resize, 'cls' in ours)
         elif resized and name.endswith(('position/row', 'position/column')):
             array = resize_grid(array, x.shape[-3:-1], resize)
         elif resized and name == 'embedding/kernel' and resize_patches and (
@@ -112,15 +118,64 @@ def table(changes: list[Change]) -> str:
     return '\n'.join([f'  {"loaded":<12} {len(sizes)} arrays, {sum(sizes):,} numbers', *lines])
 
 
-def _resize_tokens(name, array, grid, source_grid, method, class_tokens):
-    """Resizes the positions of all tokens, class token first, of one layer or stacked."""
+def resize_offsets(table: Float[np.ndarray, '... offsets heads head_dim'], old: tuple[int, int],
+                   grid: tuple[int, int], method: str, class_token: bool
+                   ) -> Float[np.ndarray, '... new_offsets heads head_dim']:
+    """Relative position embeddings of an `old` grid for another one (ViT appendix D.4).
+
+    A row of the table belongs to an offset in the sequence (position.relative_logits), thus to up
+    to two offsets on the grid: one to the right, or one down and the rest of the line to the left.
+    The old ones, [2 rows - 1, 2 columns - 1], are interpolated as in resize_grid. Each new row is
+    the mean of what its pairs of tokens should have, the best for all of them by least squares.
+    With a class token, its offsets to the patches are a grid each way and count as pairs, too.
+    """
+    flat = np.asarray(table, np.float32).reshape(*table.shape[:-2], -1)
+    tokens = math.prod(grid) + class_token
+    sums, counts = np.zeros((*flat.shape[:-2], 2 * tokens - 1, flat.shape[-1])), np.zeros(
+        2 * tokens - 1)
+
+    def add(rows, wanted, weights):
+        for row, array, weight in zip(rows, np.moveaxis(wanted, -3, 0), weights, strict=True):
+            sums[..., row, :] += array * weight[:, None]  # no row is there twice
+            counts[row] += weight
+
+    wide = [np.add.outer(np.arange(1 - rows, rows) * columns, np.arange(1 - columns, columns))
+            for rows, columns in (old, grid)]
+    middle, new_middle = flat.shape[-2] // 2, tokens - 1
+    pairs = [n - np.abs(np.arange(1 - n, n)) for n in grid]
+    add(wide[1] + new_middle, _resize_centred(flat[..., wide[0] + middle, :], grid, method),
+        np.outer(*pairs))
+    for sign in (-1, 1) if class_token else ():
+        places, new_places = (1 + np.arange(math.prod(g)).reshape(g) for g in (old, grid))
+        add(new_middle + sign * new_places,
+            resize_grid(flat[..., middle + sign * places, :], grid, method), np.ones(grid))
+    return (sums / counts[:, None]).astype(np.float32).reshape(
+        *table.shape[:-3], -1, *table.shape[-2:])
+
+
+def _resize_centred(offsets, grid, method):
+    """Offsets between -n and n of each axis; of a single row or column only 0 is left."""
+    for axis, n in zip((-3, -2), grid, strict=True):
+        if n == 1:
+            offsets = np.take(offsets, [offsets.shape[axis] // 2], axis)
+    return resize_grid(offsets, tuple(2 * n - 1 for n in grid), method)
+
+
+def _stated(name, array, source_grid, grid, class_token):
+    """The grid that positions are of; UserError if it is not known."""
     if source_grid is None:
-        raise UserError(f'{name} has {array.shape[-2] - class_tokens} patches in the pre-trained '
+        tokens = (array.shape[-3] + 1) // 2 if name.endswith('relative') else array.shape[-2]
+        raise UserError(f'{name} has {tokens - class_token} patches in the pre-trained '
                         'weights, which do not form a square, and nothing says for which image '
                         'size they are: they fit only as many patches, and the images here have '
                         f'{grid[0]}x{grid[1]}. Choose another image_size, or weights that state '
                         'theirs.')
-    prefix, patches = array[..., :class_tokens, :], array[..., class_tokens:, :]
+    return source_grid
+
+
+def _resize_tokens(array, source_grid, grid, method, class_token):
+    """Resizes the positions of all tokens, class token first, of one layer or stacked."""
+    prefix, patches = array[..., :class_token, :], array[..., class_token:, :]
     patches = patches.reshape(*array.shape[:-2], *source_grid, array.shape[-1])
     resized = resize_grid(patches, grid, method)
     return np.concatenate([prefix, resized.reshape(*array.shape[:-2], -1, array.shape[-1])], -2)

@@ -11,7 +11,7 @@ import msgspec
 
 from vit_jax import config
 from vit_jax.errors import UserError, check_choice
-from vit_jax.weights import sidecars
+from vit_jax.weights import published, sidecars
 from vit_jax.weights.model import Weights
 from vit_jax.weights.sidecars import Epsilon, Size
 from vit_jax.workdir import record
@@ -67,9 +67,10 @@ def complete_preprocess(loaded: Weights) -> dict:
     defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
     if missing := sorted(defaults.keys() - stated.keys()):
         log.warning('%s does not say %s of images: the defaults %s are used. To change that, add '
-                    '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).',
+                    '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).%s',
                     loaded.source, ', '.join(missing),
-                    ' '.join(f'{name}={defaults[name]}' for name in missing))
+                    ' '.join(f'{name}={defaults[name]}' for name in missing),
+                    published.hint(loaded) if loaded.layout == 'timm' else '')
     complete = {name: stated.get(name, default) for name, default in defaults.items()}
     check_choice(f'preprocess.fit of {loaded.source}', complete['fit'],
                  config.FIELDS['preprocess.fit'].values.choices)

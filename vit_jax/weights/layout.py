@@ -51,6 +51,8 @@ class Layout(NamedTuple):
     refusals: Callable[[Weights, str], list[str]] = lambda weights, path: []
     # From the arrays by their names in the layout and the weights: the arrays to write.
     finish: Callable[[Arrays, Weights], Arrays] = lambda arrays, weights: arrays
+    # From weights that do not say how images are prepared: how they are, and a reason to think so.
+    usual_preprocess: Callable[[Weights], tuple[str, dict] | None] = lambda weights: None
     # The JSON objects of a directory, by file name.
     sidecars: Callable[[Weights], dict[str, dict]] = lambda weights: {}
     # Of a .safetensors file; 'format' makes transformers take it for PyTorch's.

@@ -33,7 +33,7 @@ class Weights:
     source: str
 
     def grid(self) -> tuple[int, int] | None:
-        """(rows, columns) of patches that the learned_1d position embedding was made for.
+        """(rows, columns) of patches that the learned_1d or relative embedding was made for.
 
         From `preprocess` if that fits, otherwise a square. None if there is no such embedding, or
         its patches do not form a square and the source does not state the grid.
@@ -50,13 +50,13 @@ class Weights:
         Raises UserError if the position embeddings do not form a square and no size is stated.
         """
         grid = self.grid()
-        if self.model.get('position') != 'learned_1d' or (grid and grid == self.stated_grid()):
+        patches = _patches(flatten(self.params), self.model)
+        if not patches or (grid and grid == self.stated_grid()):
             return as_pair((self.preprocess or {}).get('image_size') or 224)
         if grid is None:
-            patches = _patches(flatten(self.params), self.model)
             raise UserError(f'{self.source} has position embeddings of {patches} patches, which do '
                             'not form a square, and does not say for which image size.')
-        return tuple(n * p for n, p in zip(grid, _patch_in_pixels(self.model), strict=True))
+        return tuple(n * p for n, p in zip(grid, patch_in_pixels(self.model), strict=True))
 
     def stated_grid(self) -> tuple[int, int] | None:
         """(rows, columns) of patches of the image_size in `preprocess`, None if it states none."""
@@ -148,20 +148,20 @@ def templates(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
               preprocess: Mapping | None) -> dict[str, np.ndarray]:
     """Every parameter by flat name, layers stacked, as zeros of its shape that take no memory.
 
-    The image size is that of the learned_1d position embedding in `flat`; without one, it is that
-    of `preprocess`.
+    The image size is that of the learned_1d or relative position embedding in `flat`; without one,
+    it is that of `preprocess`.
     """
     module = models.build(model, num_classes, unroll=1)  # which changes no shape
     _check_sizes(model | {'num_classes': num_classes}, flat)
     image_size = (preprocess or {}).get('image_size')
     if patches := _patches(flat, model):
-        height, width = _patch_in_pixels(model)
+        height, width = patch_in_pixels(model)
         image_size = height, width * patches  # one row: any grid will do
     elif not image_size or model.get('position') == 'sincos_2d':  # whose table takes memory
         image_size = [32 * p for p in as_pair(model.get('patch_size', 1))]
     elif 'patch_size' in model:
         limits.check_count('patches in an image', math.prod(image_size) // math.prod(
-            _patch_in_pixels(model)), limits.PATCHES)
+            patch_in_pixels(model)), limits.PATCHES)
     images = jax.ShapeDtypeStruct((1, *image_size, _channels(flat)), jnp.float32)
     params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
     return {name: np.broadcast_to(np.int8(0), x.shape) for name, x in flatten(params).items()}
@@ -182,7 +182,8 @@ def _check_sizes(fields, flat):
         limits.check_count('layers', count)
 
 
-def _patch_in_pixels(model):
+def patch_in_pixels(model: Mapping) -> tuple[int, int]:
+    """(height, width) of what becomes a token, in pixels: of a hybrid, with its ResNet's stride."""
     stride = resnet.stride(len(model['resnet']['units'])) if model['resnet'] else 1
     return tuple(p * stride for p in as_pair(model['patch_size']))
 
@@ -193,11 +194,13 @@ def _channels(flat):
 
 
 def _patches(flat, model):
-    """The number of patches of a learned_1d position embedding, 0 if there is none."""
-    if model.get('position') == 'learned_1d':
-        for name in ('position/embedding', 'blocks/position/embedding'):  # once, or in every layer
-            if name in flat and flat[name].ndim > 1:
-                return max(0, flat[name].shape[-2] - (model['pool'] == 'cls'))
+    """The number of patches of a learned_1d or relative position embedding, 0 if there is none."""
+    leaf = {'learned_1d': 'embedding', 'relative': 'relative'}.get(model.get('position'))
+    for name in (f'position/{leaf}', f'blocks/position/{leaf}'):  # once, or in every layer
+        if name in flat and flat[name].ndim > 1:
+            shape = flat[name].shape
+            tokens = shape[-2] if leaf == 'embedding' else (shape[-3:][0] + 1) // 2
+            return max(0, tokens - (model['pool'] == 'cls'))
     return 0
 
 

@@ -9,7 +9,7 @@ import flax.traverse_util
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights import files, hub, table
+from vit_jax.weights import files, hub, published, table
 from vit_jax.weights import model as model_lib
 from vit_jax.weights.layouts import LAYOUTS, detect, own
 from vit_jax.weights.model import Weights, flatten
@@ -116,14 +116,24 @@ def _build(contents, name, source, fields):
                     len(classes), num_classes)
         classes = None
     params = flax.traverse_util.unflatten_dict(flat, sep='/')
-    loaded = _with_partial_patches(
-        Weights(params, model, num_classes, classes, reading.preprocess, name, source))
+    loaded = _with_partial_patches(_with_preprocess(
+        Weights(params, model, num_classes, classes, reading.preprocess, name, source), layout))
     for field in ('mean', 'std'):
         numbers = (reading.preprocess or {}).get(field)
         if numbers and len(numbers) not in (3, loaded.channels()):
             raise UserError(f'{field} of its images is {numbers}: expected a number for each of '
                             f'{loaded.channels()} channels.')
     return loaded
+
+
+def _with_preprocess(loaded, layout):
+    """What is not stated is taken from the program or model if it is sure, which is said."""
+    if loaded.preprocess or not (usual := layout.usual_preprocess(loaded)):
+        return loaded
+    reason, preprocess = usual
+    log.info('%s does not say how images are prepared, and %s: %s. For another way, add '
+             '--preprocess FIELD=VALUE.', loaded.source, reason, published.words(preprocess))
+    return dataclasses.replace(loaded, preprocess=preprocess)
 
 
 def _unknown(parameters, model, num_classes, reading, given):

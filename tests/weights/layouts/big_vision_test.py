@@ -1,11 +1,16 @@
 """big_vision's files: positions of patches alone, stacked blocks, models of images and texts."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
 from tests.support import described, small
+from tests.support.parameters import randomised
 from tests.support.small import assert_close, assert_same_arrays, through
-from vit_jax import weights
+from vit_jax import models, weights
+from vit_jax.models import variants
 
 
 def test_big_vision_moves_the_position_of_the_class_token_and_no_logit(tmp_path):
@@ -55,3 +60,93 @@ def test_logits_of_a_model_written_down_with_flax(model, tmp_path):
     batch = small.images(given)
     assert_close(described.big_vision_logits(given, tmp_path / 'x.npz', batch),
                  small.logits(given, batch))
+
+
+def rewritten(given, tmp_path, change):
+    """What is read from the file of `given` with its arrays changed; and the arrays."""
+    weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
+    with np.load(tmp_path / 'x.npz') as file:
+        arrays = change(dict(file))
+    np.savez(tmp_path / 'x.npz', **{f'params/{name}': x for name, x in arrays.items()})
+    found = weights.load(str(tmp_path / 'x.npz'))
+    assert (found.layout, found.model) == ('big_vision', given.model)
+    return found
+
+
+@pytest.mark.parametrize('numbers', ['newer', 'older'])
+@pytest.mark.parametrize('place', ['Transformer/pos_embedding', 'pos_embedding'])
+@pytest.mark.parametrize('model', ['vit', 'gap', 'map'])
+def test_positions_before_2022_stand_in_the_transformer_with_that_of_the_class_token(
+        model, place, numbers, tmp_path):
+    given = small.make(model)
+
+    def change(arrays):
+        arrays[place] = arrays.pop('pos_embedding')
+        if model == 'vit':
+            arrays |= {place: given.params['position']['embedding'], 'cls': given.params['cls']}
+        if numbers == 'newer':
+            return arrays
+        return {name if name.startswith('MAPHead') else name.replace(
+            'Attention_0', 'Attention_1').replace('LayerNorm_1', 'LayerNorm_2').replace(
+                'MlpBlock_0', 'MlpBlock_3'): x for name, x in arrays.items()}
+    assert_same_arrays(rewritten(given, tmp_path, change).params, given.params)
+
+
+def test_positions_that_are_no_square_are_with_a_class_token_where_they_were_before_2022(tmp_path):
+    """2x3 patches are no square, with or without one."""
+    given = small.make('rectangle')
+    positions = given.params['position']['embedding']
+    assert positions.shape[1] == 7
+
+    def change(arrays):
+        return arrays | {'pos_embedding': positions[:, 1:]}
+    assert not rewritten(given, tmp_path, change).params['position']['embedding'][:, 0].any()
+
+    def old(arrays):
+        arrays.pop('pos_embedding')
+        return arrays | {'Transformer/pos_embedding': positions, 'cls': given.params['cls']}
+    assert_same_arrays(rewritten(given, tmp_path, old).params, given.params)
+
+
+def test_pooling_without_a_name_of_its_own(tmp_path):
+    given = small.make('map')
+    found = rewritten(given, tmp_path, lambda arrays: {
+        name.removeprefix('MAPHead_0/'): x for name, x in arrays.items()})
+    assert_same_arrays(found.params, given.params)
+
+
+def make_resnet(**fields):
+    """BiT, or with other formulas such as those of the hybrids."""
+    given = small.make('bit')
+    model = given.model | {'resnet': given.model['resnet'] | fields}
+    params = randomised(models.build(model, given.num_classes), small.images(given))
+    return dataclasses.replace(given, model=model, params=jax.tree.map(np.asarray, params))
+
+
+@pytest.mark.parametrize(('kind', 'name', 'shape'), [
+    (variants.bit_resnet, 'norm-pre-head/scale', (1, 1, 1, 512)),
+    (variants.hybrid_resnet, 'gn_root/scale', (32,))], ids=['bit_paper', 'bit'])
+def test_resnets_of_big_vision(kind, name, shape, tmp_path, caplog):
+    """Logits are those of its two models written down once more; GroupNorms once had four axes."""
+    given = make_resnet(**kind((2, 1, 3), width=32))
+    weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
+    with np.load(tmp_path / 'x.npz') as file:
+        arrays = dict(file)
+    assert arrays[name].shape == shape
+    unit = 'block3/unit03/' if kind is variants.bit_resnet else 'block3/unit3/'
+    assert f'{unit}conv3/kernel' in arrays
+    batch = small.images(given)
+    assert_close(described.big_vision_resnet_logits(tmp_path / 'x.npz', batch),
+                 small.logits(given, batch))
+    other = {1: (1, 1, 1, -1), 4: (-1,)}[len(shape)]
+    found = rewritten(given, tmp_path, lambda arrays: {
+        name: x.reshape(other) if '/gn' in f'/{name}' or 'norm-' in name else x
+        for name, x in arrays.items()})
+    assert_same_arrays(found.params, given.params)
+    assert ("bit_paper.py pools the root's border" in caplog.text) == (len(shape) == 4)
+
+
+def test_a_resnet_of_other_formulas_is_not_written(tmp_path):
+    given = make_resnet(weight_epsilon=1e-8)
+    assert 'model.resnet.weight_epsilon is 1e-08, there it is 1e-10' in small.message(
+        weights.save, given, str(tmp_path / 'x.npz'), 'big_vision')

@@ -5,6 +5,7 @@ files, which timm reads too.
 """
 
 import re
+from collections.abc import Mapping
 
 from vit_jax.models import variants
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
@@ -12,6 +13,9 @@ from vit_jax.weights.model import flatten
 from vit_jax.weights.table import Entry, flax_modules
 
 FORMULAS = dict(gelu='tanh', layer_norm_epsilon=1e-6)
+# vision_transformer's and BiT's input_pipeline.py.
+SQUASHED = dict(fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False, mean=(0.5,) * 3,
+                std=(0.5,) * 3)
 
 
 def block(ours: str, theirs: str, norm: str, numbers: tuple[int, int, int]) -> dict[str, str]:
@@ -34,15 +38,21 @@ SHARED = [Entry(('cls',), 'cls'), *flax_modules({
     'embedding': 'embedding', f'{_BLOCK}/norm1': f'{_THEIRS}/LayerNorm_0',
     'norm': 'Transformer/encoder_norm', 'pre_logits': 'pre_logits', 'head': 'head'})]
 NEWER = flax_modules(block(_BLOCK, _THEIRS, 'norm2', (0, 1, 0)))
+OLDER = flax_modules(block(_BLOCK, _THEIRS, 'norm2', (1, 2, 3)))
 
-_UNIT, _THEIR_UNIT = 'resnet/{s}/{j}', 'block{s1}/unit{j1}'
+_UNIT = 'resnet/{s}/{j}'
+
+
+def unit(theirs: str) -> dict[str, str]:
+    """Modules of a residual unit; `theirs` is its name within a stage, such as 'unit{j1}'."""
+    return {f'{_UNIT}/{ours}{n}': f'block{{s1}}/{theirs}/{name}{n}'
+            for ours, name in (('conv', 'conv'), ('norm', 'gn')) for n in (1, 2, 3, '_proj')}
+
+
 _VIT = [
     *SHARED, Entry(('position/embedding',), 'Transformer/posembed_input/pos_embedding'),
-    *flax_modules(block(_BLOCK, _THEIRS, 'norm2', (1, 2, 3))),
-    *flax_modules({
-        'resnet/root_conv': 'conv_root', 'resnet/root_norm': 'gn_root',
-        **{f'{_UNIT}/conv{n}': f'{_THEIR_UNIT}/conv{n}' for n in (1, 2, 3, '_proj')},
-        **{f'{_UNIT}/norm{n}': f'{_THEIR_UNIT}/gn{n}' for n in (1, 2, 3, '_proj')}}, 'four_axes')]
+    *OLDER, *flax_modules({'resnet/root_conv': 'conv_root', 'resnet/root_norm': 'gn_root',
+                           **unit('unit{j1}')}, 'four_axes')]
 
 _BIT_UNIT = 'resnet/block{s1}/unit{j1:02}'
 _BIT = [
@@ -66,12 +76,16 @@ def _read(contents):
     return Reading(arrays, FORMULAS, _VIT + NEWER)
 
 
+def formulas_of(resnet: Mapping) -> dict[str, tuple]:
+    """Allowed values of the fields of a ResNet, which may have any sizes."""
+    return only({f'resnet.{name}': value for name, value in resnet.items()
+                 if name not in ('units', 'width')})
+
+
 def _allowed_values(model, path):
-    """A ResNet may have any sizes, but only the formulas of BiT, or those of the hybrids."""
+    """A ResNet has the formulas of BiT, or those of the hybrids."""
     resnet = (variants.hybrid_resnet if 'hidden_size' in model else variants.bit_resnet)(())
-    allowed = only({f'resnet.{name}': value for name, value in resnet.items()
-                    if name not in ('units', 'width')})
-    return allowed | PLAIN | only(FORMULAS) | dict(pool=('cls', 'gap'))
+    return formulas_of(resnet) | PLAIN | only(FORMULAS) | dict(pool=('cls', 'gap'))
 
 
 def _refusals(weights, path):
@@ -83,4 +97,5 @@ def _refusals(weights, path):
 LAYOUT = Layout(
     mark=r'Transformer/posembed_input/pos_embedding|(resnet/)?root_block/standardized_conv2d/kernel',
     suffixes=('.npz',), read=_read, table=lambda model: _VIT if 'hidden_size' in model else _BIT,
-    allowed_values=_allowed_values, refusals=_refusals)
+    allowed_values=_allowed_values, refusals=_refusals, usual_preprocess=lambda weights: (
+        "Google's programs of this layout squash them", SQUASHED))

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
-from vit_jax.weights import description, sidecars
+from vit_jax.weights import description, published, sidecars
 from vit_jax.weights.files import is_directory
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.model import Weights, guess_heads
@@ -292,4 +292,5 @@ def _sidecars(weights):
 LAYOUT = Layout(
     mark=r'patch_embed\.(backbone\..+|proj\.weight)|stem\.conv\.weight',
     suffixes=('', '.safetensors', '.pth', '.pt', '.bin'), read=_read, table=_table,
-    allowed_values=_allowed_values, refusals=_refusals, sidecars=_sidecars)
+    allowed_values=_allowed_values, refusals=_refusals, usual_preprocess=published.choose,
+    sidecars=_sidecars)

@@ -1,0 +1,154 @@
+"""The table of published models against timm's own; what is taken for files without a config."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.support import interop, small
+from vit_jax import weights
+from vit_jax.errors import UserError
+from vit_jax.weights import LAYOUTS, Weights, description, files, published, table
+from vit_jax.weights import model as model_lib
+
+
+def bare(state, source='x.pth'):
+    """Weights with such arrays of timm but no numbers; None for a model that cannot be read."""
+    arrays = {name: np.broadcast_to(np.float32(0), tuple(x.shape)) for name, x in state.items()}
+    try:
+        reading = LAYOUTS['timm'].read(files.Contents(arrays, {}, {}))
+        found, unknown = table.translate(reading.arrays, reading.table)
+        flat = table.parameters(found)
+        model, num_classes = model_lib.describe(flat, reading.fields)
+        templates = model_lib.templates(model, num_classes, flat, None)
+        table.fit(found, unknown, table.unstack(templates), LAYOUTS['timm'].table(model))
+    except UserError:
+        return None
+    params = {'position': {'embedding': flat['position/embedding']}
+              } if 'position/embedding' in flat else {}
+    return Weights(params, model, num_classes, None, None, 'timm', source)
+
+
+def in_registry(timm, names):
+    """(name, tag, pretrained_cfg) of timm's released models."""
+    for name in names:
+        for full in timm.list_pretrained(f'{name}.*'):
+            yield full, timm.get_pretrained_cfg(full)
+
+
+def as_preprocess(cfg, given):
+    """Fields of a pretrained_cfg as ours."""
+    size = {} if 'hidden_size' in given.model else {'image_size': cfg.input_size[1:]}
+    return dict(fit='squash' if cfg.crop_mode == 'squash' else 'torchvision',
+                crop_ratio=cfg.crop_pct, resize=cfg.interpolation, antialias=True, mean=cfg.mean,
+                std=cfg.std) | size
+
+
+def check(timm, torch, full, cfg):
+    """Whether the model can be read; then its own preprocessing is one of its candidates."""
+    with torch.device('meta'):
+        model = timm.create_model(full.split('.')[0], num_classes=cfg.num_classes)
+    given = bare(model.state_dict(), f'{full}.safetensors')
+    if given is None:
+        return []
+    expected, found = as_preprocess(cfg, given), published.candidates(given)
+    assert expected in [family.preprocess() for family in found], full
+    chosen = published.choose(given)
+    assert chosen is None or chosen[1] == expected, (full, chosen)
+    return [family for family in found if family.preprocess() == expected]
+
+
+@pytest.mark.parametrize('name', [
+    'vit_tiny_patch16_224', 'deit_tiny_patch16_224', 'vit_base_patch16_224',
+    'deit3_small_patch16_224', 'vit_small_r26_s32_224', 'resnetv2_50x1_bit'])
+def test_families_are_prepared_as_timm_does(name):
+    timm, torch = interop.import_timm(), interop.require('torch')
+    assert all(check(timm, torch, *model) for model in in_registry(timm, [name]))
+
+
+@pytest.mark.slow
+def test_all_models_of_timm():
+    """Those that can be read are in the table, but for timm's own tests; no row is superfluous."""
+    timm, torch = interop.import_timm(), interop.require('torch')
+    names = [name for module in ('vision_transformer', 'deit', 'vision_transformer_hybrid',
+                                 'resnetv2') for name in timm.list_models(module=module)
+             if not name.startswith('test_') and (module != 'resnetv2' or 'bit' in name)]
+    used = [family for model in in_registry(timm, names) for family in check(timm, torch, *model)]
+    assert [family for family in published.FAMILIES if family not in used] == []
+
+
+def ti16(source, **change):
+    """AugReg's or DeiT's Ti/16, or with other sizes, without the numbers."""
+    fields = model_lib.with_defaults(dict(patch_size=(16, 16), hidden_size=192, num_layers=12,
+                                          mlp_dim=768, num_heads=3))
+    position = {'position': {'embedding': np.broadcast_to(np.float32(0), (1, 197, 192))}}
+    return dataclasses.replace(
+        Weights(position, fields, 1000, None, None, 'timm', source), **change)
+
+
+@pytest.mark.parametrize(('source', 'name', 'mean'), [
+    ('../data/vit_tiny_patch16_224.safetensors', 'AugReg', (0.5,) * 3),
+    ('timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k/model.safetensors', 'AugReg', (0.5,) * 3),
+    ('C/deit_tiny_patch16_224-a1311bcf.pth', 'DeiT', (0.485, 0.456, 0.406)),
+    ('vit_tiny_patch16_224/deit_tiny.pth', 'DeiT', (0.485, 0.456, 0.406))])
+def test_models_with_the_same_arrays_are_told_apart_by_the_name_of_the_file(source, name, mean):
+    reason, preprocess = published.choose(ti16(source))
+    assert reason == f'its arrays and name are those of {name} in timm'
+    assert preprocess['mean'] == mean
+
+
+@pytest.mark.parametrize('source', [
+    'best.pth', 'vit_tiny_patch16_224/best.pth', 'vit.pth'])
+def test_what_is_not_sure_is_not_guessed(source, caplog):
+    given = ti16(source)
+    assert published.choose(given) is None
+    complete = description.complete_preprocess(given)
+    assert complete['mean'] == (0.5,) * 3
+    options = [line.partition('--preprocess ')[2] for line in caplog.text.splitlines()[1:]]
+    assert [description.parse_preprocess([text])['mean'] for text in options] == [
+        (0.5,) * 3, (0.485, 0.456, 0.406)]
+    assert '\n  DeiT: --preprocess fit=torchvision,crop_ratio=0.9,resize=bicubic' in caplog.text
+
+
+@pytest.mark.parametrize('change', [dict(num_classes=17), dict(num_classes=0)])
+def test_a_model_that_is_not_published_is_none_of_them(change):
+    given = ti16('vit_tiny_patch16_224.pth', **change)
+    assert published.choose(given) is None
+    assert published.hint(given) == ''
+
+
+def test_a_file_says_what_is_taken(tmp_path, caplog):
+    """Published arrays, in a file without a config; what is stated there counts more."""
+    caplog.set_level('INFO', logger='vit_jax')
+    given = small.make('vit', patch_size=(16, 16), hidden_size=192, num_layers=12, mlp_dim=768,
+                       num_heads=3)
+    position = np.zeros((1, 197, 192), np.float32)
+    given = dataclasses.replace(given, num_classes=21843, classes=None, params=given.params | {
+        'position': {'embedding': position}, 'head': {
+            'kernel': np.zeros((192, 21843), np.float32), 'bias': np.zeros(21843, np.float32)}},
+        preprocess={'image_size': (224, 224), **small.PREPROCESS}, model=given.model | {
+            'gelu': 'erf'})
+    weights.save(given, str(tmp_path / 'x.safetensors'), 'timm')
+    found = weights.load(str(tmp_path / 'x.safetensors'))
+    assert found.preprocess == dict(
+        fit='torchvision', crop_ratio=0.9, resize='bicubic', antialias=True, mean=(0.5,) * 3,
+        std=(0.5,) * 3)
+    assert ('x.safetensors does not say how images are prepared, and its arrays are those of '
+            'AugReg in timm: fit=torchvision,crop_ratio=0.9,') in caplog.text
+    weights.save(given, str(tmp_path / 'x'), 'timm')
+    assert weights.load(str(tmp_path / 'x')).preprocess == given.preprocess
+
+
+def test_google_s_files_are_prepared_as_its_programs_do(tmp_path, caplog):
+    caplog.set_level('INFO', logger='vit_jax')
+    squashed = dict(fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False,
+                    mean=(0.5,) * 3, std=(0.5,) * 3)
+    for model, layout, expected in [
+            ('vit', 'google', squashed), ('bit', 'google', squashed),
+            ('headless', 'big_vision', squashed),
+            ('vit', 'big_vision', squashed | dict(fit='cover', crop_ratio=0.875, antialias=True))]:
+        _, found = small.through(small.make(model), layout, tmp_path / 'x.npz')
+        assert found.preprocess == expected
+        assert f'fit={expected["fit"]},crop_ratio={expected["crop_ratio"]},' in caplog.text
+        assert description.complete_preprocess(found) == expected
+        caplog.clear()
