@@ -1,7 +1,12 @@
+import csv
 import dataclasses
 import json
+import shutil
 
+import jax
+import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score, confusion_matrix
 
 from tests.support.datasets import write_images
 from tests.support.runs import TINY, load
@@ -114,6 +119,116 @@ def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
     assert evaluate.main(arguments) == 0
     assert capsys.readouterr().out.endswith(f' on 10 images of {tmp_path}, test, 2 broken '
                                              'left out\n')
+
+
+def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
+    """All of them, computed once more; the table has the worst class first."""
+    code, result = command(capsys, f'--workdir={run}', '--split=train', f'--save={tmp_path}/x.npz')
+    assert code == 0
+    saved = np.load(tmp_path / 'x.npz')
+    logits, label = saved['logits'], saved['label']
+    assert (logits.shape, label.shape, len(set(saved['name']))) == ((60, 3), (60,), 60)
+    names = saved['classes'].tolist()
+    assert all(f'/train/{names[k]}/' in path
+               for path, k in zip(saved['name'], label, strict=True))
+    predicted = logits.argmax(-1)
+    assert result['eval/accuracy'] == pytest.approx((predicted == label).mean())
+    expected = confusion_matrix(label, predicted)
+    assert [[result['confusion'][a].get(b, 0) for b in names] for a in names] == expected.tolist()
+    assert [result['classes'][name]['accuracy'] for name in names] == pytest.approx(
+        expected.diagonal() / 20)
+    confidence = np.asarray(jax.nn.softmax(logits)).max(-1)
+    bins = result['calibration']['bins']
+    assert sum(b['num_examples'] * b['confidence'] for b in bins) == pytest.approx(
+        confidence.sum(), rel=1e-5)
+    assert evaluate.main([f'--workdir={run}', '--split=train']) == 0
+    scores = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert scores == sorted(scores)
+
+
+def test_what_cannot_be_saved(run, tmp_path, caplog):
+    for path, message in [('x.csv', 'x.csv is to hold arrays: expected a name that ends in .npz'),
+                          (f'{tmp_path}/no/x.npz', f'there is no directory {tmp_path}/no')]:
+        assert evaluate.main([f'--workdir={run}', f'--save={path}']) == 1
+        assert message in caplog.records[-1].getMessage()
+
+
+@pytest.fixture
+def labelled(image_directory, tmp_path):
+    """The images of the test split with one label or two each: (directory, {name: labels})."""
+    folder, labels = tmp_path / 'labelled' / 'test', {}
+    folder.mkdir(parents=True)
+    for number, path in enumerate(sorted((image_directory / 'test').glob('*/*.png'))):
+        labels[f'{number}.png'] = sorted({path.parent.name, ['ant', 'bee', 'cat'][number % 3]})
+        shutil.copy(path, folder / f'{number}.png')
+    with open(folder / 'labels.csv', 'w', newline='') as file:
+        csv.writer(file).writerows([name, ';'.join(found)] for name, found in labels.items())
+    return folder.parent, labels
+
+
+@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+def test_several_labels(loss, run, labelled, tmp_path, capsys, caplog):
+    """Of weights trained for one label, which is said, and of those trained for several."""
+    root, labels = labelled
+    code, result = command(capsys, f'--pretrained={run}', f'--loss={loss}', f'--dataset={root}',
+                           '--split=test', f'--save={tmp_path}/x.npz')
+    assert code == 0
+    assert ('was trained for one: an image is right' in caplog.text) == (loss == 'softmax')
+    saved = np.load(tmp_path / 'x.npz')
+    targets = np.array([[name in labels[path.rpartition('/')[2]] for name in saved['classes']]
+                        for path in saved['name']])
+    np.testing.assert_array_equal(saved['label'], targets)
+    logits = saved['logits'].astype(np.float64)
+    scores = logits if loss == 'sigmoid' else np.asarray(jax.nn.log_softmax(logits))
+    precision = average_precision_score(targets, scores, average=None)
+    assert result['eval/mean_average_precision'] == pytest.approx(precision.mean(), rel=1e-5)
+    assert [c['average_precision'] for c in result['classes'].values()] == pytest.approx(
+        precision, rel=1e-5)
+    assert result['eval/accuracy'] == pytest.approx(
+        targets[range(12), logits.argmax(-1)].mean())
+    if loss == 'softmax':
+        expected = -(targets / targets.sum(-1, keepdims=True) * scores).sum(-1).mean()
+        assert result['eval/loss'] == pytest.approx(expected, rel=1e-5)
+    assert 'confusion' not in result
+
+
+def test_weights_for_several_labels_on_images_with_one(run, image_directory, tmp_path, capsys,
+                                                       caplog):
+    config = json.loads((run / 'config.json').read_text())
+    config['dataset']['multi_label'], config['loss']['name'] = True, 'sigmoid'
+    shutil.copytree(run, tmp_path / 'run')
+    (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
+    code, result = command(capsys, f'--workdir={tmp_path}/run')
+    assert code == 0
+    assert 'images have one label and' in caplog.text
+    assert 'eval/mean_average_precision' not in result
+
+
+def test_labels_from_a_list_in_the_order_of_files(run, image_directory, tmp_path, capsys, caplog):
+    """As ImageNet-ReaL's: those without a label are left out, the others right by any label."""
+    names, lists, right = ['ant', 'bee', 'cat'], [], {}
+    for number, path in enumerate(sorted((image_directory / 'test').glob('*/*.png'))):
+        folder = tmp_path / 'data' / 'val' / path.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / f'val_{number:02}.png')
+        lists.append([[], [0], [1, 2], [names.index(path.parent.name)]][number % 4])
+        right[f'val_{number:02}.png'] = lists[-1]
+    (tmp_path / 'real.json').write_text(json.dumps(lists))
+    arguments = [f'--workdir={run}', f'--dataset={tmp_path}/data', '--split=val',
+                 f'--labels={tmp_path}/real.json', f'--save={tmp_path}/x.npz']
+    code, result = command(capsys, *arguments)
+    assert code == 0
+    assert result['eval/num_examples'] == 9
+    saved = np.load(tmp_path / 'x.npz')
+    hits = [int(k) in right[path.rpartition('/')[2]]
+            for path, k in zip(saved['name'], saved['logits'].argmax(-1), strict=True)]
+    assert (len(hits), result['eval/accuracy']) == (9, pytest.approx(np.mean(hits)))
+    for text, message in [('[[0]]', 'real.json has 1 lists of labels and the split has 12'),
+                          ('{"0": [0]}', 'expected a list'), ('no', 'cannot be read'),
+                          (json.dumps([[]] * 12), 'no image of the split has a label')]:
+        (tmp_path / 'real.json').write_text(text)
+        assert evaluate.main(arguments) == 1
+        assert message in caplog.records[-1].getMessage()
 
 
 def test_no_readable_image(run, tmp_path, caplog):

@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import json
 import shutil
 
@@ -54,6 +55,29 @@ def test_json_has_the_likeliest_classes_in_order(exported, folder, capsys):
         assert [c['class'] for c in row['classes']] == [['ant', 'bee', 'cat'][k] for k in best]
         np.testing.assert_allclose([c['probability'] for c in row['classes']], expected[best],
                                    rtol=1e-4)
+
+
+def test_classes_that_are_independent_have_probabilities_of_their_own(exported, folder, tmp_path,
+                                                                      capsys):
+    """Whether the weights say so or the command does; JSON says which they are."""
+    path, _ = exported
+    given, image = weights.load(str(path)), str(folder / 'one' / '000.png')
+    stated = dataclasses.replace(given, loss='sigmoid')
+    weights.save(stated, str(tmp_path / 'x.safetensors'), 'vit_jax')
+    logits = np.asarray(apply(models.build(given.model, 3), {'params': given.params}, images.load(
+        image, (16, 16), PREPROCESS)[None]))[0]
+    expected = np.sort(1 / (1 + np.exp(-logits)))[::-1]
+    for arguments in ([f'--pretrained={tmp_path}/x.safetensors'],
+                      [f'--pretrained={path}', '--loss=sigmoid']):
+        assert predict.main([*arguments, '--json', image]) == 0
+        (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert row['activation'] == 'sigmoid'
+        np.testing.assert_allclose([c['probability'] for c in row['classes']], expected, rtol=1e-4)
+        assert predict.main([*arguments, image]) == 0
+        lines = capsys.readouterr().out.splitlines()[1:]
+        assert [line.startswith('*') for line in lines] == (expected >= 0.5).tolist()
+    assert predict.main([f'--pretrained={path}', '--json', image]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])[0]['activation'] == 'softmax'
 
 
 def test_csv_and_features(exported, folder, tmp_path):

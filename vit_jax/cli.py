@@ -256,7 +256,7 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_description_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --preprocess, --classes and --allow-nonfinite, see weights/."""
+    """Adds --model, --preprocess, --classes, --loss and --allow-nonfinite, see weights/."""
     parser.add_argument('--model', action='append', default=[], metavar='FIELD=VALUE',
                         help='what arrays do not show, if the weights do not say it: any of '
                         'num_heads=N,gelu=erf,layer_norm_epsilon=1e-6')
@@ -268,6 +268,9 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
                         'if the run keeps it (keep_best), else the newest')
     parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '
                         'as a JSON array, instead of those in the weights')
+    parser.add_argument('--loss', help='that the weights were trained with, if they do not say it: '
+                        'softmax (the default), or sigmoid, with which each class has a '
+                        'probability of its own')
     parser.add_argument('--allow-nonfinite', '--allow_nonfinite', action='store_true',
                         help='go on with weights that have NaN or infinite values')
 
@@ -278,7 +281,7 @@ def read_weights(options: argparse.Namespace) -> weights.Weights:
     loaded = weights.load(options.workdir or options.pretrained,
                           description.parse_model(options.model), step=options.step,
                           allow_nonfinite=options.allow_nonfinite)
-    return description.described(loaded, options.preprocess, options.classes)
+    return description.described(loaded, options.preprocess, options.classes, options.loss)
 
 
 def build_model(loaded: weights.Weights) -> tuple[nn.Module, PyTree]:

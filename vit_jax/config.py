@@ -43,6 +43,8 @@ FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
                                  'the split of which train_split is a part'),
     'dataset.num_examples': Field(0, whole(0), 'of train_split; 0: ask the data'),
     'dataset.num_classes': Field(0, whole(0), '0: ask the data'),
+    'dataset.multi_label': Field(False, SWITCH, 'any number of labels for an image, which needs '
+                                 'the loss sigmoid; False: ask the data'),
     'dataset.max_broken_fraction': Field(0.01, number(least=0, most=1),
                                          'more unreadable images than this stop the run'),
     'dataset.shuffle_buffer': Field(16_384, whole(1),
@@ -198,20 +200,25 @@ def _check(config):
 
 
 def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: int,
-             accum_steps: int = 0) -> ml_collections.FrozenConfigDict:
-    """The immutable config of a run: one from `checked`, with the numbers of its data.
+             multi_label: bool = False, accum_steps: int = 0) -> ml_collections.FrozenConfigDict:
+    """The immutable config of a run: one from `checked`, with what is known of its data.
 
     `num_examples` is counted in the training split. `accum_steps`, which a continued run has
     chosen, is used where the config leaves the choice.
     """
     config = config.copy_and_resolve_references()
-    for name, found in (('num_examples', num_examples), ('num_classes', num_classes)):
+    for name, found in (('num_examples', num_examples), ('num_classes', num_classes),
+                        ('multi_label', multi_label)):
         stated = config.dataset[name]
         if stated not in (0, found):
             raise UserError(
                 f'dataset.{name} is {stated} in the config but {config.dataset.name!r} has '
                 f'{found}. If the data is right, add --config.dataset.{name}={found}')
         config.dataset[name] = found
+    if multi_label and config.loss.name != 'sigmoid':
+        raise UserError(f'loss.name is {config.loss.name}, whose targets sum to one, and the '
+                        f'images of {config.dataset.name!r} have several labels: add '
+                        '--config.loss.name=sigmoid')
     config.accum_steps = config.accum_steps or accum_steps
     return ml_collections.FrozenConfigDict(config)
 

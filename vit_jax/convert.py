@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
             inexact: bool = False, overwrite: bool = False, preprocess: Sequence[str] = (),
-            classes: str | None = None, model: Sequence[str] = (), step: int | None = None,
-            allow_nonfinite: bool = False) -> None:
+            classes: str | None = None, loss: str | None = None, model: Sequence[str] = (),
+            step: int | None = None, allow_nonfinite: bool = False) -> None:
     """Does what the command does; the arguments are its options."""
     if (to == 'onnx') != path.endswith('.onnx'):
         raise UserError(f'{path!r} is not a name for {to}: a name ending in .onnx is for '
@@ -53,7 +53,7 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     machine.check_backend()
     loaded = given = description.described(
         weights.load(source, description.parse_model(model), step=step,
-                     allow_nonfinite=allow_nonfinite), preprocess, classes)
+                     allow_nonfinite=allow_nonfinite), preprocess, classes, loss)
     layout = weights.LAYOUTS.get(to)  # None: a program
     if dtype:
         given = dataclasses.replace(loaded, params=jax.tree.map(
@@ -92,6 +92,7 @@ def log_what_is_lost(given: weights.Weights, path: str) -> None:
     lost = [f'{name}={value}' for name, value in (given.preprocess or {}).items()
             if name != 'image_size' or height != width]
     lost += ['the names of the classes'] * bool(given.classes)
+    lost += ['loss=sigmoid'] * (given.loss == 'sigmoid')
     if lost:
         cli.LOGGER.info('%s does not hold %s: say it where the file is used', path,
                         ', '.join(lost))

@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import os
 from collections.abc import Iterable
 
 log = logging.getLogger(__name__)
@@ -76,3 +77,14 @@ def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None
     if missing := [name for name in needed if name not in given]:
         raise UserError(f'{where} lacks {", ".join(missing)}: start from a name, as in '
                         "models.fields('b16') or models.fields('r50x1'), and change fields.")
+
+
+def check_destination(path: str, ending: str = '') -> None:
+    """Raises UserError unless there is a directory for the file at `path`, which ends as it must.
+
+    So that nothing is computed that cannot be written.
+    """
+    if not os.path.isdir(os.path.dirname(path) or '.'):
+        raise UserError(f'{path} cannot be written: there is no directory {os.path.dirname(path)}.')
+    if not path.endswith(ending):
+        raise UserError(f'{path} is to hold arrays: expected a name that ends in {ending}.')

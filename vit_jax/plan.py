@@ -55,7 +55,7 @@ def resolve(config: ConfigDict) -> FrozenConfigDict:
                             f'add --config.dataset.{name}=NUMBER.')
     taken = pretrained.take_fields(config, None)[0] if config.pretrained else {}
     return config_lib.complete(config_lib.checked(config, taken), config.dataset.num_examples,
-                               config.dataset.num_classes)
+                               config.dataset.num_classes, config.dataset.multi_label)
 
 
 def make_target(options: argparse.Namespace) -> Target:

@@ -6,7 +6,8 @@
 
 Images are prepared as the weights say; --preprocess and --classes add what they do not say. Images
 that cannot be read are named and left out; if they were named one by one, and not by a directory,
-the exit code is 1. With --json the last line of stdout is one JSON array.
+the exit code is 1. With --json the last line of stdout is one JSON array. Where the weights were
+trained with the loss sigmoid, each class has a probability of its own: * marks those from 50 % on.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy as np
 
 from vit_jax import cli
 from vit_jax.data import images
-from vit_jax.errors import UserError, check_at_least
+from vit_jax.errors import UserError, check_at_least, check_destination
 from vit_jax.weights import Weights, description, predictor
 
 
@@ -46,9 +47,7 @@ def predict(options: argparse.Namespace) -> None:
     check_at_least('--top', options.top, 1)
     check_at_least('--batch_size', options.batch_size, 1)
     for path in filter(None, (options.csv, options.features)):  # now, not after the work
-        if not os.path.isdir(os.path.dirname(path) or '.'):
-            raise UserError(f'{path} cannot be written: there is no directory '
-                            f'{os.path.dirname(path)}.')
+        check_destination(path)
     if options.features and not options.features.endswith('.npz'):
         raise UserError(f'--features={options.features}: representations are written as .npz '
                         'files; expected a name that ends so. A table of classes is --csv.')
@@ -137,7 +136,10 @@ def _load_images(paths, size, preprocess):
 
 def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
            probabilities: np.ndarray) -> None:
-    """Prints the most probable classes of each image, best first, or writes them to --csv."""
+    """Prints the most probable classes of each image, best first, or writes them to --csv.
+
+    JSON says with `activation` whether the probabilities of an image sum to one.
+    """
     names = description.class_names(loaded)
     order = np.argsort(-probabilities, axis=-1, kind='stable')[:, :options.top]
     predictions = [(path, [(names[k], float(row[k])) for k in best])
@@ -151,14 +153,15 @@ def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
                              for path, best in predictions)
         cli.LOGGER.info('wrote %s: %d images', options.csv, len(paths))
     if options.json:
-        print(json.dumps([{'image': path, 'classes': [{'class': name, 'probability': p}
-                                                      for name, p in best]}
+        print(json.dumps([{'image': path, 'activation': loaded.loss or 'softmax',
+                           'classes': [{'class': name, 'probability': p} for name, p in best]}
                           for path, best in predictions]))
     elif not (options.csv or options.features):
         for path, best in predictions:
             print(path)
             for name, p in best:
-                print(f'  {100 * p:6.2f} %  {name}')
+                mark = '*' if loaded.loss == 'sigmoid' and p >= 0.5 else ' '
+                print(f'{mark} {100 * p:6.2f} %  {name}')
 
 
 if __name__ == '__main__':

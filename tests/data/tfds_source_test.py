@@ -1,9 +1,12 @@
 """TFDS sets: what is said about those that cannot be read."""
 
+import io
+
+import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from tests.support.batches import make, write_tfds_files
+from tests.support.batches import Data, encoded, make, numbers, write_tfds_files
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 
@@ -32,6 +35,25 @@ def test_errors_list_splits_and_features(tmp_path):
     features = tfds.features.FeaturesDict({'text': tfds.features.Text()})
     write_tfds_files(tmp_path, 'words', 'tfrecord', features, [[b'']])
     assert 'its features are: text (Text)' in message('words', tmp_path)
+
+
+@pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
+def test_a_list_of_labels_for_an_image(kind, tmp_path):
+    features = tfds.features.FeaturesDict({
+        'image': tfds.features.Image(shape=(None, None, 3)),
+        'labels': tfds.features.Sequence(tfds.features.ClassLabel(names=['a', 'b', 'c']))})
+    lists = [[0], [2, 0], [], [1, 2], [0, 1, 2]]
+    shards = [[features.serialize_example({'image': io.BytesIO(encoded(i)), 'labels': labels})
+               for i, labels in enumerate(lists)]]
+    write_tfds_files(tmp_path, 'small', kind, features, shards, ('image', 'labels'))
+    data = Data('small', str(tmp_path), batch_size=2)
+    assert data.source().class_names == ('a', 'b', 'c')
+    for found in (data.batches(5), data.evaluated()):
+        rows = np.concatenate([batch['label'][batch['mask']] for batch in found])
+        assert rows.dtype == np.float32
+        np.testing.assert_array_equal(rows, [[float(k in lists[int(n)]) for k in range(3)]
+                                             for n in numbers(found)])
+    assert len(rows) == 5
 
 
 class Written(tfds.core.GeneratorBasedBuilder):

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score
 
 from tests.support.steps import assert_close, random_batch, setup
+from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.training import losses
 
@@ -48,3 +50,34 @@ def test_eval_step_counts_what_the_mask_leaves():
     assert float(sums['correct']) == (logits.argmax(-1) == labels).sum()
     assert float(sums['correct_top5']) == 5  # of three classes every label is among the first five
     np.testing.assert_allclose(sums['loss'], loss.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize('accum_steps', [1, 4])
+def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accum_steps):
+    state, _, model, _ = setup()
+    params = jax.tree.map(lambda x: x + 0.2, state.params)
+    params['head']['kernel'] = jax.random.normal(jax.random.key(1), (16, 3))
+    labels = np.array([[1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 0, 0],
+                       [0, 1, 1]], np.float32)
+    batch = random_batch(8) | {'label': labels, 'mask': np.arange(8) != 2}
+    batch['image'][2] = np.nan
+    step = jax.jit(functools.partial(classification.eval_step, model=model,
+                                     loss=losses.make_loss('sigmoid'), accum_steps=accum_steps))
+    totals = classification.total(step, params, [batch, batch])
+    found = classification.metrics(totals)
+    logits = np.asarray(jax.jit(model.apply)({'params': params}, batch['image']), np.float64)
+    kept = [0, 1, 4, 5, 6, 7]
+    logits, labels = logits[kept], labels[kept]
+    np.testing.assert_allclose(totals['rows']['logits'], np.tile(logits, (2, 1)), rtol=1e-5)
+    np.testing.assert_array_equal(totals['rows']['label'], np.tile(labels, (2, 1)) > 0)
+    p = 1 / (1 + np.exp(-logits))
+    loss = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).sum(-1).mean()
+    assert found == pytest.approx({
+        'eval/accuracy': labels[range(6), logits.argmax(-1)].mean(), 'eval/accuracy_top5': 1,
+        'eval/loss': loss, 'eval/num_examples': 12, 'eval/mean_average_precision':
+        average_precision_score(labels, logits, average='macro')}, rel=1e-5)
+
+
+def test_without_any_label_there_is_nothing_to_score():
+    with pytest.raises(UserError, match='no image of the split has a label'):
+        classification.metrics({'count': np.float64(0)})

@@ -64,6 +64,45 @@ def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
     assert 'the run is complete at step 12: to continue, raise num_steps' in caplog.text
 
 
+@pytest.fixture
+def labelled(tmp_path):
+    """A directory of images with one, two or three labels."""
+    names = ['ant', 'bee', 'cat']
+    for split, count in (('train', 24), ('test', 10)):
+        write_images(tmp_path / 'data', [split], count)
+        (tmp_path / 'data' / split / 'labels.csv').write_text(''.join(
+            f'{i:03}.png,{";".join(n for k, n in enumerate(names) if i + 1 >> k & 1 or k == i % 3)}'
+            '\n' for i in range(count)))
+    return tmp_path / 'data'
+
+
+def test_images_with_several_labels(labelled, tmp_path):
+    """Also of a run that ends early and is continued: bit for bit the same."""
+    fields = dict(loss__name='sigmoid', batch_size=8, optimizer__warmup_steps=1)
+    found = {}
+    for name, lengths in (('whole', [6]), ('extended', [4, 6])):
+        for length in lengths:
+            assert loop.train(directory_config(labelled, num_steps=length, **fields),
+                              str(tmp_path / name)) == 0
+        found[name] = rows(tmp_path / name, 'eval/mean_average_precision')[-1]
+        del found[name]['eval/seconds']
+    assert 0 < found['whole']['eval/mean_average_precision'] <= 1
+    assert found['whole']['eval/num_examples'] == 10
+    assert found['whole'] == found['extended']
+    recorded = json.loads((tmp_path / 'whole' / 'config.json').read_text())
+    assert recorded['dataset']['multi_label'] is True
+
+
+def test_several_labels_that_do_not_fit_the_run(labelled, tmp_path):
+    with pytest.raises(UserError, match='loss.name is softmax, whose targets sum to one'):
+        loop.train(directory_config(labelled), str(tmp_path / 'run'))
+    shutil.rmtree(labelled / 'test')
+    write_images(labelled / 'test', ['ant', 'bee', 'cat'], 2)
+    with pytest.raises(UserError, match='images of train have several labels each, those of test '
+                       'one label'):
+        loop.train(directory_config(labelled, loss__name='sigmoid'), str(tmp_path / 'run'))
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_same_seed_same_run_other_seed_other_run(finished, tmp_path):

@@ -7,6 +7,7 @@ only split is 'train'.
 import functools
 import logging
 import os
+from collections.abc import Sequence
 
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES
@@ -71,7 +72,7 @@ def split_folder(root: str, name: str) -> str:
                   root, len(folders))
         return root
     raise UserError(
-        f"no split folder '{name}' in '{root}', whose folders {_some(folders)} are classes. Either "
+        f"no split folder '{name}' in '{root}', whose folders {some(folders)} are classes. Either "
         f"make folders {root}/train/CLASS/ and {root}/{name}/CLASS/ and move the images there, or "
         'cut splits from all images: --config.dataset.train_split=train[:90%] '
         '--config.dataset.eval_split=train[90%:] (vit_jax.evaluate: --split=train[90%:])')
@@ -131,19 +132,21 @@ def class_contents(folder: str, expected: tuple[str, ...] | None) -> dict[str, d
     contents = {name: entries(os.path.join(folder, name)) for name in classes}
     nested = [os.path.join(name, inner) for name, kinds in contents.items()
               for inner, kind in kinds.items()
-              if kind == 'folder' and _has_image(os.path.join(folder, name, inner))]
+              if kind == 'folder' and has_image(os.path.join(folder, name, inner))]
     if nested:
         raise UserError(
             f"the class folders of '{folder}' have images in folders of their own: "
-            f'{_some(nested)}. Each class is one folder with its images directly in it: move them '
+            f'{some(nested)}. Each class is one folder with its images directly in it: move them '
             f'to {folder}/CLASS/')
     return contents
 
 
-def _has_image(folder):
+def has_image(folder: str) -> bool:
+    """Whether there is an image file anywhere below a folder."""
     walk = tf.io.gfile.walk if '://' in folder else os.walk  # os.walk follows no links into loops
     return any(is_image(name) for _, _, names in walk(folder) for name in names)
 
 
-def _some(names):
+def some(names: Sequence[str]) -> str:
+    """The first five names, and how many more there are."""
     return ', '.join(names[:5]) + (f' and {len(names) - 5} more' if len(names) > 5 else '')

@@ -47,8 +47,9 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
       share: (index of this process, number of processes).
 
     Returns:
-      image float32 [local, height, width, 3], normalised; label int32 [local]; mask bool [local],
-      all true; local = batch_size / number of processes.
+      image float32 [local, height, width, 3], normalised; label int32 [local], or float32 [local,
+      classes] of a multi-label source; mask bool [local], all true; local = batch_size / number
+      of processes.
 
     Raises UserError if the settings do not fit and, later, if too many images are broken.
     """
@@ -87,16 +88,19 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
 
 def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int],
                  preprocess: Mapping, files_at_once: int, max_broken_fraction: float,
-                 share: tuple[int, int] = (0, 1)) -> 'EvalBatches':
+                 share: tuple[int, int] = (0, 1), with_index: bool = False) -> 'EvalBatches':
     """All examples of a split exactly once over all processes; can be iterated many times.
 
     Arguments and batches are as for `train_batches`, with as many batches on every process. Rows
-    of padding and of broken images are zero, with mask false.
+    of padding and of broken images are zero, with mask false. Batches may have the `index` of each
+    example in the split, int32 [local], too.
     """
     local = _local_batch_size(batch_size, share)
     broken = BrokenImages(source, max_broken_fraction)
     size = tuple(image_size)
     num_batches = -(-source.num_examples // batch_size)  # rounded up
+    no_label = np.zeros([len(source.class_names)] if source.multi_label else [],
+                        np.float32 if source.multi_label else np.int32)
 
     def index_at(position):
         return position[position < source.num_examples]
@@ -110,8 +114,9 @@ def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int]
             return eval_image(encoded, size, preprocess), label
 
         valid = ~broken.is_broken(item['index'])
-        image, label = tf.cond(valid, read, lambda: (tf.zeros([*size, 3]), tf.constant(0)))
-        return {'image': image, 'label': label, 'mask': valid}
+        image, label = tf.cond(valid, read, lambda: (tf.zeros([*size, 3]), tf.constant(no_label)))
+        index = {'index': tf.cast(item['index'], tf.int32)} if with_index else {}
+        return {'image': image, 'label': label, 'mask': valid, **index}
 
     def batches(step):
         examples = items(step).map(example, num_parallel_calls=_PARALLEL).batch(local)
@@ -121,7 +126,9 @@ def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int]
         return items(step).take(local).filter(lambda item: ~broken.is_broken(item['index']))
 
     empty = {'image': np.zeros([local, *size, 3], np.float32),
-             'label': np.zeros([local], np.int32), 'mask': np.zeros([local], bool)}
+             'label': np.stack([no_label] * local), 'mask': np.zeros([local], bool)}
+    if with_index:
+        empty['index'] = np.zeros([local], np.int32)
     return EvalBatches(lambda: _run(batches, readable_items, broken, 0), num_batches, empty, broken)
 
 

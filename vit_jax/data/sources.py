@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Int64
 
-from vit_jax.data import folders
+from vit_jax.data import folders, label_lists
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES
 from vit_jax.data.sequential import Pieces
@@ -34,6 +34,7 @@ class Source(Protocol):
 
     num_examples: int
     class_names: tuple[str, ...]
+    multi_label: bool
     pieces: Pieces | None
     unreadable: dict[int, str]  # known from the start: why, by index
 
@@ -41,7 +42,10 @@ class Source(Protocol):
         """The items of examples, as tensors [k]."""
 
     def load(self, item: Item) -> tuple[tf.Tensor, tf.Tensor]:
-        """Encoded image (string scalar) and label (int32) of one item, inside the input graph."""
+        """Encoded image (string scalar) and label of one item, inside the input graph.
+
+        The label is an int32 scalar or, if `multi_label`, float32 [classes] of 0 and 1.
+        """
 
     def name_of(self, index: int) -> str:
         """The name of an example in messages."""
@@ -117,13 +121,18 @@ def _parse_split(split):
 
 
 class _Table:
-    """A source with random access whose items are the rows of a table of tensors."""
+    """A source with random access whose items are the rows of a table of tensors.
+
+    `label` is one label or a list of them for each.
+    """
 
     pieces = None
+    multi_label = False
 
     def __init__(self, label, **columns):
         self.num_examples, self.unreadable = len(label), {}
-        self._columns = {**columns, 'label': tf.constant(label, tf.int32)}
+        label = label_lists.pack(label) if self.multi_label else tf.constant(label, tf.int32)
+        self._columns = {**columns, 'label': label}
 
     def fetch(self, indices):
         return {name: tf.gather(column, indices) for name, column in self._columns.items()}
@@ -164,22 +173,20 @@ class DirectorySource(_Table):
 
     Labels are positions in `class_names`, by default all class folders of the split in sorted
     order, including empty ones. Files are in a pseudo-random order that depends on their names
-    only, so that every slice has all classes and a new file moves no other.
+    only, so that every slice has all classes and a new file moves no other. Without class folders
+    DIR/SPLIT/labels.csv has the labels, see label_lists.
     """
 
     def __init__(self, root, split, class_names=None):
         folder = folders.split_folder(root, split_name(split))
-        contents = folders.class_contents(folder, class_names)
-        self.class_names = tuple(contents if class_names is None else class_names)
-        _warn_of_others(folder, contents)
-        images = [(f'{name}/{file}', label, contents[name][file])
-                  for label, name in enumerate(self.class_names)
-                  for file, kind in contents[name].items()
-                  if kind != 'folder' and folders.is_image(file)]
+        self.multi_label = label_lists.has_table(folder)
+        self.class_names, images = (
+            label_lists.images(root, folder, class_names) if self.multi_label else
+            _images_of_classes(folder, class_names))
         if not images:
             raise UserError(
-                f"no image in the {len(contents)} class folder(s) of '{folder}'; expected files "
-                f'SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}')
+                f"no image in the {len(self.class_names)} class folder(s) of '{folder}'; expected "
+                f'files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}')
         images.sort(key=lambda image: (_digest(image[0]), image[0]))
         images = images[slice(*split_range(split, len(images)))]
         paths = [os.fsencode(os.path.join(folder, path)) for path, *_ in images]
@@ -189,10 +196,24 @@ class DirectorySource(_Table):
                            for index, (*_, kind) in enumerate(images) if kind == 'other'}
 
     def load(self, item):
-        return tf.io.read_file(item['path']), item['label']
+        label = item['label']
+        if self.multi_label:
+            label = label_lists.multi_hot(label_lists.unpack(label), len(self.class_names))
+        return tf.io.read_file(item['path']), label
 
     def name_of(self, index):
         return self._columns['path'][index].numpy().decode(errors='backslashreplace')
+
+
+def _images_of_classes(folder, class_names):
+    """The classes, and (path, label, kind of folders.entries) of every image in their folders."""
+    contents = folders.class_contents(folder, class_names)
+    class_names = tuple(contents if class_names is None else class_names)
+    _warn_of_others(folder, contents)
+    return class_names, [(f'{name}/{file}', label, contents[name][file])
+                         for label, name in enumerate(class_names)
+                         for file, kind in contents[name].items()
+                         if kind != 'folder' and folders.is_image(file)]
 
 
 def _digest(path):

@@ -8,6 +8,7 @@ import os
 import numpy as np
 import tensorflow_datasets as tfds
 
+from vit_jax.data import label_lists
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sequential import Pieces
 from vit_jax.errors import UserError, nearest_names
@@ -19,7 +20,7 @@ def is_registered(name: str) -> bool:
 
 
 class TfdsSource:
-    """A split of a TFDS data set that is prepared and has an image and a class label.
+    """A split of a TFDS data set that is prepared and has an image and one or more class labels.
 
     It is in ArrayRecord files, or in tfrecord files, which are read from their beginning.
     """
@@ -31,7 +32,8 @@ class TfdsSource:
         self._image_key, self._label_key = keys = _image_and_label(info)
         # Only these two are parsed: other features may be large.
         self._features = tfds.features.FeaturesDict({key: info.features[key] for key in keys})
-        self.class_names = tuple(info.features[self._label_key].names)
+        self.multi_label = isinstance(info.features[self._label_key], tfds.features.Sequence)
+        self.class_names = tuple(_class_label(info.features[self._label_key]).names)
         try:
             files = info.splits[split].file_instructions
         except (KeyError, ValueError) as error:
@@ -63,7 +65,10 @@ class TfdsSource:
     def load(self, item):
         example = self._features.deserialize_example(
             item['record'], decoders={self._image_key: tfds.decode.SkipDecoding()})
-        return example[self._image_key], tf.cast(example[self._label_key], tf.int32)
+        label = tf.cast(example[self._label_key], tf.int32)
+        if self.multi_label:
+            label = label_lists.multi_hot(label, len(self.class_names))
+        return example[self._image_key], label
 
     def name_of(self, index):
         filename, skip, _, first = self._runs
@@ -100,9 +105,15 @@ def _image_and_label(info):
     features, keys = info.features, info.supervised_keys or ('image', 'label')
     if len(keys) == 2 and all(isinstance(key, str) and key in features for key in keys):
         image, label = (features[key] for key in keys)
-        if isinstance(image, tfds.features.Image) and isinstance(label, tfds.features.ClassLabel):
+        if isinstance(image, tfds.features.Image) and _class_label(label):
             return keys
     kinds = ', '.join(f'{key} ({type(value).__name__})' for key, value in features.items())
     raise UserError(
         f"data set '{info.full_name}' is not an image classification set: expected an "
-        f'image (Image) and a label (ClassLabel), its features are: {kinds}')
+        f'image (Image) and a label (ClassLabel, or a Sequence of them), its features are: {kinds}')
+
+
+def _class_label(feature):
+    """The ClassLabel that a feature is or has a list of, None for other features."""
+    feature = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
+    return feature if isinstance(feature, tfds.features.ClassLabel) else None

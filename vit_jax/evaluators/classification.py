@@ -1,69 +1,116 @@
-"""Top-1 and top-5 accuracy and loss, every example counted exactly once."""
+"""Top-1 and top-5 accuracy, loss and mean average precision, every example counted exactly once."""
 
 import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
-from vit_jax.evaluators.batches import Batch, split
+from vit_jax.errors import UserError
+from vit_jax.evaluators import average_precision
+from vit_jax.evaluators.batches import Batch, join, split
+
+MEAN_AVERAGE_PRECISION = 'eval/mean_average_precision'
 
 
 def total(eval_step: Callable, params: PyTree, batches: Iterable,
-          interrupted: Callable[[], bool] = lambda: False) -> dict[str, np.ndarray] | None:
+          interrupted: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
     """Sums over all batches, in float64, which is exact for counts.
 
     `eval_step` is (params, batch) -> sums, as eval_step() with its other arguments given;
     `batches` are on the devices, with mask 0 for padding and broken images. If `interrupted`, which
-    is asked before every batch, None is returned.
+    is asked before every batch, None is returned. Arrays in `rows`, with an element for each
+    example of a batch, are not summed but joined, without the elements whose `mask` is 0.
     """
-    sums = []
+    sums, rows = [], []
     for batch in batches:
         if interrupted():
             return None
-        sums.append(eval_step(params, batch))
+        found = eval_step(params, batch)
+        rows.append(found.pop('rows', {}))
+        sums.append(found)
         jax.block_until_ready(sums[-2:-1])  # no more than two batches wait on the devices
-    return {name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]}
+        rows[-2:-1] = map(_valid, rows[-2:-1])
+    rows[-1:] = map(_valid, rows[-1:])
+    joined = {'rows': {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}}
+    return {name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]} | (
+        joined if rows[0] else {})
 
 
-def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
-    """eval/accuracy and eval/accuracy_top5 in [0, 1], eval/loss in nats, eval/num_examples."""
-    count = float(sums['count'])
-    return {'eval/accuracy': float(sums['correct']) / count,
-            'eval/accuracy_top5': float(sums['correct_top5']) / count,
-            'eval/loss': float(sums['loss']) / count,
-            'eval/num_examples': count}
+def _valid(rows):
+    """On the host, without those that the mask leaves out."""
+    rows = jax.device_get(rows)
+    return {name: x[rows['mask'] > 0] for name, x in rows.items() if name != 'mask'}
+
+
+def metrics(sums: dict[str, Any]) -> dict[str, float]:
+    """eval/accuracy and eval/accuracy_top5 in [0, 1], eval/loss in nats, eval/num_examples.
+
+    Of examples with several labels, eval/mean_average_precision in [0, 1], too. Raises UserError if
+    there are none.
+    """
+    count, rows = float(sums['count']), sums.get('rows', {})
+    if not count:
+        raise UserError('no image of the split has a label, so there is nothing to score: take '
+                        'another split.')
+    values = {'eval/accuracy': float(sums['correct']) / count,
+              'eval/accuracy_top5': float(sums['correct_top5']) / count,
+              'eval/loss': float(sums['loss']) / count,
+              'eval/num_examples': count}
+    if rows and rows['label'].ndim == 2:
+        values[MEAN_AVERAGE_PRECISION] = average_precision.mean(rows['logits'], rows['label'])
+    return values
 
 
 def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: Callable,
-              accum_steps: int = 1) -> dict[str, Float[Array, '']]:
+              accum_steps: int = 1) -> dict[str, Any]:
     """Sums over the examples of a batch whose `mask` is set; pure, to be jitted by the caller.
 
     Args:
-      batch: with integer labels and `mask`, see batches.Batch.
+      batch: with labels and `mask`, see batches.Batch.
       loss: (logits, labels) -> one value per example.
       accum_steps: the batch is split into this many equal parts, which are computed one after the
         other, as in training, to fit in memory.
 
-    Returns float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss.
+    Returns what logit_sums does.
     """
     if accum_steps > 1:
         sums = jax.lax.map(functools.partial(eval_step, params, model=model, loss=loss),
                            split(batch, accum_steps))
-        return jax.tree.map(lambda x: x.sum(axis=0), sums)
+        rows = {'rows': join(sums.pop('rows'))} if 'rows' in sums else {}
+        return jax.tree.map(lambda x: x.sum(axis=0), sums) | rows
     return logit_sums(model.apply({'params': params}, batch['image'], train=False), batch, loss)
 
 
 def logit_sums(logits: Float[Array, 'batch classes'], batch: Batch, loss: Callable
-               ) -> dict[str, Float[Array, '']]:
-    """The sums of eval_step from the logits of a batch."""
+               ) -> dict[str, Any]:
+    """The sums of eval_step from the logits of a batch.
+
+    Returns float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss. An
+    example with several labels is right if one of them is found; one without any is left out, as
+    in big_vision (evaluators/classification.py). Of these `rows` has logits, label (bool) and mask.
+    """
     labels, mask = batch['label'], batch['mask'].astype(jnp.float32)
-    _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
-    hits = top == labels[:, None]
+    rows = {}
+    if labels.ndim == 2:
+        mask = mask * (labels > 0).any(axis=-1)
+        rows = {'rows': {'logits': logits, 'label': labels > 0, 'mask': mask}}
+    hits = top_hits(logits, labels)
     values = loss(logits, labels)
     summed = functools.partial(jnp.sum, where=mask > 0)
     return {'count': mask.sum(), 'correct': summed(hits[:, 0].astype(jnp.float32)),
-            'correct_top5': summed(hits.any(axis=-1).astype(jnp.float32)), 'loss': summed(values)}
+            'correct_top5': summed(hits.any(axis=-1).astype(jnp.float32)), 'loss': summed(values),
+            **rows}
+
+
+def top_hits(logits: Float[Array, 'batch classes'],
+             labels: Int[Array, ' batch'] | Float[Array, 'batch classes']) -> Array:
+    """Whether each of the five most probable classes, best first, is a label: bool [batch, 5]."""
+    _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+    if labels.ndim == 2:
+        return jnp.take_along_axis(labels, top, axis=-1) > 0
+    return top == labels[:, None]

@@ -22,7 +22,10 @@ def make_loss(name: str, label_smoothing: float = 0.0) -> Callable:
     def loss(logits: Float[Array, 'batch classes'],
              labels: Int[Array, ' batch'] | Float[Array, 'batch classes']
              ) -> Float[Array, ' batch']:
-        """Labels are class indices, or targets that sum to one (one-hot or mixed)."""
+        """Labels are class indices, or targets that sum to one (one-hot or mixed).
+
+        For the sigmoid loss they may sum to anything: 1 for each of several labels.
+        """
         if jnp.issubdtype(labels.dtype, jnp.integer):
             labels = jax.nn.one_hot(labels, logits.shape[-1])
         return LOSSES[name](logits, optax.losses.smooth_labels(labels, label_smoothing))

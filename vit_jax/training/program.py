@@ -55,9 +55,11 @@ class Program:
             lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
             state, self._shardings)
         size, placed = config.batch_size, sharding.batch_sharding(mesh)
+        label = (((size, config.dataset.num_classes), jnp.float32) if config.dataset.multi_label
+                 else ((size,), jnp.int32))
         self.abstract_batch = {
             'image': jax.ShapeDtypeStruct((size, *image_shape), jnp.float32, sharding=placed),
-            'label': jax.ShapeDtypeStruct((size,), jnp.int32, sharding=placed),
+            'label': jax.ShapeDtypeStruct(*label, sharding=placed),
             'mask': jax.ShapeDtypeStruct((size,), jnp.bool_, sharding=placed)}
         self._set_steps(config)
 

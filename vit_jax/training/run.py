@@ -66,6 +66,7 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
         dataset.name, dataset.train_split, dataset.eval_split)
     train_data, eval_data = open_data(dataset)
     config = config_lib.complete(config, train_data.num_examples, len(train_data.class_names),
+                                 train_data.multi_label,
                                  accum_steps=begun[0]['accum_steps'] if begun else 0)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
@@ -96,9 +97,14 @@ def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
         raise UserError(f"'{dataset.name}' has one class, {names[0]}: a classifier needs two or "
                         'more, in a directory one folder SPLIT/CLASS/ for each.')
     evaluation = sources.open_source(dataset.name, dataset.eval_split, dataset.data_dir, names)
+    if train.multi_label != evaluation.multi_label:
+        kinds = ['several labels' if x.multi_label else 'one label' for x in (train, evaluation)]
+        raise UserError(f'the images of {dataset.train_split} have {kinds[0]} each, those of '
+                        f'{dataset.eval_split} {kinds[1]}: expected the same of both.')
     consensus.check_equal('the data', {
         'training images': train.num_examples, 'evaluation images': evaluation.num_examples,
-        'classes': len(names), 'checksum of their names': zlib.crc32('\n'.join(names).encode())})
+        'several labels': train.multi_label, 'classes': len(names),
+        'checksum of their names': zlib.crc32('\n'.join(names).encode())})
     return train, evaluation
 
 

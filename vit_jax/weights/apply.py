@@ -32,16 +32,18 @@ def prepare(weights: Weights, paths: Sequence[str]) -> Images:
 def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     """A function from prepared images to (representations, probabilities), float32.
 
+    Probabilities sum to one, or each class has its own where the `loss` of the weights is sigmoid.
     Instead of probabilities it gives None without a head. It is compiled for every new number of
     images. Raises UserError for images that are not prepared, not in a batch, or of other channels.
     """
     model = models.build(weights.model, weights.num_classes)
+    probabilities = jax.nn.sigmoid if weights.loss == 'sigmoid' else jax.nn.softmax
     params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), weights.params))
 
     @jax.jit
     def forward(params, images):
         logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
-        return outputs['representation'], jax.nn.softmax(logits)
+        return outputs['representation'], probabilities(logits)
 
     def predict(images):
         images = np.asarray(images)

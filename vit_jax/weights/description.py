@@ -19,9 +19,9 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 
-def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | None = None
-              ) -> Weights:
-    """The weights with the fields of --preprocess and the names in the file of --classes.
+def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | None = None,
+              loss: str | None = None) -> Weights:
+    """The weights with the fields of --preprocess, the names in the file of --classes, and --loss.
 
     `preprocess` is such as ['resize=bicubic', 'mean=0.485,0.456,0.406'].
 
@@ -36,6 +36,9 @@ def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | No
             raise UserError(f'--classes={classes} has {len(names)} names; {loaded.source} has '
                             f'{loaded.num_classes} classes.')
         loaded = dataclasses.replace(loaded, classes=names)
+    if loss:
+        check_choice('--loss', loss, config.FIELDS['loss.name'].values.choices)
+        loaded = dataclasses.replace(loaded, loss=loss)
     return loaded
 
 

@@ -29,8 +29,9 @@ class Reading(NamedTuple):
     fields: Mapping  # of the model: those that arrays do not show (see model.describe), or all
     table: Sequence[Entry]  # with all names that the layout has had
     num_classes: int | None = None  # if native; others show it in the arrays of their head
-    classes: list[str] | None = None  # this and the next as in Weights
+    classes: list[str] | None = None  # this and the next two as in Weights
     preprocess: dict | None = None
+    loss: str | None = None
     # Of `fields`, those that the source does not state: defaults of the layout's program.
     assumed: Sequence[str] = ()
 

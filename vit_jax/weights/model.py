@@ -21,7 +21,8 @@ class Weights:
     """Parameters, the model they are for, and how its images are prepared.
 
     `preprocess` is what the source states of image_size (height, width) and the other fields of
-    config.preprocess, None if it states nothing.
+    config.preprocess, None if it states nothing. `loss` is 'softmax', for classes of which each
+    image has one, or 'sigmoid', for classes that are independent; None if it is not stated.
     """
 
     params: dict  # nested, NumPy arrays, as model.init gives them; dtypes as in the source
@@ -31,6 +32,7 @@ class Weights:
     preprocess: dict | None
     layout: str  # a key of LAYOUTS, or 'workdir'
     source: str
+    loss: str | None = None
 
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of patches that the learned_1d or relative embedding was made for.

@@ -117,7 +117,8 @@ def _build(contents, name, source, fields):
         classes = None
     params = flax.traverse_util.unflatten_dict(flat, sep='/')
     loaded = _with_partial_patches(_with_preprocess(
-        Weights(params, model, num_classes, classes, reading.preprocess, name, source), layout))
+        Weights(params, model, num_classes, classes, reading.preprocess, name, source,
+                reading.loss), layout))
     for field in ('mean', 'std'):
         numbers = (reading.preprocess or {}).get(field)
         if numbers and len(numbers) not in (3, loaded.channels()):

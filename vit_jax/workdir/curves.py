@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 FILE = 'curves.png'
 PANELS = (  # title, series, logarithmic
     ('loss', ('train/loss', 'eval/loss'), True),
-    ('accuracy', ('eval/accuracy', 'eval/accuracy_top5'), False),
+    ('accuracy', ('eval/accuracy', 'eval/accuracy_top5', 'eval/mean_average_precision'), False),
     ('learning rate', ('train/learning_rate',), False),
 )
 

@@ -75,9 +75,11 @@ class Outputs:
         self._checkpoints.scored(step, values[ACCURACY])
         if consensus.is_main():
             curves.draw(self._metrics.rows, self._workdir)
-        log.info('step %d/%d  eval accuracy %.2f %%  top-5 %.2f %%  loss %.4f  on %d images in '
+        precision = values.get('eval/mean_average_precision')
+        log.info('step %d/%d  eval accuracy %.2f %%  top-5 %.2f %%%s  loss %.4f  on %d images in '
                  '%.1f s', step, self._num_steps, 100 * values[ACCURACY],
-                 100 * values['eval/accuracy_top5'], values['eval/loss'],
+                 100 * values['eval/accuracy_top5'],
+                 '' if precision is None else f'  mAP {100 * precision:.2f} %', values['eval/loss'],
                  values['eval/num_examples'], seconds)
 
     def has_evaluation(self, step: int) -> bool:

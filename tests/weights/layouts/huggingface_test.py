@@ -33,6 +33,19 @@ def test_transformers_loads_directories(model, change, tmp_path):
     assert_same_arrays(found.params, given.params)
 
 
+def test_classes_that_are_independent(tmp_path):
+    """transformers calls that a problem type, which is read and written."""
+    given = small.make('vit')
+    for loss, expected in (('sigmoid', 'multi_label_classification'), ('softmax', None)):
+        weights.save(dataclasses.replace(given, loss=loss), str(tmp_path / loss), 'huggingface')
+        path = tmp_path / loss / 'config.json'
+        config = json.loads(path.read_text())
+        assert config.get('problem_type') == expected
+        assert weights.load(str(tmp_path / loss)).loss == (loss if expected else None)
+    path.write_text(json.dumps(config | {'problem_type': 'single_label_classification'}))
+    assert weights.load(str(tmp_path / 'softmax')).loss == 'softmax'
+
+
 def test_newer_names_of_transformers(tmp_path):
     given = small.make('vit')
     weights.save(given, str(tmp_path / 'x'), 'huggingface')

@@ -64,7 +64,7 @@ def test_workdir(ema, tmp_path, caplog):
     assert found.preprocess == dict(image_size=(16, 24), fit='cover', crop_ratio=0.875,
                                     resize='bilinear', antialias=True, mean=(0.5,) * 3,
                                     std=(0.5,) * 3)
-    assert found.grid() == (2, 3)
+    assert (found.grid(), found.loss) == ((2, 3), 'softmax')
     assert_same_arrays(weights.load(str(path / 'checkpoints/2')).params, states[2])
     assert_same_arrays(weights.load(str(path), step=2).params, states[2])
 
@@ -73,8 +73,8 @@ def test_workdir(ema, tmp_path, caplog):
     assert_same_arrays(again.params, states[4])
     with pytest.raises(UserError, match='x.safetensors is not the workdir of a run.*--step=2'):
         weights.load(str(tmp_path / 'x.safetensors'), step=2)
-    assert (again.model, again.classes, again.preprocess) == (
-        found.model, found.classes, found.preprocess)
+    assert (again.model, again.classes, again.preprocess, again.loss) == (
+        found.model, found.classes, found.preprocess, found.loss)
 
     fingerprint = path / 'checkpoints/4/meta/metadata'  # as if a bit had flipped
     saved = json.loads(fingerprint.read_text())

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _SIZES = {'hidden_size': 'hidden_size', 'num_layers': 'num_hidden_layers',
           'num_heads': 'num_attention_heads', 'mlp_dim': 'intermediate_size'}
 _GELU = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu_fast': 'tanh'}
+_LOSSES = {'multi_label_classification': 'sigmoid', 'single_label_classification': 'softmax'}
 _RESAMPLE = {0: 'nearest', 1: 'lanczos3', 2: 'bilinear', 3: 'bicubic', 4: 'area'}  # Pillow's
 
 
@@ -37,6 +38,7 @@ class _Config(msgspec.Struct):
     image_size: Sides = 224
     pooler_act: str | None = 'tanh'
     id2label: dict[int, str] | None = None
+    problem_type: str | None = None
 
 
 class _Size(msgspec.Struct):
@@ -113,7 +115,8 @@ def _read(contents):
     processor = contents.sidecars.get('preprocessor_config.json')
     return Reading(arrays, fields, _TABLE + _NEWER, classes=_classes(config.id2label or {}),
                    preprocess=dict(image_size=as_pair(config.image_size)) | (
-                       _read_processor(processor) if processor else {}))
+                       _read_processor(processor) if processor else {}),
+                   loss=_LOSSES.get(config.problem_type))
 
 
 def _classes(labels):
@@ -207,6 +210,8 @@ def _write_config(weights):
         classes = weights.classes or [f'LABEL_{k}' for k in range(weights.num_classes)]
         config |= dict(id2label=dict(enumerate(classes)),
                        label2id={name: k for k, name in enumerate(classes)})
+        if weights.loss == 'sigmoid':  # without a word, programs take softmax
+            config |= dict(problem_type='multi_label_classification')
     elif model['representation_size']:
         config |= dict(pooler_output_size=model['representation_size'], pooler_act='tanh')
     return config

@@ -6,13 +6,14 @@ metadata.
 
 import json
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models import variants
 from vit_jax.weights import sidecars
 from vit_jax.weights.layout import Layout, Reading
@@ -59,6 +60,7 @@ class _Stated(msgspec.Struct):
     num_classes: Annotated[int, Meta(ge=0, le=10_000_000)]
     classes: list[str] | None
     preprocess: _Preprocess | None
+    loss: Literal['softmax', 'sigmoid'] | None = None
 
 
 _FIELDS = _Stated.__struct_fields__
@@ -73,10 +75,13 @@ def from_run(workdir: str, step: int | None) -> Weights:
     """
     config, classes = record.read(workdir)
     params, step = saved_params.load_params(workdir, step)
+    check_choice(f'loss.name in {workdir}/{record.CONFIG}', config['loss'].get('name'),
+                 config_lib.FIELDS['loss.name'].values.choices)
     preprocess = {'image_size': config['image_size'], **_OLDER, **config['preprocess']}
     return Weights(params, with_defaults(_tuples(config['model'])),
                    config['dataset']['num_classes'], classes, _tuples(preprocess), 'workdir',
-                   os.path.join(record.checkpoint_directory(workdir), str(step)))
+                   os.path.join(record.checkpoint_directory(workdir), str(step)),
+                   config['loss']['name'])
 
 
 def _read(contents):
@@ -89,7 +94,7 @@ def _read(contents):
     preprocess = raw['preprocess'] and _OLDER | {
         name: value for name, value in _tuples(raw['preprocess']).items() if value is not None}
     return Reading(contents.arrays, with_defaults(_tuples(raw['model'])), (), stated.num_classes,
-                   stated.classes, preprocess)
+                   stated.classes, preprocess, stated.loss)
 
 
 def _tuples(value):

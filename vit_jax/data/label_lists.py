@@ -1,0 +1,124 @@
+"""Several labels for an image: as targets, and from a labels.csv beside images without classes.
+
+A directory then has SPLIT/image files and SPLIT/labels.csv, whose rows are `file,label;label`.
+"""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from vit_jax.data import folders
+from vit_jax.data.host_tensorflow import tf
+from vit_jax.errors import UserError
+
+TABLE, CLASSES = 'labels.csv', 'classes.txt'
+_HEADER = ['file', 'labels']  # a first row that is left out
+
+
+def multi_hot(labels: Int32[tf.Tensor, ' labels'], num_classes: int
+              ) -> Float32[tf.Tensor, ' num_classes']:
+    """1 for every class in a list of labels, which may be empty, and 0 for the others."""
+    return tf.tensor_scatter_nd_update(tf.zeros([num_classes]), labels[:, None],
+                                       tf.ones(tf.shape(labels)))
+
+
+def pack(lists: Sequence[Sequence[int]]) -> tf.Tensor:
+    """Lists of any lengths as a tensor of strings [lists], which `unpack` takes one by one."""
+    return tf.constant([np.array(labels, np.int32).tobytes() for labels in lists], tf.string)
+
+
+def unpack(packed: tf.Tensor) -> Int32[tf.Tensor, ' labels']:
+    """The list of labels in an element of what `pack` returns."""
+    return tf.io.decode_raw(packed, tf.int32)
+
+
+def has_table(folder: str) -> bool:
+    """Whether the images of a split have a labels.csv, and no folders of classes."""
+    found = folders.entries(folder)
+    return TABLE in found and ('folder' not in found.values() or any(map(folders.is_image, found)))
+
+
+def images(root: str, folder: str, class_names: Sequence[str] | None
+           ) -> tuple[tuple[str, ...], list[tuple[str, list[int], str]]]:
+    """The classes, and (name, labels, kind of folders.entries) of every image of a split.
+
+    Args:
+      root, folder: of the data set and of the split.
+      class_names: in the order of their labels; None takes those in ROOT/classes.txt, and without
+        that file the names in labels.csv, sorted.
+
+    Raises UserError for images without a row, rows without an image, and what cannot be a label.
+    """
+    found = folders.entries(folder)
+    kinds = {name: kind for name, kind in found.items()
+             if folders.is_image(name) and kind != 'folder'}
+    path = os.path.join(folder, TABLE)
+    rows = _rows(path, kinds)
+    if inner := [name for name, kind in found.items() if kind == 'folder' and
+                 folders.has_image(os.path.join(folder, name))]:
+        raise UserError(f"'{folder}' has {TABLE} and folders with images: {folders.some(inner)}. "
+                        f'{TABLE} names images beside it: move them there, or move it away if the '
+                        'folders are the classes.')
+    if missing := [name for name in kinds if name not in rows]:
+        raise UserError(f"{path} has no row for {len(missing)} image(s) beside it: "
+                        f'{folders.some(missing)}. Add rows FILE,LABEL;LABEL, or move them away.')
+    named = sorted({label for labels in rows.values() for label in labels})
+    where = 'the training split or the weights'
+    if class_names is None:
+        stated = os.path.join(root, CLASSES)
+        class_names, where = (_read(stated).split('\n'), stated) if tf.io.gfile.exists(
+            stated) else (named, '')
+        class_names = tuple(name.strip() for name in class_names if name.strip())
+    numbers = {name: label for label, name in enumerate(class_names)}
+    if len(numbers) < len(class_names):
+        raise UserError(f'{where} names a class twice: each stands once, class 0 first.')
+    if unknown := [name for name in named if name not in numbers]:
+        raise UserError(f'{path} has labels of unknown classes: {folders.some(unknown)}; those of '
+                        f'{where} are: {folders.some(class_names)}. Correct or remove them.')
+    return tuple(class_names), [(name, [numbers[label] for label in rows[name]], kind)
+                                for name, kind in kinds.items()]
+
+
+def _rows(path, images):
+    """{file: labels} of a labels.csv; UserError, with the number of the row, for a wrong one."""
+    rows = {}
+    lines = csv.reader(io.StringIO(_read(path), newline=''), strict=True)
+    try:
+        for row in lines:
+            if not row or not rows and row == _HEADER:
+                continue
+            where = f'{path}, line {lines.line_num}'
+            if len(row) != 2:
+                raise UserError(f'{where} has {len(row)} column(s): expected FILE,LABEL;LABEL.')
+            name, labels = row[0].strip(), [label.strip() for label in row[1].split(';')]
+            if name not in images:
+                raise UserError(f"{where} names {name!r}: there is no image of that name beside "
+                                f"it. Expected the name of a file in '{os.path.dirname(path)}', "
+                                f"and in a header {','.join(_HEADER)}.")
+            if name in rows:
+                raise UserError(f'{where} names {name!r} again: put all its labels into one row.')
+            if not all(labels):
+                raise UserError(f'{where} has an empty label for {name!r}: expected one name or '
+                                'more, separated by semicolons. Remove the row and the image if '
+                                'it has none.')
+            rows[name] = labels
+    except csv.Error as error:
+        raise UserError(f'{path}, line {lines.line_num}: {error}; expected FILE,LABEL;LABEL.'
+                        ) from error
+    return rows
+
+
+def _read(path):
+    """A text, also with the mark that spreadsheets write before it."""
+    try:
+        if '://' not in path and not os.path.isfile(path):
+            raise UserError(f'{path} is not a regular file.')  # a pipe would be read for ever
+        with tf.io.gfile.GFile(path, 'rb') as file:
+            return file.read().decode('utf-8-sig')
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise UserError(f'{path} cannot be read ({error}): expected a text file in UTF-8.'
+                        ) from error

@@ -1,0 +1,30 @@
+"""How far the confidence of predictions is from their accuracy."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32
+
+BINS = 15
+
+
+def calibration(confidence: Float32[np.ndarray, ' images'], right: Bool[np.ndarray, ' images']
+                ) -> dict[str, Any]:
+    """Expected calibration error and the reliability diagram that it sums up (arXiv 1706.04599).
+
+    Args:
+      confidence: the probability of the predicted class.
+      right: whether it is a label.
+
+    Returns `expected_error`, the mean over images of |accuracy - confidence| of their bin, and
+    `bins`, the bins of equal width that have images, from low to high, each with its num_examples,
+    accuracy and mean confidence. None and [] if a confidence is not a number.
+    """
+    if np.isnan(confidence).any():
+        return {'expected_error': None, 'bins': []}
+    number = np.clip(np.ceil(confidence.astype(np.float64) * BINS).astype(int) - 1, 0, BINS - 1)
+    bins = [{'num_examples': int(inside.sum()), 'accuracy': float(right[inside].mean()),
+             'confidence': float(confidence[inside].mean(dtype=np.float64))}
+            for inside in (number == k for k in np.unique(number))]
+    error = sum(b['num_examples'] * abs(b['accuracy'] - b['confidence']) for b in bins)
+    return {'expected_error': error / len(confidence), 'bins': bins}
