@@ -1,14 +1,12 @@
 """How the commands read configs and weights, and what they make of errors."""
 
-import logging
 import os
-import subprocess
 import sys
 
 import jax
 import pytest
 
-from tests.support.runs import ROOT, environment
+from tests.support.runs import ROOT
 from vit_jax import cli, errors
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
@@ -149,59 +147,3 @@ def test_out_of_memory_says_what_to_do(caplog):
     assert 'error: out of memory: ' in caplog.text
     assert 'add --config.accum_steps=0, which splits the batch into parts that fit' in caplog.text
     assert 'Traceback' not in caplog.text
-
-
-def test_libraries_are_quiet():
-    before = logging.getLogger('absl').level
-    cli.log_to_terminal()
-    assert logging.getLogger('vit_jax').level == logging.INFO
-    assert logging.getLogger('absl').level >= max(before, logging.WARNING)
-
-
-@pytest.mark.slow
-def test_tensorflow_prints_no_python_stack_of_a_broken_image():
-    """Though JAX, imported first, sets a log level that shows them."""
-    program = '''
-import jax
-from vit_jax import cli
-cli.log_to_terminal()
-from vit_jax.data.host_tensorflow import tf
-from vit_jax.data.preprocess import decode_image
-try:
-    tf.function(decode_image)(tf.constant(b'no image'))
-except Exception as error:
-    print(type(error).__name__)
-'''
-    unset = {k: v for k, v in environment().items() if k != 'TF_CPP_MIN_LOG_LEVEL'}
-    result = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=unset, text=True,
-                            capture_output=True, timeout=300, check=True)
-    assert result.stdout == 'InvalidArgumentError\n'
-    assert 'PyFunc' not in result.stderr
-    assert 'Traceback' not in result.stderr
-
-
-LEAVING = """
-import asyncio
-from vit_jax import cli
-cli.log_to_terminal()
-async def read():
-    try:
-        await asyncio.sleep(0)
-    finally:
-        raise ValueError('of a coroutine')
-class Other:
-    def __del__(self):
-        raise ValueError('of another object')
-coroutine = read()
-coroutine.send(None)
-del coroutine
-Other()
-"""
-
-
-def test_what_coroutines_leave_behind_is_not_shown():
-    """As those of Orbax do when a damaged checkpoint ends the first of them."""
-    result = subprocess.run([sys.executable, '-c', LEAVING], cwd=ROOT, env=environment(),
-                            text=True, capture_output=True, check=True)
-    assert 'of a coroutine' not in result.stderr
-    assert 'of another object' in result.stderr

@@ -22,7 +22,7 @@ def run(tmp_path_factory, image_directory):
     config = load('quickstart').get_config()
     config.update_from_flattened_dict(TINY | {
         'num_epochs': 0.0, 'num_steps': 8, 'eval_every': 0, 'dataset.name': str(image_directory),
-        'ema_decay': 0.5, 'batch_size': 24})
+        'ema_decay': 0.5, 'batch_size': 24, 'evals.fewshot.shots': (1, 5)})
     assert loop.train(config, str(workdir)) == 0
     return workdir
 
@@ -251,6 +251,66 @@ def test_other_classes(run, tmp_path, caplog):
     assert '--batch_size is 0' in caplog.records[-1].getMessage()
     assert evaluate.main([f'--pretrained={run}']) == 1
     assert '--pretrained needs --dataset=NAME_OR_DIRECTORY' in caplog.records[-1].getMessage()
+
+
+def test_fewshot_is_what_the_run_logged(run, capsys):
+    """Also of the averaged parameters; with the splits of the run."""
+    _, result = command(capsys, f'--workdir={run}', '--fewshot=1,5')
+    found = {row['shots']: row for row in result['fewshot'] if row['method'] == 'least squares'}
+    logged = metrics.read(run)[-1]
+    for shots in (1, 5):
+        assert found[shots]['accuracy'] == pytest.approx(logged[f'fewshot/{shots}shot'])
+        assert found[shots]['deviation'] == pytest.approx(logged[f'fewshot/{shots}shot_deviation'])
+
+
+def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
+    """In a table and as JSON; the features are those of the model, in batches of any size."""
+    write_images(tmp_path / 'train', ['red', 'blue'], 9, seed=3)
+    write_images(tmp_path / 'test', ['red', 'blue'], 7, seed=4)
+    (tmp_path / 'test' / 'red' / '000.png').write_text('no image')
+    arguments = [f'--pretrained={run}', f'--dataset={tmp_path}', '--split=test', '--fewshot=1,5',
+                 '--fewshot_l2=1,1024', '--fewshot_seeds=2']
+    code, result = command(capsys, *arguments)
+    assert code == 0
+    assert {name: result[name] for name in result if name not in ('fewshot', 'dataset')} == {
+        'train_split': 'train', 'split': 'test', 'representation': 'pre_logits',
+        'num_features': 16, 'num_train': 18, 'num_test': 13,
+        'broken': [str(tmp_path / 'test' / 'red' / '000.png')]}
+    assert {(row['shots'], row['l2']) for row in result['fewshot']
+            if row['method'] == 'least squares'} == {
+        (shots, l2) for shots in (1, 5, None) for l2 in (1.0, 1024.0)}
+    assert evaluate.main([*arguments, '--batch_size=16', '--representation=patch_mean']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split('  ')[0] == 'shots'
+    assert [line.split()[0] for line in lines[1:4]] == ['1', '5', 'all']
+    assert lines[4] == ('accuracy in %, mean ± standard deviation of 2 draws, of 16 features '
+                        f'(patch_mean) of 18 images of {tmp_path}, train, on 13 of test, 1 broken '
+                        'left out')
+
+
+@pytest.mark.parametrize(('options', 'message'), [
+    (['--fewshot=0'], "--fewshot is '0': expected, with commas between several, a whole number, "
+                      'at least 1'),
+    (['--fewshot=1,five'], "--fewshot is '1,five': expected"),
+    (['--fewshot='], "--fewshot is '': expected"),
+    (['--fewshot=1', '--fewshot_l2=0'], "--fewshot_l2 is '0': expected"),
+    (['--fewshot=1', '--fewshot_seeds=0'], '--fewshot_seeds is 0'),
+    (['--fewshot=1', '--fewshot_split=test'], '--fewshot_split and --split are both test'),
+    (['--fewshot=1', '--representation=cls'], "the representation is 'cls'. It is one of: pre_log"),
+    (['--fewshot_split=train'], '--fewshot_split is for few-shot accuracy: add --fewshot='),
+    (['--fewshot=1,21'], '21 shots are more than'),
+    (['--fewshot=1,21'], 'has of 3 of 3 classes: ant (20), bee (20), cat (20). Ask for at most')])
+def test_fewshot_that_cannot_be(run, options, message, caplog):
+    assert evaluate.main([f'--workdir={run}', '--split=test', *options]) == 1
+    assert message in caplog.records[-1].getMessage()
+
+
+def test_fewshot_of_one_class(run, tmp_path, caplog):
+    for split in ('train', 'test'):
+        write_images(tmp_path / split, ['ant'], 3)
+    assert evaluate.main([f'--pretrained={run}', f'--dataset={tmp_path}', '--split=test',
+                          '--fewshot=1']) == 1
+    assert 'has one class, ant: few-shot needs two or more' in caplog.records[-1].getMessage()
 
 
 @pytest.fixture

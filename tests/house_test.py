@@ -25,8 +25,10 @@ MAY_IMPORT = {
     'weights': 'errors models config data workdir',
     'evaluators': 'errors models',
     'training': 'errors machine models config processes data workdir weights evaluators',
+    'scoring': 'errors fields models config data workdir weights evaluators training',
     'planning': 'errors models config workdir training',
-    'cli': 'errors machine models config processes workdir weights',
+    'terminal': 'machine processes',
+    'cli': 'errors machine terminal models config processes workdir weights',
 }
 # main, evaluate, predict and so on: everything but one another.
 COMMAND = ' '.join(MAY_IMPORT)
@@ -40,6 +42,8 @@ ONLY_IN = {
 PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
 # Modules whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
+    **{f'scoring/{name}.py': 'parts of one command: tests/evaluate_test.py'
+       for name in ('classes', 'fewshot', 'split')},
     'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
 }
 

@@ -6,15 +6,12 @@ the config or the weights with a function of this module, and makes one call.
 
 import argparse
 import functools
-import inspect
-import logging
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-import absl.logging
 import flax.linen as nn
 import jax
 import numpy as np
@@ -23,12 +20,12 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import errors, machine, models, weights
+from vit_jax import errors, machine, models, terminal, weights
 from vit_jax.errors import UserError, nearest_names
-from vit_jax.processes import consensus, launch
+from vit_jax.processes import launch
 from vit_jax.weights import description
 
-LOGGER = logging.getLogger('vit_jax')
+LOGGER = terminal.LOGGER
 
 # What other code bases call a field of the config.
 ALIASES = {
@@ -75,7 +72,7 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
     """Decorates a function of the arguments: an error becomes one message, and exit code 1."""
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
-        log_to_terminal()
+        terminal.log_to_terminal()
         try:
             with launch.leave_on_error():
                 return function(argv) or 0
@@ -85,43 +82,6 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
             errors.report(error)
             return 1
     return main
-
-
-def log_to_terminal() -> None:
-    """Shows the log lines of this project on stderr, and only warnings of libraries."""
-    if not LOGGER.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter('%(message)s'))
-        LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False
-    # TensorFlow reads these when it is imported. Its warnings would be Python stacks, several for
-    # every broken image; level 1 is what JAX sets if the user has set none. Its oneDNN kernels
-    # serve no operation that is used here, and announce themselves at every log level.
-    if os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1') == '1':
-        os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
-    os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-    # Orbax reports every action, and what it raises also as a traceback; so does asyncio for it.
-    absl.logging.set_verbosity(absl.logging.FATAL)
-    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
-    sys.unraisablehook = _report_unraisable
-
-
-def _report_unraisable(unraisable, report=sys.unraisablehook):
-    """Leaves out what Orbax's coroutines and their loops leave behind after a failure."""
-    of_a_loop = re.search("Event loop is closed|EventLoop' object has", str(unraisable.exc_value))
-    if not of_a_loop and not inspect.iscoroutine(unraisable.object):
-        report(unraisable)
-
-
-def log_as_process() -> None:
-    """Lets process 0 alone report progress; warnings of the others begin with their number."""
-    machine.check_backend()
-    if not consensus.is_main():
-        LOGGER.setLevel(logging.WARNING)
-        mark = f'[process {jax.process_index()} of {consensus.count()}]'
-        for handler in LOGGER.handlers:
-            handler.setFormatter(logging.Formatter(f'{mark} %(message)s'))
 
 
 def default_workdir(argv: Sequence[str] | None) -> str:

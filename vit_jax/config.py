@@ -15,11 +15,12 @@ from flax import traverse_util
 from vit_jax import fields, models
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, SWITCH, TEXT, TEXTS, Field, number, one_of, several, whole
+from vit_jax.models import representation
 from vit_jax.models.vit import as_pair
 
 # A run may continue with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
-              'model.remat_policy', 'dataset.data_dir', 'dataset.max_broken_fraction')
+              'model.remat_policy', 'evals.*', 'dataset.data_dir', 'dataset.max_broken_fraction')
 
 FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
     'recipe': Field('', TEXT, 'where the numbers come from; logged at the start'),
@@ -115,6 +116,19 @@ FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
                        'state are split'),
     'mesh.tensor': Field(1, whole(1, or_else=-1),
                          'devices over which attention heads and MLPs are split'),
+
+    'evals.fewshot.shots': Field((), several(
+        whole(1), 'whole numbers, at least 1, with commas between them, as in 1,5,10'),
+        'few-shot accuracy (section 4.1) at every evaluation, with so many examples of each '
+        'class; empty: none'),
+    'evals.fewshot.seeds': Field(3, whole(1), 'how often they are drawn; the mean is logged'),
+    'evals.fewshot.l2': Field(1024.0, number(above=0), 'regularisation of the least squares'),
+    'evals.fewshot.representation': Field('pre_logits', one_of(*representation.NAMES),
+                                          'features that they are classified by'),
+    'evals.fewshot.dataset': Field('', TEXT, "as dataset.name; empty: the run's"),
+    'evals.fewshot.train_split': Field('', TEXT, 'where they are drawn; features of all of it are '
+                                       "computed each time; empty: the run's"),
+    'evals.fewshot.test_split': Field('', TEXT, "scored; empty: the run's dataset.eval_split"),
 
     'log_every': Field(100, whole(1), 'steps from one line of the log to the next'),
     'eval_every': Field(5000, whole(0), 'steps; 0: only at the end'),

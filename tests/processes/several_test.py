@@ -142,6 +142,18 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 
 
 @pytest.mark.slow
+def test_two_processes_gather_the_features_for_few_shot(start, tmp_path):
+    fields = FIELDS | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'evals.fewshot.shots': '1,5'}
+    for number in (1, 2):
+        with start(number, tmp_path / str(number), fields) as run:
+            run.wait([0] * number)
+    one, two = ({name: value for name, value in metrics.read(tmp_path / number)[-1].items()
+                 if name.startswith('fewshot/')} for number in ('1', '2'))
+    assert len(one) == 4
+    assert one == pytest.approx(two, abs=2e-3)  # of 360 images one may change sides by rounding
+
+
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_sigkill_to_one_of_four_then_one_or_two_go_on(start, undisturbed, tmp_path):
     with start(4, tmp_path, first={2: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:

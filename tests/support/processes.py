@@ -13,12 +13,12 @@ from tests.support.runs import ROOT, environment
 PROGRAM = """
 import sys, time
 from vit_jax.processes import consensus, launch
-from vit_jax import cli
+from vit_jax import terminal
 from vit_jax.workdir.interrupts import Interrupts
 def between_steps(step):
     pass
 {first}
-cli.log_to_terminal()
+terminal.log_to_terminal()
 with launch.leave_on_error():
     launch.start({coordinator!r}, {number}, {process}, {timeout})
     with Interrupts() as interrupts:

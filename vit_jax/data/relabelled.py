@@ -13,6 +13,7 @@ class Relabelled:
     """A source whose images have these lists of labels, by index, and no others."""
 
     multi_label = True
+    labels = None  # known when they are read
 
     def __init__(self, source: Source, lists: list[list[int]]):
         self.num_examples, self.class_names = source.num_examples, source.class_names

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from vit_jax.data import folders, label_lists
 from vit_jax.data.host_tensorflow import tf
@@ -36,6 +36,7 @@ class Source(Protocol):
     class_names: tuple[str, ...]
     multi_label: bool
     pieces: Pieces | None
+    labels: Int32[np.ndarray, ' num_examples'] | None  # None: known when they are read
     unreadable: dict[int, str]  # known from the start: why, by index
 
     def fetch(self, indices: Int64[tf.Tensor, ' k']) -> Item:
@@ -131,6 +132,7 @@ class _Table:
 
     def __init__(self, label, **columns):
         self.num_examples, self.unreadable = len(label), {}
+        self.labels = None if self.multi_label else np.asarray(label, np.int32)
         label = label_lists.pack(label) if self.multi_label else tf.constant(label, tf.int32)
         self._columns = {**columns, 'label': label}
 

@@ -25,7 +25,7 @@ class TfdsSource:
     It is in ArrayRecord files, or in tfrecord files, which are read from their beginning.
     """
 
-    unreadable = {}
+    unreadable, labels = {}, None
 
     def __init__(self, name: str, data_dir: str, split: str):
         info = _builder(name, os.path.expanduser(data_dir) or None).info

@@ -110,6 +110,9 @@ def evaluate(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrup
     batches = sharding.feed(run.eval_batches, run.program.mesh)
     sums = classification.total(run.program.eval_step, params, batches, interrupts.anywhere)
     values = sums and classification.metrics(sums)
+    if values and run.fewshot:
+        few = run.fewshot(params, interrupts.anywhere)
+        values = few and values | few
     if values:
         outputs.log_evaluation(int(state.step), values, time.perf_counter() - begin)
     outputs.meter.pause(time.perf_counter() - begin)

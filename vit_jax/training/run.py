@@ -17,7 +17,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import folders, pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.training import accumulation, pretrained, sharding
+from vit_jax.training import accumulation, fewshot, pretrained, sharding
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
 from vit_jax.weights import Weights
@@ -38,6 +38,7 @@ class Run:
     eval_data: Any
     train_batches: Callable[..., Iterator[pipeline.Batch]]  # those after `start_step` steps
     eval_batches: pipeline.EvalBatches
+    fewshot: fewshot.Evaluator | None  # None: config.evals asks for none
 
     def due(self, what: str, step: int) -> bool:
         """Whether `config.WHAT_every` falls on a step; the last step is always due."""
@@ -86,7 +87,8 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
         pipeline.train_batches, train_data, seed=config.seed, augment=config.augment,
         shuffle_buffer=dataset.shuffle_buffer, **settings)
     return Run(workdir, program.config, program, train_data, eval_data, train_batches,
-               pipeline.eval_batches(eval_data, **settings)), weights
+               pipeline.eval_batches(eval_data, **settings),
+               fewshot.evaluator(program, train_data, eval_data, settings)), weights
 
 
 def open_data(dataset: ConfigDict) -> tuple[Any, Any]:

@@ -76,10 +76,12 @@ class Outputs:
         if consensus.is_main():
             curves.draw(self._metrics.rows, self._workdir)
         precision = values.get('eval/mean_average_precision')
-        log.info('step %d/%d  eval accuracy %.2f %%  top-5 %.2f %%%s  loss %.4f  on %d images in '
+        more = '' if precision is None else f'  mAP {100 * precision:.2f} %'
+        few = ''.join(f'  {name} {100 * value:.2f} %' for name, value in values.items()
+                      if name.startswith('fewshot/') and not name.endswith('_deviation'))
+        log.info('step %d/%d  eval accuracy %.2f %%  top-5 %.2f %%%s  loss %.4f%s  on %d images in '
                  '%.1f s', step, self._num_steps, 100 * values[ACCURACY],
-                 100 * values['eval/accuracy_top5'],
-                 '' if precision is None else f'  mAP {100 * precision:.2f} %', values['eval/loss'],
+                 100 * values['eval/accuracy_top5'], more, values['eval/loss'], few,
                  values['eval/num_examples'], seconds)
 
     def has_evaluation(self, step: int) -> bool:

@@ -1,0 +1,68 @@
+"""Frozen features: a named representation of every image of a split."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jaxtyping import Float, Int, PyTree
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators.batches import Batch, split
+from vit_jax.models import representation
+
+
+class Features(NamedTuple):
+    """The representations of a split's images and their labels."""
+
+    values: Float[np.ndarray, 'images features']
+    labels: Int[np.ndarray, ' images']
+
+
+def step(params: PyTree, batch: Batch, *, model: nn.Module, name: str, accum_steps: int = 1
+         ) -> Batch:
+    """`features` [batch, features], `label` and `mask` of a batch; pure, to be jitted.
+
+    The results must be replicated where there are several devices. The batch is split into
+    `accum_steps` parts as in classification.eval_step.
+    """
+    if accum_steps > 1:
+        parts = jax.lax.map(functools.partial(step, params, model=model, name=name),
+                            split(batch, accum_steps))
+        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)
+    return {'features': representation.of(model, params, batch['image'], name),
+            'label': batch['label'], 'mask': batch['mask']}
+
+
+def extract(features_step: Callable, params: PyTree, batches: Iterable,
+            interrupted: Callable[[], bool] = lambda: False) -> Features | None:
+    """The features of all images of `batches`, in their order, broken ones left out.
+
+    Args:
+      features_step: (params, batch) -> as step() returns, with its other arguments given.
+      batches: on the devices, with mask 0 for padding and broken images.
+      interrupted: asked before every batch; if it says so, None is returned.
+
+    Raises UserError if a feature is not finite.
+    """
+    found = []
+    for batch in batches:
+        if interrupted():
+            return None
+        found.append(features_step(params, batch))
+        found[-2:-1] = map(_valid, found[-2:-1])  # one batch computes while another is fetched
+    found[-1:] = map(_valid, found[-1:])
+    features = Features(*map(np.concatenate, zip(*found, strict=True)))
+    finite = np.isfinite(features.values).all(axis=1)
+    if not finite.all():
+        raise UserError(f'the features of {np.sum(~finite)} of {len(finite)} images are not '
+                        'finite: the training diverged, or the weights are damaged.')
+    return features
+
+
+def _valid(outputs):
+    """The rows of a step's results whose mask is set, on the host."""
+    mask = np.asarray(outputs['mask']).astype(bool)
+    return np.asarray(outputs['features'])[mask], np.asarray(outputs['label'])[mask]

@@ -1,0 +1,137 @@
+"""Accuracy, loss and calibration of weights on a split, in total and for every class."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from vit_jax.errors import check_destination
+from vit_jax.evaluators import average_precision, classification
+from vit_jax.evaluators.calibration import calibration
+from vit_jax.scoring import split
+from vit_jax.training import losses, sharding
+from vit_jax.weights import Weights
+
+log = logging.getLogger(__name__)
+
+
+def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, Any],
+          loss: dict[str, Any], *, batch_size: int, labels: str | None = None,
+          save_to: str | None = None) -> dict[str, Any]:
+    """Scores the weights on a split.
+
+    Args:
+      dataset, loss: from split.data_and_loss.
+      labels: the path of a JSON file with other labels, see data/relabelled.py.
+      save_to: where `save` writes what the model gives.
+
+    Returns `dataset` and `split`; eval/* as a run logs them; `classes`, the numbers of each by
+    name; `calibration`; `confusion`, where images have one label: for the name of each class the
+    number of its images by the name of the class that was predicted, without zeros; `broken`, the
+    names of all images that cannot be decoded and are left out.
+    """
+    from vit_jax.data import pipeline  # imports TensorFlow
+
+    mesh = split.make_mesh(batch_size)
+    if save_to:  # now, not after the work
+        check_destination(save_to, '.npz')
+    source = split.open_labelled_source(dataset, loaded, labels)
+    batches = pipeline.eval_batches(source, with_index=True, **split.batch_settings(
+        loaded, mesh, batch_size, dataset['files_at_once']))
+    totals = total(model, params, loss, mesh, batches, with_logits=bool(save_to))
+    rows = totals['rows']
+    if save_to:
+        save(save_to, rows, source)
+    if source.multi_label and loss['name'] == 'softmax':  # which is compared between images
+        rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
+    return {'dataset': dataset['name'], 'split': dataset['eval_split'],
+            **classification.metrics(totals), 'broken': batches.broken,
+            'calibration': calibration(rows['confidence'], rows['right']),
+            **by_class(rows, source.class_names)}
+
+
+def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.sharding.Mesh,
+          batches: Iterable, with_logits: bool) -> dict[str, Any]:
+    """Sums over all batches: those of classification.logit_sums.
+
+    With `rows` for every image: index, label, predicted (the most probable class), its probability
+    (confidence), and right, whether it is a label. Logits where labels are several, or if asked
+    for. The loss softmax is that of targets spread evenly over the labels of an image.
+    """
+    make_probabilities = jax.nn.sigmoid if loss['name'] == 'sigmoid' else jax.nn.softmax
+    given_loss = losses.make_loss(**loss)
+
+    def loss_of(logits, labels):
+        if labels.ndim == 2 and loss['name'] == 'softmax':
+            labels /= jnp.maximum(labels.sum(axis=-1, keepdims=True), 1)
+        return given_loss(logits, labels)
+
+    def step(params, batch):
+        logits = model.apply({'params': params}, batch['image'])
+        sums = classification.logit_sums(logits, batch, loss_of)
+        rows = {name: batch[name] for name in ('index', 'label', 'mask')}
+        rows |= {'predicted': logits.argmax(-1),
+                 'confidence': make_probabilities(logits).max(-1),
+                 'right': classification.top_hits(logits, batch['label'])[:, 0]}
+        rows |= {'logits': logits} if with_logits else {}
+        return sums | {'rows': rows | sums.get('rows', {})}
+
+    params = jax.device_put(params, sharding.replicated(mesh))
+    return classification.total(jax.jit(step), params, sharding.feed(batches, mesh))
+
+
+def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
+    """The entries `classes` and `confusion` of the result."""
+    if rows['label'].ndim == 2:
+        precision = average_precision.by_class(rows['logits'], rows['label'])
+        return {'classes': {
+            name: {'average_precision': None if np.isnan(value) else float(value),
+                   'num_examples': int(count)}
+            for name, value, count in zip(names, precision, rows['label'].sum(0), strict=True)}}
+    matrix = {name: {} for name in names}
+    pairs, counts = np.unique(np.stack([rows['label'], rows['predicted']]), axis=1,
+                              return_counts=True)
+    for label, predicted, count in zip(*pairs, counts, strict=True):
+        matrix[names[label]][names[predicted]] = int(count)
+    totals = {name: sum(row.values()) for name, row in matrix.items()}
+    return {'classes': {name: {'accuracy': row.get(name, 0) / totals[name] if totals[name]
+                               else None, 'num_examples': totals[name]}
+                        for name, row in matrix.items()},
+            'confusion': matrix}
+
+
+def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
+    """Writes logits [images, classes], label, name of every image, and the names of classes."""
+    order = np.argsort(rows['index'])
+    names = [source.name_of(index) for index in rows['index'][order]]
+    with open(path, 'wb') as file:
+        np.savez(file, logits=rows['logits'][order], label=rows['label'][order],
+                 name=np.array(names), classes=np.array(source.class_names))
+    log.info('wrote %s: %d images, %d classes', path, *rows['logits'].shape)
+
+
+def table(result: dict) -> str:
+    """The result as a table, worst class first."""
+    scores = {name: (c.get('accuracy', c.get('average_precision')), c['num_examples'])
+              for name, c in result['classes'].items()}
+    scored = sorted(((score, name, count) for name, (score, count) in scores.items()
+                     if score is not None), key=lambda item: item[0])
+    width = max(map(len, scores))
+    lines = [f'  {name:<{width}}  {100 * score:6.2f} %  of {count}'
+             for score, name, count in scored]
+    broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
+    precision = result.get(classification.MEAN_AVERAGE_PRECISION)
+    error = result['calibration']['expected_error']
+    numbers = [f'accuracy {100 * result["eval/accuracy"]:.2f} %',
+               f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %',
+               *([f'mAP {100 * precision:.2f} %'] if precision is not None else []),
+               f'loss {result["eval/loss"]:.4f}',
+               *([f'calibration error {100 * error:.2f} %'] if error is not None else [])]
+    return '\n'.join([*lines, (
+        f'{"  ".join(numbers)}  on {result["eval/num_examples"]:.0f} images of '
+        f'{result["dataset"]}, {result["split"]}{broken}')])

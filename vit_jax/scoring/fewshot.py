@@ -1,0 +1,106 @@
+"""Few-shot accuracy of the frozen features of weights (ViT section 4.1)."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jaxtyping import PyTree
+
+from vit_jax import fields
+from vit_jax.errors import UserError, check_at_least
+from vit_jax.evaluators import features, fewshot
+from vit_jax.models import representation
+from vit_jax.scoring import split
+from vit_jax.training import sharding
+from vit_jax.weights import Weights
+
+log = logging.getLogger(__name__)
+
+
+def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, Any], *,
+          batch_size: int, shots: str, train_split: str | None = None, l2: str = '1024',
+          seeds: int = 3, name: str = 'pre_logits') -> dict[str, Any]:
+    """Few-shot accuracy on `dataset`, whose eval_split is scored.
+
+    Args:
+      dataset: from split.data_and_loss.
+      shots, l2: '1,5,10', the values that are tried.
+      train_split: where examples are drawn; None: that of `dataset`.
+      name: one of representation.NAMES.
+
+    Returns `dataset`, both splits, `representation`, its size `num_features`, the numbers of
+    images `num_train` and `num_test`, `broken`, and the rows of fewshot.compare as `fewshot`.
+    """
+    shots = numbers('--fewshot', shots, int, fields.whole(1))
+    l2 = numbers('--fewshot_l2', l2, float, fields.number(above=0))
+    check_at_least('--fewshot_seeds', seeds, 1)
+    representation.check(model, name)
+    mesh, train_split = split.make_mesh(batch_size), train_split or dataset['train_split']
+    train, test = open_sources(dataset, train_split)
+    classes, where = train.class_names, f'{dataset["name"]}, {train_split},'
+    if train.labels is not None:  # now, and not after the work
+        fewshot.check_examples(train.labels, classes, shots, where)
+    settings = split.batch_settings(loaded, mesh, batch_size, dataset['files_at_once'])
+    found, broken = _features([train, test], model, params, name, mesh, settings)
+    fewshot.check_examples(found[0].labels, classes, shots, where)
+    rows = list(fewshot.compare(*found, len(classes), shots, seeds, l2))
+    return {'dataset': dataset['name'], 'train_split': train_split,
+            'split': dataset['eval_split'], 'representation': name,
+            'num_features': found[0].values.shape[1], 'num_train': len(found[0].labels),
+            'num_test': len(found[1].labels), 'broken': broken, 'fewshot': rows}
+
+
+def open_sources(dataset: dict[str, Any], train_split: str) -> tuple[Any, Any]:
+    """Where examples are drawn, and what is scored; UserError where they are the same."""
+    from vit_jax.data import sources  # imports TensorFlow
+
+    name, data_dir, test_split = (dataset[x] for x in ('name', 'data_dir', 'eval_split'))
+    if train_split == test_split:
+        raise UserError(f'--fewshot_split and --split are both {test_split}: expected images to '
+                        'learn from and others to be scored on.')
+    train = sources.open_source(name, train_split, data_dir)
+    test = sources.open_source(name, test_split, data_dir, train.class_names)
+    fewshot.check_single_label(train, name)
+    return train, test
+
+
+def _features(sources, model, params, name, mesh, settings):
+    """The features of each source, and the names of images that cannot be decoded."""
+    from vit_jax.data import pipeline
+
+    step = jax.jit(functools.partial(features.step, model=model, name=name),
+                   out_shardings=sharding.replicated(mesh))
+    params = jax.device_put(params, sharding.replicated(mesh))
+    found, broken = [], []
+    for source in sources:
+        log.info('features of %d images', source.num_examples)
+        batches = pipeline.eval_batches(source, **settings)
+        found.append(features.extract(step, params, sharding.feed(batches, mesh)))
+        broken += batches.broken
+    return found, broken
+
+
+def numbers(option: str, text: str, kind: Callable, values: fields.Values) -> tuple:
+    """The numbers in '1,5,10'; UserError if one is not among the values."""
+    try:
+        found = tuple(map(kind, text.split(',')))
+    except ValueError:
+        found = (None,)
+    if not all(map(values.fit, found)):
+        raise UserError(f'{option} is {text!r}: expected, with commas between several, '
+                        f'{values.words}.')
+    return found
+
+
+def table(result: dict) -> str:
+    """The result of `score` as a table."""
+    broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
+    draws = len(result['fewshot'][0]['accuracies'])
+    return '\n'.join([fewshot.table(result['fewshot']), (
+        f'accuracy in %{f", mean ± standard deviation of {draws} draws" if draws > 1 else ""}, of '
+        f'{result["num_features"]} features ({result["representation"]}) of '
+        f'{result["num_train"]} images of {result["dataset"]}, {result["train_split"]}, on '
+        f'{result["num_test"]} of {result["split"]}{broken}')])

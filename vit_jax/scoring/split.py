@@ -1,0 +1,103 @@
+"""The split that weights are scored on, with labels in their order and images as they say."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError, check_at_least
+from vit_jax.training import sharding
+from vit_jax.weights import Weights, description
+from vit_jax.workdir import record
+
+log = logging.getLogger(__name__)
+
+
+def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
+                  ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sections `dataset` and `loss` of the config of a run, or the defaults.
+
+    Values in `given`, by field of the first, replace theirs where they are not empty. Raises
+    UserError where neither a run nor they say what to score.
+    """
+    base = config_lib.base()
+    dataset, loss = base.dataset.to_dict(), base.loss.to_dict()
+    if workdir:
+        if not (found := record.find(workdir)):
+            raise UserError(f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
+                            'one (WORKDIR/checkpoints/STEP): for other weights, write '
+                            '--pretrained.')
+        config, _ = record.read(found[0])
+        dataset, loss = dataset | config['dataset'], config['loss']
+    elif not (given['name'] and given['eval_split']):
+        raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
+    return (dataset | {field: value for field, value in given.items() if value},
+            loss | ({'name': loaded.loss} if loaded.loss else {}))
+
+
+def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str | None):
+    """The split, with the lists of labels in a JSON file if one is named; says what is scored."""
+    source = open_source(dataset, loaded)
+    if labels:
+        from vit_jax.data.relabelled import relabelled
+
+        source = relabelled(source, record.read_json(labels, list), labels)
+    if source.multi_label and loaded.loss != 'sigmoid':
+        log.info('images have several labels and %s was trained for one: an image is right if the '
+                 'most probable class is one of its labels, and the loss is that of labels with '
+                 'equal shares', loaded.source)
+    elif dataset['multi_label'] and not source.multi_label:
+        log.info('images have one label and %s was trained for several: an image is right if the '
+                 'most probable class is its label', loaded.source)
+    return source
+
+
+def open_source(dataset: dict[str, Any], loaded: Weights):
+    """The split, with the labels of the weights: by class name where names tell, else by order.
+
+    Weights of other programs may name the same classes differently: then their order is trusted,
+    and a warning says so. Raises UserError when the classes are not the same.
+    """
+    from vit_jax.data import sources
+
+    name, split, data_dir = (dataset[field] for field in ('name', 'eval_split', 'data_dir'))
+    source = sources.open_source(name, split, data_dir)
+    unique = set(loaded.classes or ())
+    # Names do not tell if one occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
+    by_name = len(unique) == loaded.num_classes > 0 and (
+        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(source.class_names))
+    if by_name and source.class_names != tuple(loaded.classes):
+        source = sources.open_source(name, split, data_dir, tuple(loaded.classes))
+    names = source.class_names
+    if len(names) != loaded.num_classes:
+        raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {name} has '
+                        f'{len(names)}: evaluate on the data set that the head was trained for, or '
+                        'fine-tune on this one first (configs/finetune.py).')
+    classes = loaded.classes or names
+    differing = [k for k, label in enumerate(names) if label != classes[k]]
+    if differing:
+        k = next((k for k in differing if names[k] in classes), differing[0])
+        text = f'class {k} is {classes[k]!r} in {loaded.source} and {names[k]!r} in {name}'
+        if by_name or names[k] in classes:
+            raise UserError(f'{text}: they are not the same classes in the same order.')
+        log.warning('%s: the order is taken to be the same', text)
+    return source
+
+
+def make_mesh(batch_size: int) -> jax.sharding.Mesh:
+    """All devices; UserError unless --batch_size is divisible by their number."""
+    check_at_least('--batch_size', batch_size, 1)
+    mesh = sharding.make_mesh(config_lib.base().mesh)
+    sharding.check_batch(batch_size, 1, mesh)
+    return mesh
+
+
+def batch_settings(loaded: Weights, mesh: jax.sharding.Mesh, batch_size: int, files_at_once: int
+                   ) -> dict[str, Any]:
+    """Arguments of pipeline.eval_batches, besides the source, for images as the weights say."""
+    return dict(batch_size=batch_size, image_size=loaded.image_size(),
+                preprocess=description.complete_preprocess(loaded),
+                share=sharding.data_share(mesh), files_at_once=files_at_once,
+                max_broken_fraction=1.0)

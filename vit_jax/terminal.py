@@ -1,0 +1,52 @@
+"""What a command shows on the terminal: its own log lines, and little of libraries'."""
+
+import inspect
+import logging
+import os
+import re
+import sys
+
+import absl.logging
+import jax
+
+from vit_jax import machine
+from vit_jax.processes import consensus
+
+LOGGER = logging.getLogger('vit_jax')
+
+
+def log_to_terminal() -> None:
+    """Shows the log lines of this project on stderr, and only warnings of libraries."""
+    if not LOGGER.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter('%(message)s'))
+        LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False
+    # TensorFlow reads these when it is imported. Its warnings would be Python stacks, several for
+    # every broken image; level 1 is what JAX sets if the user has set none. Its oneDNN kernels
+    # serve no operation that is used here, and announce themselves at every log level.
+    if os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1') == '1':
+        os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
+    os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+    # Orbax reports every action, and what it raises also as a traceback; so does asyncio for it.
+    absl.logging.set_verbosity(absl.logging.FATAL)
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    sys.unraisablehook = _report_unraisable
+
+
+def _report_unraisable(unraisable, report=sys.unraisablehook):
+    """Leaves out what Orbax's coroutines and their loops leave behind after a failure."""
+    of_a_loop = re.search("Event loop is closed|EventLoop' object has", str(unraisable.exc_value))
+    if not of_a_loop and not inspect.iscoroutine(unraisable.object):
+        report(unraisable)
+
+
+def log_as_process() -> None:
+    """Lets process 0 alone report progress; warnings of the others begin with their number."""
+    machine.check_backend()
+    if not consensus.is_main():
+        LOGGER.setLevel(logging.WARNING)
+        mark = f'[process {jax.process_index()} of {consensus.count()}]'
+        for handler in LOGGER.handlers:
+            handler.setFormatter(logging.Formatter(f'{mark} %(message)s'))
