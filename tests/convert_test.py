@@ -92,8 +92,9 @@ def test_verified_by_the_other_program_where_that_is_possible(model, to, name, h
 
 
 @pytest.mark.parametrize(('to', 'dtype', 'how'), [
-    ('timm', None, 'timm '), ('onnx', 'bfloat16', 'onnxruntime '),
-    pytest.param('onnx', None, 'onnxruntime ', marks=pytest.mark.slow),
+    ('timm', None, 'timm '),
+    *(pytest.param('onnx', dtype, 'onnxruntime ', marks=pytest.mark.slow)
+      for dtype in ('bfloat16', None)),
     pytest.param('stablehlo', 'bfloat16', 'jax.export ', marks=pytest.mark.slow),
     ('big_vision', 'bfloat16', 'reading back, because timm reads no bfloat16')])
 def test_models_trained_in_bfloat16_are_verified_in_float32(to, dtype, how, source, tmp_path,

@@ -263,6 +263,7 @@ def test_fewshot_is_what_the_run_logged(run, capsys):
         assert found[shots]['deviation'] == pytest.approx(logged[f'fewshot/{shots}shot_deviation'])
 
 
+@pytest.mark.slow
 def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
     """In a table and as JSON; the features are those of the model, in batches of any size."""
     write_images(tmp_path / 'train', ['red', 'blue'], 9, seed=3)

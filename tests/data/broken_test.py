@@ -61,7 +61,8 @@ def test_sequential_training_takes_the_next_valid_record(tmp_path):
         assert_equal(data.batches(21 - start, start), found[start:])
 
 
-@pytest.mark.parametrize('kind', [pytest.param('directory', marks=pytest.mark.slow), 'tfrecord'])
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['directory', 'tfrecord'])
 def test_evaluation_masks_broken_images(kind, tmp_path, caplog):
     data = make(kind, tmp_path)
     healthy = data.evaluated()
@@ -84,6 +85,7 @@ def test_evaluation_masks_broken_images(kind, tmp_path, caplog):
         assert not one['image'][~one['mask']].any()
 
 
+@pytest.mark.slow
 def test_too_many_broken_images_stop_the_run(tmp_path):
     data = write_directory(tmp_path, max_broken_fraction=0.05)
     break_files(data, [1, 2])

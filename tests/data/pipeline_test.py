@@ -87,6 +87,7 @@ def test_augmentation_differs_between_epochs_but_not_between_runs():
     assert not np.array_equal(np.sort(first['image'], 0), np.sort(second['image'], 0))
 
 
+@pytest.mark.slow
 def test_settings_may_be_of_any_kind_of_mapping():
     plain = Data('digits', batch_size=100)
     for kind in (ConfigDict, FrozenConfigDict):

@@ -153,10 +153,10 @@ def test_what_is_left_of_an_image_can_be_dropped():
     model = models.build(SMALL, 5, partial_patches='drop')
     patch, _ = SMALL['patch_size']
     images = jax.random.normal(jax.random.key(1), (2, 3 * patch + 1, 3 * patch - 1, 3))
-    params = model.init(jax.random.key(0), images)
+    params = jax.jit(model.init)(jax.random.key(0), images)
     assert model.grid(images.shape[1:3]) == (3, 2)
     cut = images[:, :3 * patch, :2 * patch]
-    np.testing.assert_array_equal(model.apply(params, images),
-                                  models.build(SMALL, 5).apply(params, cut))
+    np.testing.assert_array_equal(jax.jit(model.apply)(params, images),
+                                  jax.jit(models.build(SMALL, 5).apply)(params, cut))
     with pytest.raises(UserError, match='is not divisible'):
         model.grid((patch - 1, patch))

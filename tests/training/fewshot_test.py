@@ -50,6 +50,7 @@ def test_labels_that_are_read_with_the_images_are_counted_then(image_directory, 
         evaluate(program.initial_state().params, lambda: False)
 
 
+@pytest.mark.slow
 def test_another_data_set_in_several_devices_and_parts(image_directory, tmp_path):
     """Its classes are its own; the accuracy does not depend on how batches are split."""
     write_images(tmp_path / 'few' / 'a', ['red', 'blue'], 9, seed=3)

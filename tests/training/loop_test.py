@@ -76,6 +76,7 @@ def labelled(tmp_path):
     return tmp_path / 'data'
 
 
+@pytest.mark.slow
 def test_images_with_several_labels(labelled, tmp_path):
     """Also of a run that ends early and is continued: bit for bit the same."""
     fields = dict(loss__name='sigmoid', batch_size=8, optimizer__warmup_steps=1)

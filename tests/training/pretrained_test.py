@@ -73,6 +73,7 @@ def test_a_run_does_not_begin_with_values_that_are_not_finite(tmp_path):
         pretrained.take_fields(config, None)
 
 
+@pytest.mark.slow
 def test_nothing_is_taken(digits_run):
     """--config.transfer.take= is the empty list."""
     arguments = [f'--config={ROOT}/configs/quickstart.py', '--config.transfer.take=']

@@ -102,7 +102,8 @@ def expected_bytes(state, fsdp, tensor):
     return total
 
 
-@pytest.mark.parametrize('mesh', [pytest.param('fsdp', marks=pytest.mark.slow), 'mixed'])
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', ['fsdp', 'mixed'])
 def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mesh):
     config = small_config(**{'ema_decay': 0.9, 'optimizer.name': 'adam'})
     program = program_on(config, **MESHES[mesh])

@@ -59,8 +59,9 @@ def check(timm, torch, full, cfg):
 
 
 @pytest.mark.parametrize('name', [
-    'vit_tiny_patch16_224', 'deit_tiny_patch16_224', 'vit_base_patch16_224',
-    'deit3_small_patch16_224', 'vit_small_r26_s32_224', 'resnetv2_50x1_bit'])
+    'vit_tiny_patch16_224', 'deit_tiny_patch16_224', 'deit3_small_patch16_224',
+    *(pytest.param(name, marks=pytest.mark.slow) for name in (
+        'vit_base_patch16_224', 'vit_small_r26_s32_224', 'resnetv2_50x1_bit'))])
 def test_families_are_prepared_as_timm_does(name):
     timm, torch = interop.import_timm(), interop.require('torch')
     assert all(check(timm, torch, *model) for model in in_registry(timm, [name]))

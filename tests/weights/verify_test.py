@@ -75,6 +75,7 @@ def test_table_of_the_docs(layout, name, tmp_path):
     assert difference < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('change', [
     dict(fit='squash', crop_ratio=1.0), dict(fit='transformers', crop_ratio=0.9)], ids=str)
 def test_a_photo_is_prepared_by_transformers_too(change, tmp_path, caplog):
