@@ -79,14 +79,16 @@ def test_recipes_say_which_rows_the_table_has():
 def test_a_model_without_a_row_takes_the_nearest():
     assert vit.get_config('s16,jft').optimizer.learning_rate == 8e-4
     assert vit.get_config('G14,jft').optimizer.learning_rate == 3e-4
-    assert vit.get_config('r200x3,jft').optimizer.learning_rate == 6e-4
+    r200x3 = vit.get_config('r200x3,jft')
+    assert (r200x3.optimizer.learning_rate, r200x3.num_epochs) == (6e-4, 14)  # table 6
     assert vit.get_config('r26_s32,jft').optimizer.learning_rate == 8e-4
     assert vit.get_config('l14,jft').optimizer.learning_rate == 4e-4
-    assert vit.get_config('axial_b32,jft').optimizer.learning_rate == 8e-4
+    assert vit.get_config('axial_b32,jft').optimizer.learning_rate == 3e-4  # appendix D.3
 
 
-def test_imagenet21k_head():
-    config = vit.get_config('b16,imagenet21k')
+@pytest.mark.parametrize('dataset', ['imagenet21k', 'jft'])
+def test_head_of_sets_with_many_classes(dataset):
+    config = vit.get_config(f'b16,{dataset}')
     assert (config.loss.name, config.model.head_bias_init) == ('sigmoid', -10)
     assert config.optimizer.end_learning_rate == 1e-5
 
@@ -97,8 +99,9 @@ finetune = load('finetune')
 @pytest.mark.parametrize(('arg', 'steps', 'warmup', 'held_out', 'size'), [
     ('l16,imagenet2012', 20_000, 500, 1, 384),  # table 4, row by row
     ('b16,cifar10', 10_000, 500, 2, 384), ('b32,cifar100', 10_000, 500, 2, 384),
-    ('b16,oxford_iiit_pet', 500, 100, 10, 384), ('h14,oxford_flowers102', 500, 100, 10, 392),
-    ('r50_b16,vtab', 2_500, 0, 20, 384), ('r152x2,cifar10', 10_000, 500, 2, 384)])
+    ('b16,oxford_iiit_pet', 500, 100, 10, 384), ('h14,oxford_flowers102', 500, 100, 10, 384),
+    ('r152x2,cifar10', 10_000, 500, 2, 384),
+    ('l16,imagenet2012,512', 20_000, 500, 1, 512), ('h14,imagenet2012,518', 20_000, 500, 1, 518)])
 def test_table_4(arg, steps, warmup, held_out, size):
     config = checked(finetune.get_config(arg))
     o = config.optimizer
@@ -107,8 +110,25 @@ def test_table_4(arg, steps, warmup, held_out, size):
     assert config.dataset.eval_split == f'train[{100 - held_out}%:]'
     assert (config.batch_size, o.name, o.momentum, o.schedule, o.weight_decay, o.clip_norm) == (
         512, 'sgd', 0.9, 'cosine', 0.0, 1.0)
+    assert config.ema_decay == (0 if size == 384 else 0.9999)  # table 2
+    assert config.preprocess.to_dict() | dict(mean=0, std=0) == dict(
+        fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False, mean=0, std=0)
     fields = config_lib.flatten(config)
     assert all(field in fields for field in config.transfer.take)
+
+
+def test_vtab_has_a_thousand_examples():
+    """800 to train on, 200 to choose by, all for the final run (arXiv 1910.04867, section 3.1)."""
+    config = checked(finetune.get_config('r50_b16,vtab'))
+    assert (config.num_steps, config.optimizer.warmup_steps) == (2_500, 0)
+    dataset = config.dataset
+    assert (dataset.train_split, dataset.eval_split, dataset.final_split) == (
+        'train[:800]', 'train[800:1000]', 'train[:1000]')
+
+
+def test_size_to_finetune_at():
+    with pytest.raises(UserError, match="the size of images is '500'. .*one of: 384, 512, 518"):
+        finetune.get_config('b16,cifar10,500')
 
 
 @pytest.mark.parametrize(('dataset', 'name'), [
