@@ -22,6 +22,7 @@ import numpy as np
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+os.environ.setdefault('XLA_FLAGS', '')
 
 from tests.campaign import runs  # noqa: E402
 from tests.support.forked import Forked  # noqa: E402

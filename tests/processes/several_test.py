@@ -201,6 +201,7 @@ def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
     assert_equal_runs(tmp_path, undisturbed)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_split_states_go_on_on_other_meshes(start, undisturbed, tmp_path):
     """fsdp over four devices of two processes, then tensor across two processes, then one."""

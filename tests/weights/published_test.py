@@ -67,6 +67,7 @@ def test_families_are_prepared_as_timm_does(name):
     assert all(check(timm, torch, *model) for model in in_registry(timm, [name]))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_all_models_of_timm():
     """Those that can be read are in the table, but for timm's own tests; no row is superfluous."""
