@@ -20,7 +20,8 @@ from vit_jax.models.vit import as_pair
 
 # A run may continue with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
-              'model.remat_policy', 'evals.*', 'dataset.data_dir', 'dataset.max_broken_fraction')
+              'model.remat_policy', 'evals.*', 'dataset.data_dir', 'dataset.max_broken_fraction',
+              'transfer.take')  # the values that were taken are compared themselves
 
 FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
     'recipe': Field('', TEXT, 'where the numbers come from; logged at the start'),
