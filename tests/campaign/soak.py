@@ -60,6 +60,7 @@ def watch(folder, checkpoints, kills, seed):
             rows = _rows(watched)
             if number < kills and len(rows) > before and rows[-1][1] >= moments[number]:
                 process.send_signal(signal.SIGKILL)
+                break
             time.sleep(0.005)
         if process.wait() == 0:
             break
