@@ -1,17 +1,35 @@
-"""requirements.lock has the versions of requirements.txt, each with hashes."""
+"""The lists of packages agree with one another, and are whole."""
 
+import importlib.metadata
 import re
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.support.runs import ROOT
 
 
-def versions(name):
-    text = (ROOT / name).read_text()
-    return {match[1].lower().replace('_', '-'): match[2]
-            for match in re.finditer(r'^([\w.-]+)==([^\s;\\]+)', text, re.MULTILINE)}
+def versions(path):
+    """{canonical name: version} of the lines NAME==VERSION."""
+    found = re.findall(r'^([\w.-]+)==([\w.]+)', (ROOT / path).read_text(), re.M)
+    return {canonicalize_name(name): version for name, version in found}
 
 
-def test_lock_has_every_version_with_hashes():
-    text = (ROOT / 'requirements.lock').read_text()
+def test_hashes_are_of_the_versions_that_were_tested():
     assert versions('requirements.lock') == versions('requirements.txt')
-    assert all('--hash=sha256:' in entry for entry in re.split(r'\n(?=[\w.-]+==)', text)[1:])
+
+
+def test_nothing_that_a_package_needs_is_missing():
+    """Or pip install --require-hashes stops."""
+    pinned = versions('requirements.txt')
+    missing = {}
+    for name in pinned:
+        try:
+            needs = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue  # for another platform
+        for need in map(Requirement, needs):
+            if (not need.marker or need.marker.evaluate({'extra': ''})) and (
+                    canonicalize_name(need.name) not in pinned):
+                missing.setdefault(need.name, []).append(name)
+    assert not missing
