@@ -50,7 +50,7 @@ def watch(folder, checkpoints, kills, seed):
     """Runs to the end, with kills; returns rows [process, step, MB, open files, MB of disk]."""
     rng, watched = random.Random(seed), folder / 'watched'
     fields = runs.FIELDS | {'num_steps': checkpoints, 'checkpoint_every': 1, 'keep_best': False,
-                            'eval_every': max(checkpoints // 4, 1), 'log_every': 10}
+                            'eval_every': max(checkpoints // 20, 1), 'log_every': 10}
     moments = sorted(rng.sample(range(2, checkpoints), kills)) if kills else []
     for number in range(kills + 1):
         process = Forked(arguments(folder / 'run', fields=fields), folder / 'log',
