@@ -10,7 +10,10 @@ from sklearn.metrics import average_precision_score, confusion_matrix
 
 from tests.support.datasets import write_images
 from tests.support.runs import TINY, load
+from vit_jax import config as config_lib
 from vit_jax import evaluate, weights
+from vit_jax.errors import UserError
+from vit_jax.scoring.split import data_and_loss
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
 
@@ -45,6 +48,43 @@ def test_a_workdir_scores_as_its_run_logged(run, capsys):
     assert list(result['classes']) == ['ant', 'bee', 'cat']
     right = sum(c['accuracy'] * c['num_examples'] for c in result['classes'].values())
     assert right / 12 == pytest.approx(result['eval/accuracy'])
+
+
+def test_the_label_of_a_run_is_that_of_its_evaluation(tfds_directory, tmp_path, capsys, caplog):
+    config = load('quickstart').get_config()
+    config.update_from_flattened_dict(TINY | {
+        'num_epochs': 0.0, 'num_steps': 5, 'eval_every': 0, 'image_size': (8,),
+        'dataset.name': 'dots', 'dataset.data_dir': str(tfds_directory['tfrecord']),
+        'dataset.label': 'label/2'})
+    assert loop.train(config, str(tmp_path)) == 0
+    assert json.loads((tmp_path / 'config.json').read_text())['dataset']['label'] == 'label/2'
+    assert json.loads((tmp_path / 'classes.json').read_text()) == ['ant-bee', 'cat']
+    code, result = command(capsys, f'--workdir={tmp_path}')
+    assert code == 0
+    assert {name: row['num_examples'] for name, row in result['classes'].items()} == {
+        'ant-bee': 8, 'cat': 4}
+    assert result['eval/accuracy'] == metrics.last_accuracy(str(tmp_path))
+    assert evaluate.main([f'--workdir={tmp_path}', '--label=label']) == 1
+    assert 'has 2 classes and dots has 3' in caplog.records[-1].getMessage()
+    with pytest.raises(UserError, match="dataset.label: 'label/2' in the workdir, '' now"):
+        loop.train(config_lib.changed(config, {'dataset.label': ''}), str(tmp_path))
+
+
+def test_another_data_set_does_not_take_the_label_of_the_run(run):
+    found, _ = data_and_loss(weights.load(str(run)), str(run), {'name': None})
+    assert found['label'] == ''
+    config = json.loads((run / 'config.json').read_text())
+    config['dataset']['label'] = 'place'
+    workdir = run.parent / 'labelled'
+    (workdir / 'checkpoints').mkdir(parents=True)
+    (workdir / 'config.json').write_text(json.dumps(config))
+    (workdir / 'classes.json').write_text('[]')
+    for given, label in ((None, 'place'), (config['dataset']['name'], 'place'), ('other', '')):
+        found, _ = data_and_loss(weights.load(str(run)), str(workdir), {'name': given})
+        assert found['label'] == label
+    del config['dataset']['label']  # as in workdirs of older versions
+    (workdir / 'config.json').write_text(json.dumps(config))
+    assert data_and_loss(weights.load(str(run)), str(workdir), {'name': None})[0]['label'] == ''
 
 
 def test_a_checkpoint_of_a_workdir(run, capsys):

@@ -33,6 +33,8 @@ def fields_of(request):
                'augment.flip': True, 'dataset.shuffle_buffer': 25}
         if source in sets:
             own['dataset.data_dir'] = sets[source]
+        if source == 'tfrecord':
+            own['dataset.label'] = 'label/2'
         return TINY | own
     return fields
 

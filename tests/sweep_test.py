@@ -128,7 +128,7 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
     result = command(tmp_path, f'--config.{LR}', '1e-2,1e-7',
                      *(f'--config.{name}={value}' for name, value in fields.items()))
     assert result.returncode == 0, result.stderr
-    scores = {value: sweep.last_accuracy(tmp_path / f'lr={value:g}') for value in values}
+    scores = {value: metrics.last_accuracy(tmp_path / f'lr={value:g}') for value in values}
     assert scores[1e-2] > scores[1e-7]
     final = json.loads((tmp_path / 'final-lr=0.01' / 'config.json').read_text())
     assert final['optimizer']['learning_rate'] == 1e-2
@@ -360,6 +360,18 @@ def test_splits_that_cannot_be_used(config, tmp_path):
     assert ("error: dataset.test_split is 'tset': 'digits' has no split 'tset'; it has 'train' and "
             "'test'\n") in result.stderr
     assert 'Traceback' not in result.stderr
+
+
+def test_sums_of_splits_are_compared_by_part(config, tfds_directory, tmp_path, monkeypatch):
+    pretend(monkeypatch, lambda config: 0.5)
+    config.dataset.update(name='dots', data_dir=str(tfds_directory['tfrecord']), num_examples=0,
+                          train_split='train[:20]', eval_split='test[:4]', test_split='test[4:]',
+                          final_split='train[:20]+test[:4]', label='label/2')
+    assert sweep.run(config.copy_and_resolve_references(), {LR: [0.1, 0.2]}, str(tmp_path)) == 0
+    config.dataset.final_split = 'train[:20]+test[:5]'
+    with pytest.raises(UserError, match=r"test_split 'test\[4:\]' has images of dataset.final_split"
+                                        r" 'train\[:20\]\+test\[:5\]', which the winner trains on"):
+        sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path))
 
 
 def test_help_is_the_usage(tmp_path):

@@ -37,6 +37,10 @@ FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
     'dataset.name': Field('imagenet2012', TEXT,
                           "a TFDS name, a directory of SPLIT/CLASS/images, or 'digits'"),
     'dataset.data_dir': Field('', TEXT, "where TFDS sets are; empty: TFDS's own default"),
+    'dataset.label': Field('', TEXT, 'of a TFDS set: a feature that is a class, as label_azimuth; '
+                           'FEATURE/N, its classes merged to N groups; or clevr_count, '
+                           'clevr_distance, kitti_distance, kitti_object_distance; empty: the '
+                           "set's own"),
     'dataset.train_split': Field('train', TEXT, 'as in train or train[:90%]'),
     'dataset.eval_split': Field('validation', TEXT, 'scored during training; empty: the folder '
                                 'val, valid or validation of a directory, else a tenth of train'),
@@ -178,6 +182,18 @@ def changed(config: ml_collections.ConfigDict, values: Mapping[str, Any]
     config = ml_collections.ConfigDict(config).copy_and_resolve_references()
     config.update_from_flattened_dict(values)
     return config
+
+
+def final(config: ml_collections.ConfigDict, split: str, seed: int) -> ml_collections.ConfigDict:
+    """That of a run on a split which is scored on dataset.test_split once, at its end."""
+    return changed(config, {
+        'seed': seed,
+        'dataset.train_split': split,
+        'dataset.num_examples': 0,  # the config may state that of a part
+        'dataset.eval_split': config.dataset.test_split,
+        'dataset.final_split': '',  # a run has nothing to do with it
+        'eval_every': 0,
+        'keep_best': False})
 
 
 def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None = None

@@ -32,6 +32,10 @@ class DivergedError(UserError):
     """Training produced values that are not finite."""
 
 
+class MissingDataError(UserError):
+    """A data set is not on this machine, or not in a version that can be opened."""
+
+
 def report(error: BaseException) -> None:
     """Logs the error that ends a command; as one message if a user can mend it."""
     text = str(error)

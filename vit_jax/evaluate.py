@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'; "
                         'the default with --workdir is the data set of the run')
     parser.add_argument('--data_dir', default='', help="of TFDS sets; default: TFDS's own")
+    parser.add_argument('--label', help='of a TFDS set, as dataset.label; default: that of '
+                        "the run or the set's own")
     parser.add_argument('--split', help='for example test or train[:10%%]; the default with '
                         "--workdir is the run's dataset.eval_split")
     parser.add_argument('--labels', metavar='FILE.json', help='instead of the labels of a '
@@ -48,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     loaded = cli.read_weights(options)
     model, params = cli.build_model(loaded)
     dataset, loss = split.data_and_loss(loaded, options.workdir, {
-        'name': options.dataset, 'data_dir': options.data_dir, 'eval_split': options.split})
+        'name': options.dataset, 'data_dir': options.data_dir, 'eval_split': options.split,
+        'label': options.label})
     given = loaded, model, params, dataset
     if options.fewshot is None:
         result, table = classes.score(

@@ -191,26 +191,31 @@ def _check_splits(dataset):
     if not dataset.test_split:
         raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
                         '--config.dataset.test_split=test')
-    classes = open_source(dataset.name, split_name(dataset.train_split),
-                          dataset.data_dir).class_names
+
+    def opened(split, classes=None):
+        return open_source(dataset.name, split, dataset.data_dir, classes, dataset.label)
+
+    classes = opened(split_name(dataset.train_split.partition('+')[0])).class_names
     for field in ('test_split', 'final_split'):
         try:
-            open_source(dataset.name, dataset[field], dataset.data_dir, classes)
+            opened(dataset[field], classes)
         except UserError as error:
             raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}') from error
 
     @functools.cache
     def size(name):
-        return open_source(dataset.name, name, dataset.data_dir, classes).num_examples
+        return opened(name, classes).num_examples
 
     for scoring, used, why in (
             ('test_split', 'eval_split', 'choose the winner'),
             ('test_split', 'final_split', 'the winner trains on'),
             ('test_split', 'train_split', 'all members train on'),
             ('eval_split', 'train_split', 'all members train on')):
-        name = split_name(dataset[used])
-        if name == split_name(dataset[scoring]) and overlap(
-                dataset[scoring], dataset[used], size(name)):
+        # Splits of TFDS sets may be sums of parts.
+        for part, other in itertools.product(*(dataset[x].split('+') for x in (used, scoring))):
+            name = split_name(part)
+            if name != split_name(other) or not overlap(other, part, size(name)):
+                continue
             raise UserError(
                 f'dataset.{scoring} {dataset[scoring]!r} has images of dataset.{used} '
                 f'{dataset[used]!r}, which {why}: hold out a part, as in '
@@ -238,7 +243,7 @@ def _score(config, name, folder):
         log.warning('%s diverges and is not chosen: %s', name, error)
         record.write_json(mark, fields)
         return 0, None
-    return code, None if code else last_accuracy(folder)
+    return code, None if code else metrics.last_accuracy(folder)
 
 
 def _choose(members, scores, configs, split):
@@ -267,22 +272,11 @@ def _train_finals(config, split, repeats, folder):
     finals = {}
     for seed in range(config.seed, config.seed + repeats):
         workdir = folder + (f'_seed={seed}' if finals else '')
-        code = loop.train(config_lib.changed(config, {
-            'seed': seed,
-            'dataset.train_split': split,
-            'dataset.num_examples': 0,  # the config may state that of a part
-            'dataset.eval_split': config.dataset.test_split,
-            'eval_every': 0,  # the test split is scored once, at the end
-            'keep_best': False}), workdir)
+        code = loop.train(config_lib.final(config, split, seed), workdir)
         if code:
             return code, finals
-        finals[seed] = last_accuracy(workdir), workdir
+        finals[seed] = metrics.last_accuracy(workdir), workdir
     return 0, finals
-
-
-def last_accuracy(folder: str) -> float:
-    """eval/accuracy at the end of a finished run, in [0, 1]."""
-    return [row['eval/accuracy'] for row in metrics.read(folder) if 'eval/accuracy' in row][-1]
 
 
 if __name__ == '__main__':

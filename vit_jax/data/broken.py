@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int64
 
 from vit_jax.data import preprocess, sequential
 from vit_jax.data.host_tensorflow import tf
+from vit_jax.data.label_lists import OUT_OF_RANGE
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 
@@ -89,8 +90,18 @@ class BrokenImages:
         except _STORAGE_ERRORS:
             raise  # the file may be good, and skipping it would change the run
         except tf.errors.OpError as reason:
+            if OUT_OF_RANGE in reason.message:
+                self._refuse_label(int(item['index']), reason.message)
             return _one_line(reason)
         return ''
+
+    def _refuse_label(self, index, message):
+        """Raises UserError for a label that is none of the classes: the image is not broken."""
+        label = re.search(rf'{OUT_OF_RANGE}\W+?(-?\d+)', message)[1]
+        raise UserError(
+            f'{self._source.name_of(index)} has the label {label}: expected 0 to '
+            f'{len(self._source.class_names) - 1}. Where examples have no label, as in the test '
+            'split of some sets, take another split; or another dataset.label.')
 
     def _add(self, reasons):
         """Logs new broken images; raises UserError if there are too many or no other is left."""

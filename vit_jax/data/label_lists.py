@@ -17,6 +17,8 @@ from vit_jax.errors import UserError
 
 TABLE, CLASSES = 'labels.csv', 'classes.txt'
 _HEADER = ['file', 'labels']  # a first row that is left out
+# In the message of the operation that fails; data/broken.py makes one for users of it.
+OUT_OF_RANGE = 'the label is none of the classes'
 
 
 def multi_hot(labels: Int32[tf.Tensor, ' labels'], num_classes: int
@@ -24,6 +26,13 @@ def multi_hot(labels: Int32[tf.Tensor, ' labels'], num_classes: int
     """1 for every class in a list of labels, which may be empty, and 0 for the others."""
     return tf.tensor_scatter_nd_update(tf.zeros([num_classes]), labels[:, None],
                                        tf.ones(tf.shape(labels)))
+
+
+def checked(label: Int32[tf.Tensor, ''], num_classes: int) -> Int32[tf.Tensor, '']:
+    """The label; the operation fails, with OUT_OF_RANGE, if it is not one of 0..num_classes-1."""
+    is_class = (label >= 0) & (label < num_classes)
+    with tf.control_dependencies([tf.debugging.Assert(is_class, [OUT_OF_RANGE, label])]):
+        return tf.identity(label)
 
 
 def pack(lists: Sequence[Sequence[int]]) -> tf.Tensor:

@@ -53,28 +53,34 @@ class Source(Protocol):
 
 
 def open_source(name: str, split: str, data_dir: str = '',
-                class_names: Sequence[str] | None = None) -> Source:
+                class_names: Sequence[str] | None = None, label: str = '') -> Source:
     """Opens a split of a data set; UserError if it does not exist or cannot be used.
 
     Args:
       name: 'digits', a directory or a TFDS name.
-      split: 'train', 'train[:90%]', 'train[100:200]' ...
+      split: 'train', 'train[:90%]', 'train[100:200]' ...; of a TFDS set also sums of these, as in
+        'train[:800]+validation[:200]'.
       data_dir: where TFDS sets are; '' is TFDS's own default.
       class_names: for a directory, the classes in the order of their labels; give those of the
         training split when opening another one.
+      label: of a TFDS set, see tfds_labels.image_and_label; '' is its own.
     """
     if not name:
         raise UserError(
             'dataset.name is empty: add --config.dataset.name=DIRECTORY_OR_TFDS_NAME, where the '
             'directory has SPLIT/CLASS/image files')
+    is_directory = name != 'digits' and _is_directory(name)
+    if label and (is_directory or name == 'digits'):
+        raise UserError(f"the label is to be {label!r}, and only TFDS sets have several to choose "
+                        f"from: leave dataset.label empty for '{name}'.")
     if name == 'digits':
         source = DigitsSource(split)
-    elif _is_directory(name):
+    elif is_directory:
         source = DirectorySource(os.path.expanduser(name), split, class_names)
     else:
         from vit_jax.data import tfds_source  # here, because the import is slow
 
-        source = tfds_source.TfdsSource(name, data_dir, split)
+        source = tfds_source.TfdsSource(name, data_dir, split, label)
     if not source.num_examples:
         raise UserError(f"split '{split}' of '{name}' has no examples; take a larger slice")
     return source

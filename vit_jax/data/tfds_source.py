@@ -8,10 +8,12 @@ import os
 import numpy as np
 import tensorflow_datasets as tfds
 
-from vit_jax.data import label_lists
+from vit_jax.data import label_lists, tfds_labels
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sequential import Pieces
-from vit_jax.errors import UserError, nearest_names
+from vit_jax.errors import MissingDataError, UserError, nearest_names
+
+_BINARY = ('dsprites',)  # sets whose pixels are 0 and 1, which is shown as white
 
 
 def is_registered(name: str) -> bool:
@@ -22,18 +24,20 @@ def is_registered(name: str) -> bool:
 class TfdsSource:
     """A split of a TFDS data set that is prepared and has an image and one or more class labels.
 
-    It is in ArrayRecord files, or in tfrecord files, which are read from their beginning.
+    It is in ArrayRecord files, or in tfrecord files, which are read from their beginning. `label`
+    is that of tfds_labels.image_and_label.
     """
 
     unreadable, labels = {}, None
 
-    def __init__(self, name: str, data_dir: str, split: str):
+    def __init__(self, name: str, data_dir: str, split: str, label: str = ''):
         info = _builder(name, os.path.expanduser(data_dir) or None).info
-        self._image_key, self._label_key = keys = _image_and_label(info)
+        self._image_key, self._label = tfds_labels.image_and_label(info, label)
         # Only these two are parsed: other features may be large.
-        self._features = tfds.features.FeaturesDict({key: info.features[key] for key in keys})
-        self.multi_label = isinstance(info.features[self._label_key], tfds.features.Sequence)
-        self.class_names = tuple(_class_label(info.features[self._label_key]).names)
+        self._features = tfds.features.FeaturesDict(
+            {key: info.features[key] for key in (self._image_key, self._label.feature)})
+        self.multi_label, self.class_names = self._label.multi_label, self._label.class_names
+        self._is_binary = info.name in _BINARY
         try:
             files = info.splits[split].file_instructions
         except (KeyError, ValueError) as error:
@@ -65,10 +69,12 @@ class TfdsSource:
     def load(self, item):
         example = self._features.deserialize_example(
             item['record'], decoders={self._image_key: tfds.decode.SkipDecoding()})
-        label = tf.cast(example[self._label_key], tf.int32)
+        image, label = example[self._image_key], self._label.of(example[self._label.feature])
+        if self._is_binary:
+            image = tf.io.encode_png(255 * tf.io.decode_png(image))
         if self.multi_label:
-            label = label_lists.multi_hot(label, len(self.class_names))
-        return example[self._image_key], label
+            return image, label_lists.multi_hot(label, len(self.class_names))
+        return image, label_lists.checked(label, len(self.class_names))
 
     def name_of(self, index):
         filename, skip, _, first = self._runs
@@ -84,12 +90,12 @@ def _builder(name, data_dir):
         on_disk = tf.io.gfile.listdir(where) if tf.io.gfile.isdir(where) else []
         names = tfds.list_builders(with_community_datasets=False)
         names += [entry.rstrip('/') for entry in on_disk]
-        raise UserError(
+        raise MissingDataError(
             f"dataset.name is '{name}': TFDS knows no data set of that name, and there is none in "
             f"data_dir '{where}'. {nearest_names(name, names)}dataset.name may also be a directory "
             "with SPLIT/CLASS/image files (./NAME in the current directory) or 'digits'") from error
     except (ValueError, AssertionError, RuntimeError) as error:
-        raise UserError(f"TFDS cannot open '{name}' in '{where}': {error}") from error
+        raise MissingDataError(f"TFDS cannot open '{name}' in '{where}': {error}") from error
     if builder.is_prepared():
         return builder
     message = (f"data set '{name}' is not prepared: looked in '{builder.data_path}'. To prepare "
@@ -98,22 +104,4 @@ def _builder(name, data_dir):
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         message += (f"\nIts files must first be downloaded by hand to '{where}/downloads/manual' "
                     f'(or --manual_dir): {" ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())}')
-    raise UserError(message)
-
-
-def _image_and_label(info):
-    features, keys = info.features, info.supervised_keys or ('image', 'label')
-    if len(keys) == 2 and all(isinstance(key, str) and key in features for key in keys):
-        image, label = (features[key] for key in keys)
-        if isinstance(image, tfds.features.Image) and _class_label(label):
-            return keys
-    kinds = ', '.join(f'{key} ({type(value).__name__})' for key, value in features.items())
-    raise UserError(
-        f"data set '{info.full_name}' is not an image classification set: expected an "
-        f'image (Image) and a label (ClassLabel, or a Sequence of them), its features are: {kinds}')
-
-
-def _class_label(feature):
-    """The ClassLabel that a feature is or has a list of, None for other features."""
-    feature = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
-    return feature if isinstance(feature, tfds.features.ClassLabel) else None
+    raise MissingDataError(message)

@@ -57,12 +57,13 @@ def open_sources(dataset: dict[str, Any], train_split: str) -> tuple[Any, Any]:
     """Where examples are drawn, and what is scored; UserError where they are the same."""
     from vit_jax.data import sources  # imports TensorFlow
 
-    name, data_dir, test_split = (dataset[x] for x in ('name', 'data_dir', 'eval_split'))
+    name, data_dir, test_split, label = (
+        dataset[x] for x in ('name', 'data_dir', 'eval_split', 'label'))
     if train_split == test_split:
         raise UserError(f'--fewshot_split and --split are both {test_split}: expected images to '
                         'learn from and others to be scored on.')
-    train = sources.open_source(name, train_split, data_dir)
-    test = sources.open_source(name, test_split, data_dir, train.class_names)
+    train = sources.open_source(name, train_split, data_dir, label=label)
+    test = sources.open_source(name, test_split, data_dir, train.class_names, label)
     fewshot.check_single_label(train, name)
     return train, test
 

@@ -31,6 +31,8 @@ def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
                             '--pretrained.')
         config, _ = record.read(found[0])
         dataset, loss = dataset | config['dataset'], config['loss']
+        if given['name'] not in (None, dataset['name']):
+            dataset['label'] = ''  # the run's is a feature of its own data set
     elif not (given['name'] and given['eval_split']):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
     return (dataset | {field: value for field, value in given.items() if value},
@@ -62,14 +64,15 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
     """
     from vit_jax.data import sources
 
-    name, split, data_dir = (dataset[field] for field in ('name', 'eval_split', 'data_dir'))
-    source = sources.open_source(name, split, data_dir)
+    name, split, data_dir, label = (
+        dataset[field] for field in ('name', 'eval_split', 'data_dir', 'label'))
+    source = sources.open_source(name, split, data_dir, label=label)
     unique = set(loaded.classes or ())
     # Names do not tell if one occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
     by_name = len(unique) == loaded.num_classes > 0 and (
         loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(source.class_names))
     if by_name and source.class_names != tuple(loaded.classes):
-        source = sources.open_source(name, split, data_dir, tuple(loaded.classes))
+        source = sources.open_source(name, split, data_dir, tuple(loaded.classes), label)
     names = source.class_names
     if len(names) != loaded.num_classes:
         raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {name} has '

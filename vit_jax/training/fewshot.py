@@ -74,12 +74,12 @@ def open_data(config: ConfigDict, dataset: ConfigDict, train: sources.Source, te
     if train_split == test_split:
         raise UserError(f'few-shot would learn from {train_split} and be scored on the same '
                         'images: set evals.fewshot.train_split or evals.fewshot.test_split.')
-    name = config.dataset or dataset.name
+    name, label = (config.dataset, '') if config.dataset else (dataset.name, dataset.label)
     if config.dataset or config.train_split:
         train = sources.open_source(name, train_split, dataset.data_dir,
-                                    None if config.dataset else train.class_names)
+                                    None if config.dataset else train.class_names, label)
     if config.dataset or config.test_split:
-        test = sources.open_source(name, test_split, dataset.data_dir, train.class_names)
+        test = sources.open_source(name, test_split, dataset.data_dir, train.class_names, label)
     fewshot.check_single_label(train, name)
     consensus.check_equal('the few-shot data', {'examples': train.num_examples,
                                                 'tested images': test.num_examples})

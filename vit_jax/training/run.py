@@ -93,12 +93,14 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
 
 def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
     """The training and the evaluation split, labelled alike; the same on all processes."""
-    train = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir)
+    train = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir,
+                                label=dataset.label)
     names = train.class_names
     if len(names) < 2:
         raise UserError(f"'{dataset.name}' has one class, {names[0]}: a classifier needs two or "
                         'more, in a directory one folder SPLIT/CLASS/ for each.')
-    evaluation = sources.open_source(dataset.name, dataset.eval_split, dataset.data_dir, names)
+    evaluation = sources.open_source(dataset.name, dataset.eval_split, dataset.data_dir, names,
+                                     dataset.label)
     if train.multi_label != evaluation.multi_label:
         kinds = ['several labels' if x.multi_label else 'one label' for x in (train, evaluation)]
         raise UserError(f'the images of {dataset.train_split} have {kinds[0]} each, those of '

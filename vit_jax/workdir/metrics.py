@@ -138,6 +138,11 @@ def scores(workdir: str) -> dict[int, float]:
     return {row['step']: row[ACCURACY] for row in read(workdir) if ACCURACY in row}
 
 
+def last_accuracy(workdir: str) -> float:
+    """eval/accuracy at the end of a finished run, in [0, 1]."""
+    return [*scores(workdir).values()][-1]
+
+
 def best(accuracies: Mapping[int, float], steps: Iterable[int]) -> int | None:
     """The step of the highest accuracy, the newest of equal ones; None where none has any."""
     return max((step for step in steps if step in accuracies), default=None,

@@ -1,0 +1,175 @@
+r"""Fine-tunes weights on each task of VTAB-1k and scores them on its test split (arXiv 1910.04867).
+
+    python -m vit_jax.vtab --config=configs/vtab.py:b16 --config.pretrained=WEIGHTS --workdir=DIR \
+        [--tasks=dtd,svhn] [--config.dataset.data_dir=TFDS_DIR] [--config.FIELD=VALUE ...]
+
+Each task trains in DIR/TASK on its 1,000 examples, `dataset.final_split` of its recipe, and is
+scored once, at its end, on `dataset.test_split`. Tasks whose data set is not on this machine are
+left out, and named with what prepares it. The same command continues where it was stopped, and
+does those whose data have come. At the end the log has a table of tasks and groups, with means, and
+DIR/vtab.json the numbers.
+"""
+
+import argparse
+import logging
+import os
+import runpy
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax import cli, machine
+from vit_jax import config as config_lib
+from vit_jax.errors import DivergedError, MissingDataError, UserError, check_choice
+from vit_jax.processes import launch
+from vit_jax.workdir import metrics, record
+
+log = logging.getLogger('vit_jax.vtab')
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, 143 or 130 after a signal, 1 after an error that the last line explains."""
+    parser = cli.make_parser('vtab', __doc__)
+    parser.add_argument('--workdir', required=True, help='for the workdirs of all tasks')
+    parser.add_argument('--tasks', help='some of them, with commas between; default: all')
+    options, others = parser.parse_known_args(argv)
+    groups, configs = read_tasks(others, options.tasks)
+    launch.refuse_several('vit_jax.vtab')
+    machine.check_backend()
+    code = run(groups, configs, options.workdir)
+    if code:
+        log.warning('the tasks stop here. To continue, run the same command again.')
+    return code
+
+
+def read_tasks(arguments: Sequence[str], chosen: str | None = None
+               ) -> tuple[dict[str, str], dict[str, ConfigDict]]:
+    """The group and the config of every task, or of those in the text `chosen`.
+
+    Raises UserError when the config file has no tasks, or a config is not possible.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument('--config')
+    file, others = parser.parse_known_args(arguments)
+    path, _, argument = (file.config or '').partition(':')
+    if not os.path.isfile(path):
+        cli.read_config(arguments)  # says what is wrong
+    get_tasks = runpy.run_path(path).get('get_tasks')
+    if get_tasks is None:
+        raise UserError(f'{path} has no tasks (a function get_tasks): expected '
+                        '--config=configs/vtab.py:MODEL.')
+    if ',' in argument:
+        raise UserError(f'--config={file.config} names more than a model: expected '
+                        f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.')
+    groups = get_tasks()
+    names = chosen.split(',') if chosen else list(groups)
+    for name in names:
+        check_choice('--tasks', name, tuple(groups))
+    configs = {name: cli.read_config([f'--config={path}:{argument},{name}', *others],
+                                     ['--workdir', '--tasks']) for name in names}
+    for config in configs.values():  # now, and not after hours of training
+        config_lib.checked(config)
+    return {name: groups[name] for name in names}, configs
+
+
+def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory: str) -> int:
+    """Trains and scores every task; returns 0, or what loop.train returns after a signal.
+
+    Args:
+      groups, configs: by task, see `read_tasks`.
+    """
+    from vit_jax.training import loop  # imports TensorFlow
+
+    missing = missing_data(configs)
+    for problem in dict.fromkeys(missing.values()):  # some tasks share a data set
+        log.warning('left out: %s: %s', ', '.join(
+            task for task in missing if missing[task] == problem), problem)
+    if len(missing) == len(configs):
+        raise UserError('the data of none of the tasks are on this machine: prepare some as said '
+                        'above, or name where they are by --config.dataset.data_dir=DIRECTORY.')
+    scores = {}
+    for task in (task for task in configs if task not in missing):
+        config, folder = configs[task], os.path.join(directory, task)
+        log.info('task %s, in %s', task, folder)
+        try:
+            if code := loop.train(
+                    config_lib.final(config, config.dataset.final_split, config.seed), folder):
+                return code
+            scores[task] = metrics.last_accuracy(folder)
+        except DivergedError as error:
+            log.warning('%s diverges and has no accuracy: %s', task, error)
+            scores[task] = None
+    log.info('accuracy on the test splits, trained on 1,000 examples each:\n%s',
+             table(groups, scores))
+    path = os.path.join(directory, 'vtab.json')
+    record.write_json(path, as_json(groups, scores))
+    log.info('numbers: %s', path)
+    return 0
+
+
+def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
+    """By task, why its data cannot be opened where they are not on this machine.
+
+    Raises UserError when they are and cannot be used, now and not after hours of training.
+    """
+    from vit_jax.data.sources import open_source
+
+    missing = {}
+    for task, config in configs.items():
+        dataset = config.dataset
+        try:
+            for split in (dataset.final_split, dataset.test_split):
+                open_source(dataset.name, split, dataset.data_dir, label=dataset.label)
+        except MissingDataError as error:
+            missing[task] = str(error)
+        except UserError as error:
+            raise UserError(f'the task {task}: {error}') from error
+    return missing
+
+
+def means(groups: Mapping[str, str], scores: Mapping[str, float | None]
+          ) -> dict[str, tuple[float | None, int, int]]:
+    """By group, and 'all': mean of the accuracies, of how many, and how many tasks there are."""
+    found = {}
+    for group in [*dict.fromkeys(groups.values()), 'all']:
+        tasks = [task for task in groups if group in (groups[task], 'all')]
+        values = [scores[task] for task in tasks if scores.get(task) is not None]
+        found[group] = statistics.mean(values) if values else None, len(values), len(tasks)
+    return found
+
+
+def table(groups: Mapping[str, str], scores: Mapping[str, float | None]) -> str:
+    """A line for each task, below its group, and the means; says what is missing.
+
+    `scores` are accuracies in [0, 1], None where training diverges; missing tasks are not in it.
+    """
+    found = {task: 'no data' if task not in scores else _percent(scores[task], 'diverges')
+             for task in groups}
+    lines = []
+    for group, (mean, count, total) in means(groups, scores).items():
+        said = '' if count == total else f', of {count} of {total} tasks'
+        lines.append(f'  {f"{group}, mean{said}":<42}{_percent(mean, "-")}')
+        lines += [f'    {task:<40}{found[task]}' for task in groups if groups[task] == group]
+    return '\n'.join(lines)
+
+
+def _percent(accuracy, otherwise):
+    return otherwise if accuracy is None else f'{100 * accuracy:.2f} %'
+
+
+def as_json(groups: Mapping[str, str], scores: Mapping[str, float | None]) -> dict[str, Any]:
+    """The content of vtab.json; accuracies in [0, 1]."""
+    return {
+        'tasks': {task: {'group': groups[task], 'test_accuracy': accuracy}
+                  for task, accuracy in scores.items()},
+        'missing': [task for task in groups if task not in scores],
+        'means': {group: {'test_accuracy': mean, 'tasks': count, 'of': total}
+                  for group, (mean, count, total) in means(groups, scores).items()}}
+
+
+if __name__ == '__main__':
+    sys.exit(main())
