@@ -18,7 +18,8 @@ MAY_IMPORT = {
     'fields': 'errors',
     'machine': 'errors',
     'models': 'errors fields',
-    'config': 'errors fields models',
+    'config_fields': 'fields models',
+    'config': 'errors fields models config_fields',
     'processes': 'errors',
     'data': 'errors',
     'workdir': 'errors config processes',
@@ -44,6 +45,7 @@ PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
 TESTED_ELSEWHERE = {
     **{f'scoring/{name}.py': 'parts of one command: tests/evaluate_test.py'
        for name in ('classes', 'fewshot', 'split')},
+    'config_fields.py': 'a table: tests/config_test.py',
     'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
 }
 

@@ -1,7 +1,8 @@
-"""The fields of a run: defaults, values, meanings, and which may change when a run continues.
+"""Configs of runs: made from the table of fields, changed, checked, completed, compared.
 
-A file in configs/ takes `base()` and overrides what its recipe needs. Nothing else has defaults.
-Those of the model stand beside the code that reads them: models/vit.py, encoder.py and resnet.py.
+A file in configs/ takes `base()` and overrides what its recipe needs. The fields are in
+config_fields.py, those of the model beside the code that reads them: models/vit.py, encoder.py and
+resnet.py. Nothing else has defaults.
 """
 
 import fnmatch
@@ -13,134 +14,14 @@ import ml_collections
 from flax import traverse_util
 
 from vit_jax import fields, models
+from vit_jax.config_fields import FIELDS
 from vit_jax.errors import UserError
-from vit_jax.fields import RATE, SIDES, SWITCH, TEXT, TEXTS, Field, number, one_of, several, whole
-from vit_jax.models import representation
 from vit_jax.models.vit import as_pair
 
 # A run may continue with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
               'model.remat_policy', 'evals.*', 'dataset.data_dir', 'dataset.max_broken_fraction',
               'transfer.take')  # the values that were taken are compared themselves
-
-FIELDS = {  # by dotted name: the neutral value, the possible ones, the meaning
-    'recipe': Field('', TEXT, 'where the numbers come from; logged at the start'),
-    'seed': Field(0, whole(-2**63, 2**63 - 1)._replace(words='a whole number of 64 bits'),
-                  'of parameters, order of images, crops and dropout'),
-    'batch_size': Field(4096, whole(1), 'images of a step, over all devices'),
-    'accum_steps': Field(1, whole(0), 'parts of a batch that are computed one after another '
-                         '(gradient accumulation); 0: the fewest that fit in memory'),
-    'num_steps': Field(0, whole(0), 'length of the run: either this'),
-    'num_epochs': Field(0.0, number(least=0), 'or this; the other is 0'),
-    'image_size': Field((224, 224), SIDES, 'height and width in pixels'),
-
-    'dataset.name': Field('imagenet2012', TEXT,
-                          "a TFDS name, a directory of SPLIT/CLASS/images, or 'digits'"),
-    'dataset.data_dir': Field('', TEXT, "where TFDS sets are; empty: TFDS's own default"),
-    'dataset.label': Field('', TEXT, 'of a TFDS set: a feature that is a class, as label_azimuth; '
-                           'FEATURE/N, its classes merged to N groups; or clevr_count, '
-                           'clevr_distance, kitti_distance, kitti_object_distance; empty: the '
-                           "set's own"),
-    'dataset.train_split': Field('train', TEXT, 'as in train or train[:90%]'),
-    'dataset.eval_split': Field('validation', TEXT, 'scored during training; empty: the folder '
-                                'val, valid or validation of a directory, else a tenth of train'),
-    'dataset.test_split': Field('', TEXT, 'scored once at the end by vit_jax.sweep'),
-    'dataset.final_split': Field('', TEXT, 'what vit_jax.sweep trains the winner on; empty: all of '
-                                 'the split of which train_split is a part'),
-    'dataset.num_examples': Field(0, whole(0), 'of train_split; 0: ask the data'),
-    'dataset.num_classes': Field(0, whole(0), '0: ask the data'),
-    'dataset.multi_label': Field(False, SWITCH, 'any number of labels for an image, which needs '
-                                 'the loss sigmoid; False: ask the data'),
-    'dataset.max_broken_fraction': Field(0.01, number(least=0, most=1),
-                                         'more unreadable images than this stop the run'),
-    'dataset.shuffle_buffer': Field(16_384, whole(1),
-                                    'sequential TFDS files: examples mixed with each other'),
-    'dataset.files_at_once': Field(16, whole(1),
-                                   'sequential TFDS files: how many are read interleaved'),
-
-    'augment.crop': Field('inception', one_of('inception', 'pad', 'resize', 'none'),
-                          'inception: a random part, pad: the padded image moved at random, '
-                          'resize: a random part of the squashed image, none: the whole image'),
-    'augment.min_area': Field(0.05, number(above=0, most=1),
-                              'inception: smallest share of the image'),
-    'augment.pad': Field(0, whole(0), 'pad: pixels on each side'),
-    'augment.crop_ratio': Field(0.9375, number(least=0.01, most=1),
-                                'resize: share of the sides that is cut out; BiT takes 480 px of '
-                                '512 and 128 of 160'),
-    'augment.flip': Field(True, SWITCH, 'left-right, of every second image at random'),
-
-    'preprocess.fit': Field('cover', one_of('cover', 'squash', 'torchvision', 'transformers'),
-                            'evaluation and prediction: the short side is resized and the middle '
-                            'cut out, as in big_vision; the whole is squashed to the size, as in '
-                            'vision_transformer; as cover, with the rounding of those'),
-    'preprocess.crop_ratio': Field(0.875, number(least=0.01, most=1),
-                                   'central crop, share of the resized side'),
-    'preprocess.resize': Field('bilinear', one_of('bilinear', 'bicubic', 'lanczos3'),
-                               'the filter; this and the following are for training, too'),
-    'preprocess.antialias': Field(True, SWITCH,
-                                  'average over all pixels of a larger image; '
-                                  'vision_transformer and big_vision do not'),
-    'preprocess.mean': Field((0.5, 0.5, 0.5), several(
-        number(0, 1), 'three numbers (red, green, blue) from 0 to 1', 3), 'is subtracted'),
-    'preprocess.std': Field((0.5, 0.5, 0.5), several(
-        number(least=0.001, most=1), 'three numbers (red, green, blue) from 0.001 to 1', 3),
-        'divides what is left'),
-
-    'pretrained': Field('', TEXT,
-                        'weights to start from: a file, a workdir, hf:ORG/NAME, timm:NAME'),
-    'transfer.take': Field((), TEXTS, 'fields of this config whose values come from the weights'),
-    'transfer.position_resize': Field(
-        'bilinear', one_of('bilinear', 'bicubic'),
-        "of position embeddings: as in the paper's code, or antialiased as in timm"),
-    'transfer.resize_patches': Field(
-        False, SWITCH, 'to another patch size (FlexiViT, arXiv 2212.08013)'),
-
-    'loss.name': Field('softmax', one_of('softmax', 'sigmoid'), 'of the cross-entropy'),
-    'loss.label_smoothing': Field(0.0, RATE, 'share of the label that all classes have in common'),
-
-    'optimizer.name': Field('adam', one_of('adam', 'sgd'), 'the algorithm'),
-    'optimizer.learning_rate': Field(1e-3, number(above=0), 'at its peak'),
-    'optimizer.b1': Field(0.9, RATE, 'adam: decay of the mean of gradients'),
-    'optimizer.b2': Field(0.999, RATE, 'adam: decay of the mean of their squares'),
-    'optimizer.momentum': Field(0.9, RATE, 'sgd'),
-    'optimizer.weight_decay': Field(0.0, number(least=0),
-                                    'decoupled, multiplied by the learning rate'),
-    'optimizer.decay_names': Field(('kernel',), TEXTS, 'parameters of these names decay'),
-    'optimizer.clip_norm': Field(0.0, number(least=0), 'of the global gradient norm; 0: none'),
-    'optimizer.lr_factors': Field(
-        '', TEXT, 'REGEX=FACTOR,... of parameter paths, the first that fits; 0 freezes'),
-    'optimizer.schedule': Field('cosine', one_of('cosine', 'linear', 'constant'),
-                                'of the learning rate after the warm-up'),
-    'optimizer.warmup_steps': Field(0, whole(0), 'in which the learning rate rises from 0'),
-    'optimizer.end_learning_rate': Field(0.0, number(least=0), 'at the last step'),
-    'ema_decay': Field(0.0, number(least=0, most=1), 'Polyak averaging, as in 0.999; evaluation '
-                       'then uses the average; 0: none'),
-
-    'mesh.data': Field(-1, whole(1, or_else=-1), 'devices that have other examples; -1: the rest'),
-    'mesh.fsdp': Field(1, whole(1, or_else=-1), 'the same, and parameters, gradients and optimizer '
-                       'state are split'),
-    'mesh.tensor': Field(1, whole(1, or_else=-1),
-                         'devices over which attention heads and MLPs are split'),
-
-    'evals.fewshot.shots': Field((), several(
-        whole(1), 'whole numbers, at least 1, with commas between them, as in 1,5,10'),
-        'few-shot accuracy (section 4.1) at every evaluation, with so many examples of each '
-        'class; empty: none'),
-    'evals.fewshot.seeds': Field(3, whole(1), 'how often they are drawn; the mean is logged'),
-    'evals.fewshot.l2': Field(1024.0, number(above=0), 'regularisation of the least squares'),
-    'evals.fewshot.representation': Field('pre_logits', one_of(*representation.NAMES),
-                                          'features that they are classified by'),
-    'evals.fewshot.dataset': Field('', TEXT, "as dataset.name; empty: the run's"),
-    'evals.fewshot.train_split': Field('', TEXT, 'where they are drawn; features of all of it are '
-                                       "computed each time; empty: the run's"),
-    'evals.fewshot.test_split': Field('', TEXT, "scored; empty: the run's dataset.eval_split"),
-
-    'log_every': Field(100, whole(1), 'steps from one line of the log to the next'),
-    'eval_every': Field(5000, whole(0), 'steps; 0: only at the end'),
-    'checkpoint_every': Field(1000, whole(0), 'steps; 0: only at the end'),
-    'keep_checkpoints': Field(2, whole(1), 'the newest ones'),
-    'keep_best': Field(False, SWITCH, 'also the checkpoint of the highest eval/accuracy'),
-}
 
 
 def base(model: str = 'b16') -> ml_collections.ConfigDict:
