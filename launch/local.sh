@@ -5,7 +5,7 @@
 #
 # Signals are passed on to all processes. When one fails, the others stop and say why; those that
 # are left after GRACE seconds (60) are killed. Exits with the first code that is not 0.
-# PYTHON is the interpreter (python).
+# PYTHON is the interpreter (python), MODULE what it runs (vit_jax.main, or vit_jax.evaluate).
 set -um  # m: processes in groups of their own, so that a Ctrl-C reaches them once, from here
 
 if ! [ "${1:-}" -ge 1 ] 2>/dev/null; then
@@ -23,7 +23,7 @@ pass_on() { kill -s "$1" ${running[@]+"${running[@]}"} 2>/dev/null; }
 trap 'pass_on TERM' TERM
 trap 'pass_on INT' INT
 for ((i = 0; i < number; i++)); do
-  "$python" -m vit_jax.main "$@" --coordinator="127.0.0.1:$port" --num_processes="$number" \
+  "$python" -m "${MODULE:-vit_jax.main}" "$@" --coordinator="127.0.0.1:$port" --num_processes="$number" \
     --process_id="$i" &
   running+=($!)
   name[$!]="process $i of $number"

@@ -5,6 +5,7 @@ import pytest
 from tests.support.runs import ROOT, load, resolved
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax.data import resizing
 from vit_jax.errors import UserError
 from vit_jax.models import cost, variants
 
@@ -142,6 +143,48 @@ def test_unknown_data_set_to_finetune_on():
         finetune.get_config('b16,cifar1000')
 
 
+bit = load('bit')
+
+
+@pytest.mark.parametrize(('arg', 'size', 'steps', 'warmup', 'boundaries', 'mixup', 'held_out'), [
+    ('r50x1,cifar10', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 2),
+    ('b32,cifar100', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 2),
+    ('r50x1,oxford_iiit_pet', (512, 480), 500, 100, (200, 300, 400), 0.0, 10),
+    ('l16,oxford_flowers102', (512, 480), 500, 100, (200, 300, 400), 0.0, 10),
+    ('r152x2,imagenet2012', (512, 480), 20_000, 500, (6000, 12_000, 18_000), 0.1, 1),
+    ('h14,directory,19999,95', (160, 128), 500, 100, (200, 300, 400), 0.0, 0),
+    ('r50_b16,directory,20000,96', (512, 480), 10_000, 500, (3000, 6000, 9000), 0.1, 0),
+    ('s16,directory,499999,1', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 0),
+    ('s16,directory,500000,999', (512, 480), 20_000, 500, (6000, 12_000, 18_000), 0.1, 0)])
+def test_bit_hyperrule(arg, size, steps, warmup, boundaries, mixup, held_out):
+    """Row by row as in big_transfer's bit_hyperrule.py; splits as in its input pipeline."""
+    config = checked(bit.get_config(arg))
+    o, augment, dataset = config.optimizer, config.augment, config.dataset
+    larger, crop = size
+    assert config.image_size == (crop, crop)
+    assert resizing.target_size(config.image_size, {'fit': 'squash', **augment}) == (larger,) * 2
+    assert (config.num_steps, o.warmup_steps, augment.crop, augment.mixup) == (
+        steps, warmup, 'resize', mixup)
+    assert tuple(round(share * steps) for share in o.staircase_boundaries) == boundaries
+    assert (config.batch_size, o.name, o.momentum, o.schedule, o.learning_rate, o.weight_decay,
+            o.clip_norm) == (512, 'sgd', 0.9, 'staircase', 0.003, 0.0, 0.0)
+    assert dataset.train_split == (f'train[:{100 - held_out}%]' if held_out else 'train')
+    assert dataset.eval_split == (f'train[{100 - held_out}%:]' if held_out else '')
+    assert dataset.name == ('' if 'directory' in arg else arg.split(',')[1])
+
+
+@pytest.mark.parametrize(('arg', 'message'), [
+    ('r50x1,cifar1000', "unknown data set 'cifar1000'. Did you mean cifar100"),
+    ('r50x1', "unknown data set ''.*for other data take MODEL,directory,IMAGES,SIDE"),
+    ('r50x1,cifar10,50000', "after r50x1,cifar10 stands '50000': expected nothing"),
+    ('r50x1,directory', "after MODEL,directory stands '': expected the number of training images"),
+    ('r50x1,directory,many,224', "stands 'many,224': expected .*:r50x1,directory,3000"),
+    ('r50x1,directory,3000,0', "stands '3000,0'"), ('r50x1,directory,1,2,3', "stands '1,2,3'")])
+def test_bit_hyperrule_without_what_it_needs(arg, message):
+    with pytest.raises(UserError, match=message):
+        bit.get_config(arg)
+
+
 def test_unknown_data_set():
     message = "unknown data set 'imagenet2021'. Did you mean imagenet2012"
     with pytest.raises(UserError, match=message):
@@ -197,6 +240,9 @@ NAN, INF = float('nan'), float('inf')
     ('optimizer.end_learning_rate', (-1.0, INF), 'a finite number, at least 0'),
     ('optimizer.weight_decay', (-1.0, NAN), 'a finite number, at least 0'),
     ('optimizer.clip_norm', (-1.0,), 'a finite number, at least 0'),
+    ('augment.mixup', (-0.1, NAN, INF), 'a finite number, at least 0'),
+    ('optimizer.staircase_boundaries', ((0.3, 1.5), (-1.0,)), 'numbers from 0 to 1, with'),
+    ('optimizer.staircase_factor', (0.0, 2.0), 'a number, above 0 and at most 1'),
     ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and below 1'),
     ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
     ('model.head_bias_init', (INF,), 'a finite number'),

@@ -117,6 +117,25 @@ def test_weights_on_another_split(run, image_directory, capsys):
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
 
 
+def test_several_splits_in_one_call(run, image_directory, capsys, caplog):
+    """Each is what it is alone."""
+    alone = [command(capsys, f'--workdir={run}', f'--split={name}')[1]
+             for name in ('train[:50%]', 'test')]
+    splits = ['--split=train[:50%]', '--split=test']
+    for arguments in ([], [f'--dataset={image_directory}'], [f'--dataset={image_directory}'] * 2):
+        code, result = command(capsys, f'--workdir={run}', *splits, *arguments)
+        assert (code, result) == (0, {'results': alone})
+    assert evaluate.main([f'--workdir={run}', *splits]) == 0
+    ends = [f'images of {image_directory}, {name}' for name in ('train[:50%]', 'test')]
+    out = capsys.readouterr().out.splitlines()
+    assert (out[3].endswith(ends[0]), out[7].endswith(ends[1]), len(out)) == (True, True, 8)
+    for arguments, message in [
+            (['--dataset=a', '--dataset=b', '--dataset=c'], '3 --dataset and 2 --split are given'),
+            (['--save=x.npz'], '--labels and --save are for one split')]:
+        assert evaluate.main([f'--workdir={run}', *splits, *arguments]) == 1
+        assert message in caplog.records[-1].getMessage()
+
+
 def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog):
     """Said on the command line it is what it would be in the weights, and before what is there."""
     loaded, results = weights.load(str(run)), {}

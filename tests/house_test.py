@@ -26,7 +26,7 @@ MAY_IMPORT = {
     'weights': 'errors models config data workdir',
     'evaluators': 'errors models',
     'training': 'errors machine models config processes data workdir weights evaluators',
-    'scoring': 'errors fields models config data workdir weights evaluators training',
+    'scoring': 'errors fields models config processes data workdir weights evaluators training',
     'planning': 'errors models config workdir training',
     'terminal': 'machine processes',
     'cli': 'errors machine terminal models config processes workdir weights',

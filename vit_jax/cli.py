@@ -260,3 +260,13 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--process_id', type=int, help='which of them this is, from 0')
     parser.add_argument('--start_timeout', type=int, default=300, metavar='SECONDS',
                         help='how long to wait until all processes have started (300)')
+
+
+def join_processes(options: argparse.Namespace, continues: bool = False) -> None:
+    """Joins the others that the options of `add_process_options` or a launcher speak of.
+
+    Afterwards process 0 alone logs how it goes. `continues`: as of launch.start.
+    """
+    launch.start(options.coordinator, options.num_processes, options.process_id,
+                 options.start_timeout, continues)
+    terminal.log_as_process()

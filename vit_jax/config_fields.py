@@ -9,7 +9,7 @@ from vit_jax.models import representation
 FIELDS = {  # by dotted name
     'recipe': Field('', TEXT, 'where the numbers come from; logged at the start'),
     'seed': Field(0, whole(-2**63, 2**63 - 1)._replace(words='a whole number of 64 bits'),
-                  'of parameters, order of images, crops and dropout'),
+                  'of parameters, order of images, crops, MixUp and dropout'),
     'batch_size': Field(4096, whole(1), 'images of a step, over all devices'),
     'accum_steps': Field(1, whole(0), 'parts of a batch that are computed one after another '
                          '(gradient accumulation); 0: the fewest that fit in memory'),
@@ -51,6 +51,8 @@ FIELDS = {  # by dotted name
                                 'resize: share of the sides that is cut out; BiT takes 480 px of '
                                 '512 and 128 of 160'),
     'augment.flip': Field(True, SWITCH, 'left-right, of every second image at random'),
+    'augment.mixup': Field(0.0, number(least=0), 'MixUp (arXiv 1710.09412): examples of a batch '
+                           'are mixed in pairs, by a share from Beta(x, x); 0: not'),
 
     'preprocess.fit': Field('cover', one_of('cover', 'squash', 'torchvision', 'transformers'),
                             'evaluation and prediction: the short side is resized and the middle '
@@ -92,10 +94,15 @@ FIELDS = {  # by dotted name
     'optimizer.clip_norm': Field(0.0, number(least=0), 'of the global gradient norm; 0: none'),
     'optimizer.lr_factors': Field(
         '', TEXT, 'REGEX=FACTOR,... of parameter paths, the first that fits; 0 freezes'),
-    'optimizer.schedule': Field('cosine', one_of('cosine', 'linear', 'constant'),
+    'optimizer.schedule': Field('cosine', one_of('cosine', 'linear', 'constant', 'staircase'),
                                 'of the learning rate after the warm-up'),
     'optimizer.warmup_steps': Field(0, whole(0), 'in which the learning rate rises from 0'),
-    'optimizer.end_learning_rate': Field(0.0, number(least=0), 'at the last step'),
+    'optimizer.end_learning_rate': Field(0.0, number(least=0), 'cosine, linear: at the last step'),
+    'optimizer.staircase_boundaries': Field((0.3, 0.6, 0.9), several(
+        number(least=0, most=1), 'numbers from 0 to 1, with commas between them'),
+        'staircase: after these shares of the steps the learning rate falls'),
+    'optimizer.staircase_factor': Field(0.1, number(above=0, most=1),
+                                        'staircase: by which it is then multiplied'),
     'ema_decay': Field(0.0, number(least=0, most=1), 'Polyak averaging, as in 0.999; evaluation '
                        'then uses the average; 0: none'),
 

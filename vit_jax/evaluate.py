@@ -4,11 +4,13 @@
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=NAME_OR_DIR --split=SPLIT [--json]
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=DIR --split=val --labels=real.json
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=DATA --split=TEST --fewshot=1,5,10
+    python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=A --split=val --dataset=B --split=test
 
 Images are prepared as the weights say; --preprocess and --classes add what they do not say. Images
 with several labels count as right if the most probable class is one of them. With --fewshot the
 classes may be any: classifiers of frozen features learn from some images of each.
-With --json the last line of stdout is one JSON object.
+With --json the last line of stdout is one JSON object; of several splits {"results": [...]}.
+Several processes, started as those of vit_jax.main, share the images; process 0 has the result.
 """
 
 import argparse
@@ -20,52 +22,85 @@ from collections.abc import Sequence
 from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.models import representation
-from vit_jax.processes import launch
+from vit_jax.processes import consensus, launch
 from vit_jax.scoring import classes, fewshot, split
 
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> None:
     """Returns 0, or 1 after an error that the last line explains."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    check_fewshot_options(parser, options)
+    targets = named_splits(options)
+    cli.join_processes(options)
+    consensus.check_equal('the command', {
+        f'--{name}': value for name, value in vars(options).items() if name != 'process_id'})
+    loaded = cli.read_weights(options)
+    model, params = cli.build_model(loaded)
+    consensus.check_equal_arrays('the weights', params)
+    results = []
+    for name, scored in targets:
+        dataset, loss = split.data_and_loss(loaded, options.workdir, {
+            'name': name, 'data_dir': options.data_dir, 'eval_split': scored,
+            'label': options.label})
+        given = loaded, model, params, dataset
+        if options.fewshot is None:
+            result, table = classes.score(
+                *given, loss, batch_size=options.batch_size, labels=options.labels,
+                save_to=options.save), classes.table
+        else:
+            result, table = fewshot.score(
+                *given, batch_size=options.batch_size, shots=options.fewshot,
+                train_split=options.fewshot_split, l2=options.fewshot_l2,
+                seeds=options.fewshot_seeds, name=options.representation), fewshot.table
+        # JSON has no NaN, which the loss of weights that are not finite is.
+        results.append({k: None if isinstance(x, float) and not math.isfinite(x) else x
+                        for k, x in result.items()})
+        if consensus.is_main() and not options.json:
+            print(table(result))
+    if consensus.is_main() and options.json:
+        print(json.dumps(results[0] if len(results) == 1 else {'results': results}))
+    launch.finish()
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options of the command."""
     parser = cli.make_parser('evaluate', __doc__)
     cli.add_weights_options(parser)
-    parser.add_argument('--dataset', help="TFDS name, directory SPLIT/CLASS/images, or 'digits'; "
-                        'the default with --workdir is the data set of the run')
+    parser.add_argument('--dataset', action='append', help='TFDS name, directory SPLIT/CLASS/'
+                        "images, or 'digits'; the default with --workdir is the data set of the "
+                        'run. This and --split may be repeated: as many of one as of the other, '
+                        'or one that is for all')
     parser.add_argument('--data_dir', default='', help="of TFDS sets; default: TFDS's own")
     parser.add_argument('--label', help='of a TFDS set, as dataset.label; default: that of '
                         "the run or the set's own")
-    parser.add_argument('--split', help='for example test or train[:10%%]; the default with '
-                        "--workdir is the run's dataset.eval_split")
+    parser.add_argument('--split', action='append', help='for example test or train[:10%%]; the '
+                        "default with --workdir is the run's dataset.eval_split")
     parser.add_argument('--labels', metavar='FILE.json', help='instead of the labels of a '
                         'directory: a list of lists of class numbers, one for each image in the '
                         "order of file names, such as ImageNet-ReaL's real.json")
     parser.add_argument('--save', metavar='FILE.npz', help='write logits, labels and names of the '
                         'images')
-    parser.add_argument('--batch_size', type=int, default=64)
+    parser.add_argument('--batch_size', type=int, default=64, help='of all devices')
     parser.add_argument('--json', action='store_true')
     add_fewshot_options(parser)
-    options = parser.parse_args(argv)
-    launch.refuse_several('vit_jax.evaluate')
-    check_fewshot_options(parser, options)
-    loaded = cli.read_weights(options)
-    model, params = cli.build_model(loaded)
-    dataset, loss = split.data_and_loss(loaded, options.workdir, {
-        'name': options.dataset, 'data_dir': options.data_dir, 'eval_split': options.split,
-        'label': options.label})
-    given = loaded, model, params, dataset
-    if options.fewshot is None:
-        result, table = classes.score(
-            *given, loss, batch_size=options.batch_size, labels=options.labels,
-            save_to=options.save), classes.table
-    else:
-        result, table = fewshot.score(
-            *given, batch_size=options.batch_size, shots=options.fewshot,
-            train_split=options.fewshot_split, l2=options.fewshot_l2, seeds=options.fewshot_seeds,
-            name=options.representation), fewshot.table
-    # JSON has no NaN, which the loss of weights that are not finite is.
-    finite = {k: None if isinstance(x, float) and not math.isfinite(x) else x
-              for k, x in result.items()}
-    print(json.dumps(finite) if options.json else table(result))
+    cli.add_process_options(parser)
+    return parser
+
+
+def named_splits(options: argparse.Namespace) -> list[tuple[str | None, str | None]]:
+    """(data set, split) of each to be scored, None where an option is not given."""
+    datasets, splits = options.dataset or [None], options.split or [None]
+    number = max(len(datasets), len(splits))
+    if not {len(datasets), len(splits)} <= {1, number}:
+        raise UserError(f'{len(datasets)} --dataset and {len(splits)} --split are given: expected '
+                        'as many of one as of the other, or one of them, which is for all.')
+    if number > 1 and (options.labels or options.save):
+        raise UserError('--labels and --save are for one split: evaluate the others by further '
+                        'commands.')
+    return list(zip(datasets * (number // len(datasets)), splits * (number // len(splits)),
+                    strict=True))
 
 
 def add_fewshot_options(parser: argparse.ArgumentParser) -> None:

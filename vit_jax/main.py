@@ -6,7 +6,7 @@
 import sys
 from collections.abc import Sequence
 
-from vit_jax import cli, terminal
+from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax.processes import consensus, launch
 from vit_jax.workdir import record
@@ -24,9 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     workdir = options.workdir or cli.default_workdir(argv)
     from vit_jax.training import loop  # imports TensorFlow, for which --help need not wait
 
-    launch.start(options.coordinator, options.num_processes, options.process_id,
-                 options.start_timeout)
-    terminal.log_as_process()
+    cli.join_processes(options, continues=True)
     if consensus.is_main():
         record.log_to(workdir)
     code = loop.train(config, workdir)

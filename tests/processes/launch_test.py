@@ -51,7 +51,7 @@ def initialisations(monkeypatch):
 def test_launchers_of_a_single_process(variables, monkeypatch, initialisations):
     set_all(monkeypatch, variables)
     launch.start()
-    launch.refuse_several('vit_jax.evaluate')
+    launch.refuse_several('vit_jax.sweep')
     assert not initialisations
 
 
@@ -63,7 +63,7 @@ def test_no_launcher(variables, monkeypatch):
     set_all(monkeypatch, variables)
     launch.start()
     launch.start(num_processes=1)
-    launch.refuse_several('vit_jax.evaluate')
+    launch.refuse_several('vit_jax.sweep')
     monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '4')  # of a version that JAX does not know
     with pytest.raises(UserError, match='it looks as if this is one of several processes'):
         launch.start()
@@ -72,9 +72,9 @@ def test_no_launcher(variables, monkeypatch):
 @pytest.mark.parametrize('variables', LAUNCHERS)
 def test_programs_for_one_process_refuse_several(variables, monkeypatch):
     set_all(monkeypatch, variables)
-    with pytest.raises(UserError, match='vit_jax.evaluate runs as one process and was started as '
+    with pytest.raises(UserError, match='vit_jax.sweep runs as one process and was started as '
                                         'one of 4: start it once, on one host'):
-        launch.refuse_several('vit_jax.evaluate')
+        launch.refuse_several('vit_jax.sweep')
 
 
 def test_the_flags_of_several_are_refused():

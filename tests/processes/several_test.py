@@ -1,6 +1,7 @@
 """Runs of several real processes on this machine: they equal one, and stop and go on together."""
 
 import functools
+import json
 import re
 import shutil
 import signal
@@ -11,7 +12,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.support.forked import MAIN, Forked
+from tests.support.datasets import write_images
+from tests.support.forked import EVALUATE, MAIN, Forked
 from tests.support.processes import Processes, free_port
 from tests.support.runs import TIMED, TINY, arguments, load
 from vit_jax.training import loop
@@ -142,15 +144,52 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 
 
 @pytest.mark.slow
-def test_two_processes_gather_the_features_for_few_shot(start, tmp_path):
-    fields = FIELDS | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'evals.fewshot.shots': '1,5'}
+def test_two_processes_gather_the_features_for_few_shot_and_mix_their_images(start, tmp_path):
+    fields = FIELDS | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'evals.fewshot.shots': '1,5',
+                       'augment.mixup': 1.0}
     for number in (1, 2):
         with start(number, tmp_path / str(number), fields) as run:
             run.wait([0] * number)
-    one, two = ({name: value for name, value in metrics.read(tmp_path / number)[-1].items()
-                 if name.startswith('fewshot/')} for number in ('1', '2'))
+    one, two = (metrics.read(tmp_path / number) for number in ('1', '2'))
+    assert one[0]['train/loss'] == pytest.approx(two[0]['train/loss'], rel=1e-5)
+    one, two = ({name: value for name, value in rows[-1].items() if name.startswith('fewshot/')}
+                for rows in (one, two))
     assert len(one) == 4
     assert one == pytest.approx(two, abs=2e-3)  # of 360 images one may change sides by rounding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [[], ['--fewshot=1', '--fewshot_split=train']])
+def test_two_processes_score_as_one(options, undisturbed, tmp_path):
+    """Also of broken images in the parts of both; process 0 alone prints and writes."""
+    for split in ('train', 'test'):
+        write_images(tmp_path / 'data' / split, list('0123456789'), 2, size=(8, 8), seed=len(split))
+    for name in ('0/000', '3/001', '9/000'):
+        (tmp_path / 'data' / 'test' / f'{name}.png').write_text('no image')
+    results, saved = [], []
+    for number in (1, 2):
+        save = [] if options else [f'--save={tmp_path}/{number}.npz']
+        address = f'--coordinator=127.0.0.1:{free_port()}'
+        starts = [functools.partial(Forked, [
+            f'--workdir={undisturbed}', f'--dataset={tmp_path}/data', '--split=test', '--json',
+            '--batch_size=8', *options, *save, address, f'--num_processes={number}',
+            f'--process_id={i}'], code=EVALUATE, optimized=False) for i in range(number)]
+        with Processes(tmp_path / f'logs{number}', starts) as run:
+            logs = run.wait([0] * number)
+        found = [[json.loads(line) for line in log.splitlines() if line.startswith('{')]
+                 for log in logs]
+        assert list(map(len, found)) == [1, 0][:number]
+        results.append(found[0][0])
+        saved += [dict(np.load(tmp_path / f'{number}.npz'))] if save else []
+    assert len(results[0]['broken']) == 3
+    one, two = map(jax.tree.leaves_with_path, results)
+    for (path, x), (like, y) in zip(one, two, strict=True):
+        assert (path, x) == (like, pytest.approx(y, abs=1e-5) if isinstance(y, float) else y)
+    for name in saved[0] if saved else ():
+        if name == 'logits':
+            np.testing.assert_allclose(*(x[name] for x in saved), rtol=0, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(*(x[name] for x in saved))
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ import pytest
 
 from tests.support.runs import environment
 
-MAIN = 'import sys; from vit_jax import main; sys.exit(main.main())'
+MAIN, EVALUATE = (f'import sys; from vit_jax import {name}; sys.exit({name}.main())'
+                  for name in ('main', 'evaluate'))
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(['vit_jax.main', 'vit_jax.training.loop', 'vit_jax.workdir.curves'])
 

@@ -94,6 +94,18 @@ def test_images_with_several_labels(labelled, tmp_path):
     assert recorded['dataset']['multi_label'] is True
 
 
+@pytest.mark.slow
+def test_mixup_goes_on_bit_for_bit(tmp_path):
+    """Also with the batch in parts; its losses are not those of a run without."""
+    losses = {}
+    for name, alpha, lengths in (('whole', 0.5, [6]), ('extended', 0.5, [4, 6]), ('off', 0.0, [6])):
+        for length in lengths:
+            assert loop.train(config(num_steps=length, accum_steps=2, augment__mixup=alpha,
+                                     optimizer__warmup_steps=1), str(tmp_path / name)) == 0
+        losses[name] = [row['train/loss'] for row in rows(tmp_path / name, 'train/loss')]
+    assert losses['whole'] == losses['extended'] != losses['off']
+
+
 def test_several_labels_that_do_not_fit_the_run(labelled, tmp_path):
     with pytest.raises(UserError, match='loss.name is softmax, whose targets sum to one'):
         loop.train(directory_config(labelled), str(tmp_path / 'run'))

@@ -25,6 +25,24 @@ def test_schedule(schedule):
     np.testing.assert_allclose([lr(k) for k in range(10, 111)], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(('boundaries', 'supports'), [  # big_transfer's bit_hyperrule.py
+    ((0.4, 0.6, 0.8), [100, 200, 300, 400, 500]),
+    ((0.3, 0.6, 0.9), [500, 3000, 6000, 9000, 10_000]),
+    ((0.3, 0.6, 0.9), [500, 6000, 12_000, 18_000, 20_000])])
+def test_staircase_is_that_of_bit(boundaries, supports):
+    """At every step around a boundary; the update at it still has the rate before."""
+    warmup, *stairs, end = supports
+    config = settings(learning_rate=0.003, warmup_steps=warmup, schedule='staircase',
+                      staircase_boundaries=boundaries)
+    lr = optimizer.make_schedule(config, end)
+    steps = sorted({min(max(s + d, 0), end - 1) for s in [0, *supports] for d in range(-2, 3)})
+    expected = [0.003 * step / warmup if step < warmup else
+                0.003 / 10 ** len([s for s in stairs if s < step]) for step in steps]
+    np.testing.assert_allclose(jax.jit(jax.vmap(lr))(jnp.array(steps)), expected, rtol=1e-6,
+                               atol=1e-10)
+    assert lr(stairs[-1] + 1) < lr(stairs[-1]) / 9 == pytest.approx(lr(stairs[-2] + 1) / 9)
+
+
 def test_adam_with_decoupled_decay_on_kernels_by_hand():
     config = settings(learning_rate=0.1, weight_decay=0.3, schedule='constant', clip_norm=1.0)
     tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 100))

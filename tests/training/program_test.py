@@ -34,7 +34,8 @@ def train(program, steps=5):
 
 
 CASES = {'vit': ('vit', {}), 'hybrid': ('hybrid', {}), 'resnet': ('resnet', {}),
-         'accumulation': ('vit', {'accum_steps': 2, 'ema_decay': 0.9})}
+         'accumulation': ('vit', {'accum_steps': 2, 'ema_decay': 0.9}),
+         'mixup': ('vit', {'accum_steps': 2, 'augment.mixup': 0.8})}
 
 
 @pytest.fixture(scope='module')
@@ -51,8 +52,9 @@ def on_one_device():
     return result
 
 
-QUICK = {('vit', 'mixed')}
-SLOW = {('vit', 'data'), ('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed')}
+QUICK = {('vit', 'mixed'), ('mixup', 'mixed')}
+SLOW = {('vit', 'data'), ('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed'),
+        ('mixup', 'data')}
 
 
 def mark(case, mesh):

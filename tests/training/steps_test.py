@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from tests.support.steps import assert_close, random_batch, setup
+from vit_jax.training import mixup
 
 
 def randomised(state):
@@ -53,6 +54,28 @@ def test_accumulation_draws_new_dropout_for_every_part():
     losses = {float(jax.jit(functools.partial(step, accum_steps=n))(state, one)[1]['loss'])
               for n in (1, 4)}
     assert len(losses) == 2
+
+
+def test_mixup_of_the_whole_batch_also_in_parts():
+    """A step on a batch that was mixed before; another step draws another share."""
+    state, step, model, _ = setup()
+    state, batch = randomised(state), random_batch(12)
+    for k in (0, 5):
+        state = state.replace(step=jnp.int32(k))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), mixup.STREAM)
+        mixed = mixup.mix(batch, 0.4, key, model.num_classes)
+        expected = jax.jit(step)(state, mixed)
+        for parts in (1, 3):
+            found = jax.jit(functools.partial(step, mixup=0.4, accum_steps=parts))(state, batch)
+            assert_close((found[0].params, found[1]), (expected[0].params, expected[1]))
+    assert abs(expected[1]['loss'] - jax.jit(step)(state, batch)[1]['loss']) > 1e-4
+
+
+def test_without_mixup_the_step_is_what_it_was():
+    state, step, _, _ = setup()
+    texts = {jax.jit(functools.partial(step, **fields)).lower(state, random_batch(4)).as_text()
+             for fields in ({}, {'mixup': 0.0})}
+    assert len(texts) == 1
 
 
 def test_randomness_is_a_function_of_seed_and_step():

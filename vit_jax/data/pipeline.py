@@ -75,7 +75,6 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
     example = _training_example(source, image_size, augment, preprocess)
 
     def finish(batch):
-        # MixUp goes here, keyed by the positions of the batch.
         return {**batch, 'mask': tf.ones([local], tf.bool)}
 
     def batches(step):

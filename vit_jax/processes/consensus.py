@@ -5,6 +5,7 @@ process nothing is sent, and JAX's devices are not touched.
 """
 
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from vit_jax.errors import UserError
 
@@ -74,6 +76,13 @@ def check_equal(what: str, fields: dict[str, Any]) -> None:
         more = f'\n  and {len(lines) - SHOWN} more' if len(lines) > SHOWN else ''
         raise UserError(f'{what} of the processes differs. Start all with the same:\n  '
                         + '\n  '.join(lines[:SHOWN]) + more)
+
+
+def check_equal_arrays(what: str, tree: PyTree) -> None:
+    """Raises UserError if the arrays of a tree, which are on the hosts, differ between them."""
+    if count() > 1:
+        check_equal(what, {jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))
+                           for path, x in jax.tree.leaves_with_path(tree)})
 
 
 class SignalVote:

@@ -32,12 +32,13 @@ _last_words: LastWords | None = None  # with several processes
 
 
 def start(coordinator: str | None = None, num_processes: int | None = None,
-          process_id: int | None = None, timeout: float = 300) -> None:
+          process_id: int | None = None, timeout: float = 300, continues: bool = True) -> None:
     """Joins the other processes of the run, if there are any. Must be called before JAX is used.
 
     `coordinator` is HOST:PORT of process 0. On TPU pods, under Slurm, Open MPI and in indexed
     Kubernetes jobs, this and the next two are found in the environment. If another process is
-    missing after `timeout` seconds, JAX ends this one.
+    missing after `timeout` seconds, JAX ends this one. `continues`: whether the same command
+    goes on from what it has saved, which is said when a process is lost.
 
     Raises UserError when process 0 cannot be reached, or the arguments of the others do not match.
     """
@@ -64,8 +65,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
         _last_words.will_be(
             f'error: process {process_id} of {number} was killed, or lost another process: one '
             'that was killed, hangs, stopped with an error, or whose host is not reachable (the '
-            'lines above may say which). Start the same command again on all hosts: the run '
-            'continues from its newest checkpoint.')
+            'lines above may say which). Start the same command again on all hosts'
+            f'{": the run continues from its newest checkpoint" if continues else ""}.')
         consensus.check_equal('the number', {'--num_processes': num_processes or number})
 
 
@@ -107,7 +108,8 @@ def refuse_several(program: str, num_processes: int | None = None) -> None:
     number = num_processes or _launched() or int(os.environ.get('JOB_COMPLETION_INDEX') or 0) + 1
     if number > 1:
         raise UserError(f'{program} runs as one process and was started as one of {number}: '
-                        'start it once, on one host. Only vit_jax.main takes several.')
+                        'start it once, on one host. Only vit_jax.main and vit_jax.evaluate take '
+                        'several.')
 
 
 def _launched():

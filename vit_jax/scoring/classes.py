@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from vit_jax.errors import check_destination
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
+from vit_jax.processes import consensus
 from vit_jax.scoring import split
 from vit_jax.training import losses, sharding
 from vit_jax.weights import Weights
@@ -38,19 +39,19 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     from vit_jax.data import pipeline  # imports TensorFlow
 
     mesh = split.make_mesh(batch_size)
-    if save_to:  # now, not after the work
+    if save_to and consensus.is_main():  # now, not after the work
         check_destination(save_to, '.npz')
     source = split.open_labelled_source(dataset, loaded, labels)
     batches = pipeline.eval_batches(source, with_index=True, **split.batch_settings(
         loaded, mesh, batch_size, dataset['files_at_once']))
     totals = total(model, params, loss, mesh, batches, with_logits=bool(save_to))
     rows = totals['rows']
-    if save_to:
+    if save_to and consensus.is_main():
         save(save_to, rows, source)
     if source.multi_label and loss['name'] == 'softmax':  # which is compared between images
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
     return {'dataset': dataset['name'], 'split': dataset['eval_split'],
-            **classification.metrics(totals), 'broken': batches.broken,
+            **classification.metrics(totals), 'broken': split.broken(batches),
             'calibration': calibration(rows['confidence'], rows['right']),
             **by_class(rows, source.class_names)}
 
@@ -81,8 +82,9 @@ def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.shar
         rows |= {'logits': logits} if with_logits else {}
         return sums | {'rows': rows | sums.get('rows', {})}
 
-    params = jax.device_put(params, sharding.replicated(mesh))
-    return classification.total(jax.jit(step), params, sharding.feed(batches, mesh))
+    everywhere = sharding.replicated(mesh)
+    return classification.total(jax.jit(step, out_shardings=everywhere),
+                                sharding.replicate(params, mesh), sharding.feed(batches, mesh))
 
 
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:

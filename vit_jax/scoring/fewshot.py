@@ -65,6 +65,7 @@ def open_sources(dataset: dict[str, Any], train_split: str) -> tuple[Any, Any]:
     train = sources.open_source(name, train_split, data_dir, label=label)
     test = sources.open_source(name, test_split, data_dir, train.class_names, label)
     fewshot.check_single_label(train, name)
+    split.check_equal_data(train, test)
     return train, test
 
 
@@ -74,13 +75,13 @@ def _features(sources, model, params, name, mesh, settings):
 
     step = jax.jit(functools.partial(features.step, model=model, name=name),
                    out_shardings=sharding.replicated(mesh))
-    params = jax.device_put(params, sharding.replicated(mesh))
+    params = sharding.replicate(params, mesh)
     found, broken = [], []
     for source in sources:
         log.info('features of %d images', source.num_examples)
         batches = pipeline.eval_batches(source, **settings)
         found.append(features.extract(step, params, sharding.feed(batches, mesh)))
-        broken += batches.broken
+        broken += split.broken(batches)
     return found, broken
 
 

@@ -8,6 +8,7 @@ import jax
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least
+from vit_jax.processes import consensus
 from vit_jax.training import sharding
 from vit_jax.weights import Weights, description
 from vit_jax.workdir import record
@@ -53,7 +54,14 @@ def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str |
     elif dataset['multi_label'] and not source.multi_label:
         log.info('images have one label and %s was trained for several: an image is right if the '
                  'most probable class is its label', loaded.source)
+    check_equal_data(source)
     return source
+
+
+def check_equal_data(*sources: Any) -> None:
+    """Raises UserError where processes have opened other data; the classes are the weights'."""
+    consensus.check_equal('the data', {
+        f'images of split {number}': source.num_examples for number, source in enumerate(sources)})
 
 
 def open_source(dataset: dict[str, Any], loaded: Weights):
@@ -87,6 +95,11 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
             raise UserError(f'{text}: they are not the same classes in the same order.')
         log.warning('%s: the order is taken to be the same', text)
     return source
+
+
+def broken(batches: Any) -> list[str]:
+    """The sorted names of the images that all processes have left out of pipeline.EvalBatches."""
+    return sorted(sum(consensus.gather(batches.broken), []))
 
 
 def make_mesh(batch_size: int) -> jax.sharding.Mesh:

@@ -14,14 +14,23 @@ from vit_jax.errors import UserError
 def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
     """Learning rate of update k = 0, 1, ...: linear warm-up from 0, then the decay.
 
-    `config` is `config.optimizer`; the decay reaches its `end_learning_rate` at `num_steps`.
+    `config` is `config.optimizer`; cosine and linear decay reach its `end_learning_rate` at
+    `num_steps`. The staircase is that of BiT's bit_hyperrule.py: an update at a boundary has the
+    rate before it.
     """
     peak, end = config.learning_rate, config.end_learning_rate
     decay_steps = num_steps - config.warmup_steps
+
+    def staircase(k):
+        passed = sum(k + config.warmup_steps > round(share * num_steps)
+                     for share in config.staircase_boundaries)
+        return peak * config.staircase_factor ** passed
+
     decay = {
         'cosine': optax.cosine_decay_schedule(peak, decay_steps, alpha=end / peak),
         'linear': optax.linear_schedule(peak, end, decay_steps),
         'constant': optax.constant_schedule(peak),
+        'staircase': staircase,
     }[config.schedule]
     warmup = optax.linear_schedule(0.0, peak, config.warmup_steps)
     return optax.join_schedules([warmup, decay], [config.warmup_steps])

@@ -2,12 +2,10 @@
 
 import logging
 import math
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from flax import traverse_util
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
@@ -84,10 +82,8 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) 
             raise
         raise UserError(f'{error}\nThe weights look like {name}: choose that model, as in '
                         f'--config=configs/finetune.py:{name},DATASET.') from error
-    if consensus.count() > 1:  # each process has read its own, and places only a part of them
-        consensus.check_equal('the pre-trained weights', {
-            jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))
-            for path, x in jax.tree.leaves_with_path(params)})
+    # Each process has read its own, and places only a part of them.
+    consensus.check_equal_arrays('the pre-trained weights', params)
     log.info('pre-trained weights from %s (%s layout):\n%s', loaded.source, loaded.layout,
              adapt.table(changes))
     return params

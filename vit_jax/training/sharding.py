@@ -158,6 +158,11 @@ def shard_batch(batch: PyTree, sharding: NamedSharding) -> PyTree:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
+def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Puts arrays that every process has on all devices, whole."""
+    return shard_batch(tree, replicated(mesh))
+
+
 def feed(batches: Iterable[PyTree], mesh: Mesh) -> Iterator[PyTree]:
     """Batches as global arrays on the mesh, LOOKAHEAD of them made ahead; see shard_batch."""
     ahead = []

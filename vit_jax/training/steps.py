@@ -9,13 +9,14 @@ import optax
 from jaxtyping import Array, PyTree
 
 from vit_jax.evaluators.batches import Batch, split
+from vit_jax.training import mixup as mixup_lib
 from vit_jax.training.state import TrainState
 
 
 def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
                tx: optax.GradientTransformation, schedule: optax.Schedule, loss: Callable,
                seed: int, accum_steps: int = 1, ema_decay: float = 0.0,
-               factors: PyTree | None = None,
+               mixup: float = 0.0, factors: PyTree | None = None,
                place_grads: Callable[[PyTree], PyTree] = lambda grads: grads
                ) -> tuple[TrainState, dict[str, Array]]:
     """One update from one batch.
@@ -28,6 +29,7 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
       accum_steps: the batch is split into this many equal parts, whose gradients are averaged;
         without dropout the result equals that of the whole batch up to rounding.
       ema_decay: of the parameter average, if the state has one.
+      mixup: alpha of mixup.mix, applied to the whole batch before it is split; 0: not.
       factors: from optimizer.lr_factors; nothing is computed for parameters whose factor is 0.
       place_grads: constrains gradients to the devices that hold the parameters.
 
@@ -48,6 +50,9 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
         value, grads = jax.value_and_grad(mean_loss)(params, batch, key)
         return value, place_grads(grads)
 
+    if mixup:
+        batch = mixup_lib.mix(batch, mixup, jax.random.fold_in(step_key, mixup_lib.STREAM),
+                              model.num_classes)
     value, grads = accumulate(value_and_grad, state.params, batch, step_key, accum_steps)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
