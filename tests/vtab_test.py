@@ -96,7 +96,11 @@ def prepared(tmp_path_factory):
     return prepare
 
 
-@pytest.mark.parametrize('task', DEFINITION)
+QUICK = 'dtd', 'clevr_distance', 'kitti_distance', 'smallnorb_azimuth'  # of each kind of label
+
+
+@pytest.mark.parametrize('task', [
+    pytest.param(task, marks=[] if task in QUICK else pytest.mark.slow) for task in DEFINITION])
 def test_a_task_is_as_defined(task, prepared):
     config = config_lib.checked(recipes.get_config(f'ti16,{task}'))
     dataset, num_classes = config.dataset, DEFINITION[task][0]
@@ -149,7 +153,8 @@ def test_the_transfer_setting():
         recipes.get_config('b16,dsprite')
 
 
-@pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
+@pytest.mark.parametrize('kind', [
+    'tfrecord', pytest.param('array_record', marks=pytest.mark.slow)])
 def test_a_sum_of_splits_has_only_its_examples(kind, tmp_path):
     """Over several epochs, each example equally often."""
     data = make(kind, tmp_path)  # 53 examples in 5 files
