@@ -44,7 +44,7 @@ PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
 # Modules whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
     **{f'scoring/{name}.py': 'parts of one command: tests/evaluate_test.py'
-       for name in ('classes', 'fewshot', 'split')},
+       for name in ('fewshot', 'split')},
     'config_fields.py': 'a table: tests/config_test.py',
     'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
 }

@@ -1,5 +1,6 @@
 """Accuracy, loss and calibration of weights on a split, in total and for every class."""
 
+import collections
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -88,7 +89,12 @@ def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.shar
 
 
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
-    """The entries `classes` and `confusion` of the result."""
+    """The entries `classes` and `confusion` of the result.
+
+    Names that several classes have, as ImageNet's 'crane', get the number of the class behind them.
+    """
+    often = collections.Counter(names)
+    names = [name if often[name] == 1 else f'{name} ({k})' for k, name in enumerate(names)]
     if rows['label'].ndim == 2:
         precision = average_precision.by_class(rows['logits'], rows['label'])
         return {'classes': {
