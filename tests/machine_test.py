@@ -25,11 +25,19 @@ def test_devices_that_are_not_there(error, monkeypatch):
 
 
 def test_too_little_address_space(monkeypatch):
+    """What is mapped already does not count, and each core has threads with their own memory."""
+    mapped = types.SimpleNamespace(vms=500_000_000)
     monkeypatch.setattr(resource, 'getrlimit', lambda _: (3_500_000_000, resource.RLIM_INFINITY))
-    machine.check_address_space(2e9)
-    with pytest.raises(UserError, match='at least 4 GB of address space, and the limit is 3.5 GB: '
-                                        'raise it, as in ulimit -v unlimited'):
-        machine.check_address_space(4e9)
+    monkeypatch.setattr(psutil, 'Process', lambda: types.SimpleNamespace(
+        memory_info=lambda: mapped))
+    monkeypatch.setattr(os, 'cpu_count', lambda: 2)
+    machine.check_address_space(2.9e9)
+    with pytest.raises(UserError, match='at least 3.7 GB of address space, and the limit is '
+                                        '3.5 GB: raise it, as in ulimit -v unlimited'):
+        machine.check_address_space(3.2e9)
+    monkeypatch.setattr(os, 'cpu_count', lambda: 10)
+    with pytest.raises(UserError, match='at least 4.5 GB'):
+        machine.check_address_space(2.4e9)
 
 
 @pytest.mark.parametrize(('version', 'limit', 'expected'), [

@@ -101,7 +101,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     """The options of a command, and the config that all other arguments describe, checked."""
     options, others = parser.parse_known_args(argv)
     config = read_config(others, [f'--{name}' for name in vars(options)])
-    machine.check_address_space(4e9)
+    machine.check_address_space(3.8e9)
     config_lib.checked(config)  # before there is a workdir
     return options, config
 

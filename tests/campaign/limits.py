@@ -20,7 +20,7 @@ SECONDS, GIGABYTES, QUOTA = 900, 8, 60
 PATIENCE = 300
 LINES = 100  # of output that an error may take, the run's own included
 LIMITS = {'file size': (300, 3_000, 20_000, 60_000, 300_000), 'open files': (8, 20, 40, 64, 100),
-          'memory': (0, 0.2, 0.5, 1, 2, 3), 'disk': (16, 64, 200, 400, 800), 'read-only': (0,)}
+          'memory': (0, 0.2, 0.5, 1, 2, 3, 5), 'disk': (16, 64, 200, 400, 800), 'read-only': (0,)}
 PICTURE = workdirs.PICTURE
 NOBODY = 65534
 
