@@ -234,7 +234,7 @@ def test_a_step_that_is_there_is_not_written_again(tmp_path, state):
     assert_identical(checkpointer.restore_latest(abstract(state)), state.replace(step=jnp.int32(1)))
 
 
-@pytest.mark.parametrize('harm', ['flip', 'truncate', 'empty', 'no_meta'])
+@pytest.mark.parametrize('harm', ['flip', 'truncate', 'empty', 'no_meta', 'device', 'pipe'])
 def test_falls_back_and_keeps_the_bad_one(harm, tmp_path, state, caplog):
     saved(tmp_path, state, [1, 2]).close()
     newest = tmp_path / 'checkpoints' / '2'
@@ -249,6 +249,10 @@ def test_falls_back_and_keeps_the_bad_one(harm, tmp_path, state, caplog):
     elif harm == 'empty':
         os.rename(newest, tmp_path.parent / f'elsewhere_{harm}_{tmp_path.name}')
         newest.mkdir()
+    elif harm in ('device', 'pipe'):  # reading either would not end
+        file = next((newest / 'state/array_metadatas').iterdir())
+        file.unlink()
+        file.symlink_to('/dev/zero') if harm == 'device' else os.mkfifo(file)
     else:
         for file in (newest / 'meta').iterdir():
             file.unlink()

@@ -1,4 +1,5 @@
 import json
+import os
 
 import jax.numpy as jnp
 import pytest
@@ -27,6 +28,8 @@ def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(keep_best, tm
     said = 'the best checkpoint is taken, of step 2 (accuracy 90.00 %)' in caplog.text
     assert said == keep_best
     assert saved_params.load_params(str(tmp_path), 1)[1] == 1
+    os.mkfifo(tmp_path / 'checkpoints/2/state/pipe')
+    assert saved_params.load_params(str(tmp_path))[1] == 3
     metrics.write_text('null')
     assert saved_params.load_params(str(tmp_path))[1] == 3
     with pytest.raises(UserError, match=r'no checkpoint of step 7 .* \(there are: 1, 2, 3\)'):

@@ -230,7 +230,14 @@ class Checkpointer:
 
 
 def read_meta(folder: epath.Path) -> dict[str, Any]:
-    """What is saved beside the state of a checkpoint: its fingerprint above all."""
+    """What is saved beside the state of a checkpoint: its fingerprint above all.
+
+    To be read first: ValueError if the checkpoint has a pipe or a device, whose reading never ends.
+    """
+    for directory, _, names in os.walk(folder):
+        for path in (os.path.join(directory, name) for name in names):
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise ValueError(f'{path} is neither a file nor a directory')
     return ocp.JsonCheckpointHandler().restore(folder / 'meta', args=ocp.args.JsonRestore())
 
 

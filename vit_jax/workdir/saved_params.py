@@ -47,13 +47,13 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
 
 def _read_params(folder):
     """Reads only the parameters, and compares them with their fingerprint."""
+    saved = checkpoint.read_meta(folder)['fingerprint']
     handler = ocp.PyTreeCheckpointHandler()
     tree = handler.metadata(folder / 'state').tree
     name = 'ema_params' if tree.get('ema_params') else 'params'
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), {name: tree[name]})
     params = handler.restore(folder / 'state', args=ocp.args.PyTreeRestore(
         item={name: tree[name]}, restore_args=args, partial_restore=True))[name]
-    saved = checkpoint.read_meta(folder)['fingerprint']
     if any(saved[f'.{name}{key}'] != value
            for key, value in fingerprint.describe(params).items()):
         raise ValueError('arrays differ from what was saved')
