@@ -212,6 +212,7 @@ def test_extends_a_finished_run(here, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_falls_back_when_the_newest_checkpoint_is_truncated(here, tmp_path):
     finish, undisturbed = here
     finish(tmp_path, num_steps=30)

@@ -69,6 +69,7 @@ def test_processes_together_see_what_one_sees(data):
     assert_equal(joined, data.batches(9))
 
 
+@pytest.mark.slow
 def test_broken_images_are_replaced_in_training_and_left_out_in_evaluation(data, tmp_path):
     for number in (3, 20):
         (tmp_path / 'train' / f'{number:03}.png').write_bytes(b'no image')

@@ -99,9 +99,9 @@ def line_flops(line):
     ('ti16', {}), ('b32', dict(pool='map', representation_size=768)),
     ('ti16', dict(position='relative', position_at='every_layer', pool='gap')),
     ('axial_b16', {}), ('r_ti16', {}),
-    *(pytest.param(name, {}, marks=pytest.mark.slow)
-      for name in ('r50x1', 'r50_b32', 'r50_b16', 'r101x1'))],
-    ids=str)
+    *(pytest.param(name, {}, marks=[pytest.mark.slow, *marks]) for name, *marks in (
+        ('r50x1',), ('r50_b32',), ('r50_b16', pytest.mark.nightly),
+        ('r101x1', pytest.mark.nightly)))], ids=str)
 def test_agrees_with_the_lowered_program_without_loops(name, fields):
     """And the loops over layers, which are counted by their length, change nothing."""
     looped, unrolled = (models.build(name, 1000, unroll=n, **fields) for n in (1, 40))

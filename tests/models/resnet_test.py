@@ -39,7 +39,8 @@ def logits_and_gradients(family, **way):
 @pytest.mark.slow
 @pytest.mark.parametrize('family', ['bit', 'hybrid'])
 @pytest.mark.parametrize('way', [
-    dict(unroll=2, remat_policy='nothing_saveable'), dict(remat_policy='dots_saveable')], ids=str)
+    dict(unroll=2, remat_policy='nothing_saveable'),
+    pytest.param(dict(remat_policy='dots_saveable'), marks=pytest.mark.nightly)], ids=str)
 def test_loops_and_rematerialisation_change_nothing(family, way):
     params, expected_gradients, expected, flops = logits_and_gradients(family)
     other_params, gradients, logits, other_flops = logits_and_gradients(family, **way)

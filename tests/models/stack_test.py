@@ -37,7 +37,7 @@ def loss_and_gradients(family, **way):
 @pytest.mark.parametrize('family', ['vit', pytest.param('axial', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('way', [
     dict(unroll=2, remat_policy='nothing_saveable'),
-    *(pytest.param(way, marks=pytest.mark.slow) for way in (
+    *(pytest.param(way, marks=[pytest.mark.slow, pytest.mark.nightly]) for way in (
         dict(remat_policy='dots_with_no_batch_dims_saveable'), dict(unroll=2)))], ids=str)
 def test_loops_and_rematerialisation_change_nothing(family, way):
     """Equal parameters, outputs and gradients."""

@@ -159,7 +159,8 @@ def test_two_processes_gather_the_features_for_few_shot_and_mix_their_images(sta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('options', [[], ['--fewshot=1', '--fewshot_split=train']])
+@pytest.mark.parametrize('options', [[], pytest.param(
+    ['--fewshot=1', '--fewshot_split=train'], marks=pytest.mark.nightly)])
 def test_two_processes_score_as_one(options, undisturbed, tmp_path):
     """Also of broken images in the parts of both; process 0 alone prints and writes."""
     for split in ('train', 'test'):

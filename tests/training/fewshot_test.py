@@ -24,6 +24,7 @@ def rows(workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_without_it_goes_on_with_it(image_directory, tmp_path, caplog):
     """It is logged with every evaluation; tests/evaluate_test.py compares it with the command."""
     without = config(image_directory, **{'evals.fewshot.shots': (), 'num_steps': 2})

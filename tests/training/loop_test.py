@@ -44,6 +44,7 @@ def rows(workdir, name):
     return [row for row in metrics.read(workdir) if name in row]
 
 
+@pytest.mark.pictures
 def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
     assert loop.train(config(checkpoint_every=5, log_every=4), str(tmp_path)) == 0
     assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir()) == ['10', '12']
@@ -98,7 +99,7 @@ def test_images_with_several_labels(labelled, tmp_path):
 def test_mixup_goes_on_bit_for_bit(tmp_path):
     """Also with the batch in parts; its losses are not those of a run without."""
     losses = {}
-    for name, alpha, lengths in (('whole', 0.5, [6]), ('extended', 0.5, [4, 6]), ('off', 0.0, [6])):
+    for name, alpha, lengths in (('whole', 0.5, [4]), ('extended', 0.5, [2, 4]), ('off', 0.0, [4])):
         for length in lengths:
             assert loop.train(config(num_steps=length, accum_steps=2, augment__mixup=alpha,
                                      optimizer__warmup_steps=1), str(tmp_path / name)) == 0

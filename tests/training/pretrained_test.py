@@ -151,6 +151,7 @@ def test_weights_of_another_family(names):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tmp_path):
     result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, num_steps=5,
                       ema_decay=1.0, **{'image_size': 16})

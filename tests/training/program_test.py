@@ -52,9 +52,9 @@ def on_one_device():
     return result
 
 
-QUICK = {('vit', 'mixed'), ('mixup', 'mixed')}
+QUICK = {('vit', 'mixed')}
 SLOW = {('vit', 'data'), ('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed'),
-        ('mixup', 'data')}
+        ('mixup', 'mixed')}
 
 
 def mark(case, mesh):

@@ -1,7 +1,10 @@
 import numpy as np
+import pytest
 from PIL import Image
 
 from vit_jax.workdir import curves
+
+pytestmark = pytest.mark.pictures
 
 
 def ink(path):

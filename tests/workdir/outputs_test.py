@@ -36,6 +36,7 @@ def rows(tmp_path):
     return [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
 
 
+@pytest.mark.pictures
 def test_rows_of_training_and_evaluation(outputs, tmp_path, caplog):
     outputs.advance(0, None)
     outputs.log(1, FINITE)

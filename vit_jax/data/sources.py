@@ -166,8 +166,7 @@ class DigitsSource(_Table):
         chosen = np.flatnonzero(splits[name])[slice(*split_range(split, splits[name].sum()))]
         # The grey levels are 0..16; those of a byte are 0..255.
         grey = np.round(digits.images[chosen] * (255 / 16)).astype(np.uint8)
-        encoded = [tf.io.encode_png(image[..., None]).numpy() for image in grey]
-        super().__init__(digits.target[chosen], encoded=tf.constant(encoded, tf.string))
+        super().__init__(digits.target[chosen], encoded=tf.io.encode_png(grey[..., None]))
 
     def load(self, item):
         return item['encoded'], item['label']
