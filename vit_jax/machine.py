@@ -7,6 +7,7 @@ import pathlib
 import resource
 
 import jax
+import psutil
 
 from vit_jax.errors import UserError
 
@@ -18,8 +19,6 @@ CONTROL_GROUPS = (('memory.max', 'memory.current', 'inactive_file'),
 
 def available_memory(control_groups: pathlib.Path = pathlib.Path('/sys/fs/cgroup')) -> int:
     """Bytes that this process may still take: free ones, within the limit of its control group."""
-    import psutil  # a plan for other devices does not need it
-
     available = psutil.virtual_memory().available
     for limit, used, cached in CONTROL_GROUPS:
         # Without the files, or with 'max' in them, there is no limit.
@@ -42,8 +41,6 @@ def check_address_space(needed: float) -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return
-    import psutil  # a plan for other devices does not need it
-
     # A thread, of which there are some for each core, maps its stack and an arena of malloc.
     needed += psutil.Process().memory_info().vms + 200e6 * ((os.cpu_count() or 1) - 2)
     if limit < needed:
