@@ -15,7 +15,7 @@ from flax import traverse_util
 
 from vit_jax import fields, models
 from vit_jax.config_fields import FIELDS
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest_names
 from vit_jax.models.vit import as_pair
 
 # A run may continue with other values of these; every other field decides the result.
@@ -158,6 +158,22 @@ def flatten(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
     nested = config if isinstance(config, dict) else config.to_dict()
     return {field: list(value) if isinstance(value, tuple) else value
             for field, value in traverse_util.flatten_dict(nested, sep='.').items()}
+
+
+def check_recorded(config: Mapping[str, Any], path: str) -> None:
+    """Raises UserError if what a run has recorded of its data and loss cannot be.
+
+    `path` is that of the file. Fields that are newer than the run are missing.
+    """
+    values = {name: value for name, value in flatten(dict(config)).items()
+              if name.partition('.')[0] in ('dataset', 'preprocess', 'loss')}
+    try:
+        for name in values:
+            if name not in FIELDS:
+                raise UserError(f'{name} is no field. {nearest_names(name, list(FIELDS))}')
+        fields.check({name: FIELDS[name] for name in values}, values)
+    except UserError as error:
+        raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error
 
 
 def differences(old, new) -> list[str]:

@@ -81,3 +81,23 @@ def test_a_run_that_goes_on_without_its_rows_says_so(tmp_path, caplog):
     assert not caplog.messages
     metrics.MetricsLog(str(tmp_path), 8).close()
     assert f'{tmp_path}/metrics.jsonl has no row up to step 8: the curves begin' in caplog.text
+
+
+def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
+    """A flipped bit of a digit leaves a row that is as good as any."""
+    log = metrics.MetricsLog(str(tmp_path), 0)
+    for step in range(1, 4):
+        log.write(step, {'train/loss': 1 / step})
+    summary = log.summary()
+    log.write(4, {'train/loss': 0.25})  # after the checkpoint
+    log.close()
+    path = tmp_path / 'metrics.jsonl'
+    for text, differs in [(path.read_text(), False), (path.read_text().replace('0.5', '0.7'), True),
+                          (path.read_text().partition('\n')[2], True)]:
+        path.write_text(text)
+        caplog.clear()
+        log = metrics.MetricsLog(str(tmp_path), 3)
+        log.compare(summary)
+        log.close()
+        assert ('metrics.jsonl differs from what this run had written' in caplog.text) == differs
+    log.compare(None)  # an older checkpoint

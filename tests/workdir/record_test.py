@@ -116,6 +116,23 @@ def test_a_section_that_is_none_is_named(field, tmp_path):
         record.read(str(tmp_path))
 
 
+@pytest.mark.parametrize(('section', 'values', 'message'), [
+    ('loss', {'pabel_smoothing': 0.1}, 'loss.pabel_smoothing is no field. Did you mean '
+                                       'loss.label_smoothing?'),
+    ('loss', {'label_smoothing': 'x'}, "loss.label_smoothing is 'x': expected a number"),
+    ('dataset', {'name': {'x': 1}}, 'dataset.name.x is no field'),
+    ('preprocess', {'std': [0, 0, 0]}, 'preprocess.std is')])
+def test_a_field_that_cannot_be_is_named(section, values, message, tmp_path):
+    go_on(tmp_path)
+    config = json.loads((tmp_path / 'config.json').read_text())
+    record.write_json(str(tmp_path / 'config.json'),
+                      config | {section: config[section] | values})
+    with pytest.raises(UserError) as error:
+        record.read(str(tmp_path))
+    assert f'config.json: {message}' in str(error.value)
+    assert str(error.value).endswith(' Restore the file.')
+
+
 def test_a_file_in_place_of_a_directory_and_the_reverse(tmp_path):
     (tmp_path / 'checkpoints').write_text('')
     with pytest.raises(UserError, match='checkpoints cannot be read .Not a directory.: a run has'):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 
 from vit_jax.errors import UserError
@@ -28,13 +29,14 @@ class MetricsLog:
         """Opens the files, and drops the rows after `start_step`, which will be written again."""
         def keep_rows():
             self.rows = [row for row in read(workdir) if row['step'] <= start_step]
+            self._crc = _crc(self.rows)
             if start_step and not self.rows:
                 log.warning('%s has no row up to step %d: the curves begin there.', self.path,
                             start_step)
             self._open()
             return [row for row in self.rows if row['step'] == start_step or ACCURACY in row]
 
-        self.path = os.path.join(workdir, FILE)
+        self.path, self._crc = os.path.join(workdir, FILE), 0
         self._file = self._writer = None
         newest = consensus.from_main(keep_rows)
         if consensus.is_main():
@@ -51,6 +53,7 @@ class MetricsLog:
         """
         values = {name: float(value) for name, value in values.items()}
         self.rows.append({'step': step, **values})
+        self._crc = _crc(self.rows[-1:], self._crc)
         if self._file:
             try:
                 self._file.write(json.dumps(self.rows[-1]) + '\n')
@@ -65,6 +68,19 @@ class MetricsLog:
             except Exception as error:  # TensorFlow has kinds of its own
                 self._warn('TensorBoard events', error)
                 self._writer = None
+
+    def summary(self) -> list[int]:
+        """The number of rows and their checksum, for `compare` when a run goes on."""
+        return [len(self.rows), self._crc]
+
+    def compare(self, summary: list[int] | None) -> None:
+        """Warns if the rows are not those of a `summary`: a flipped bit may be a valid digit."""
+        if summary and consensus.is_main():
+            count, crc = summary
+            if self.rows and (len(self.rows) < count or _crc(self.rows[:count]) != crc):
+                log.warning('%s differs from what this run had written when it saved its '
+                            'checkpoint: a row was changed or is missing. The rows are taken as '
+                            'they are.', self.path)
 
     def _warn(self, what, error):
         if self._complete:
@@ -123,6 +139,10 @@ def read(workdir: str) -> list[dict[str, float]]:
             log.warning('%s ends within line %d, and that row is left out: %r', path, number,
                         line[:80])
     return rows
+
+
+def _crc(rows, before=0):
+    return zlib.crc32(''.join(json.dumps(row) + '\n' for row in rows).encode(), before)
 
 
 def _row(line):

@@ -25,6 +25,7 @@ class Outputs:
         self.meter = meter
         self._workdir, self._num_steps, self._checkpoints = workdir, num_steps, checkpoints
         self._metrics = MetricsLog(workdir, step)
+        self._metrics.compare(checkpoints.restored.get('metrics'))
         for row in self._metrics.rows:
             if ACCURACY in row:
                 checkpoints.scored(row['step'], row[ACCURACY])
@@ -98,7 +99,9 @@ class Outputs:
             self._metrics.sync()
         except UserError as error:
             raise UserError(f'{error} {self._checkpoints.last_good()}') from error
-        self._checkpoints.save(step, state, {'interval': {'sum': self._sum, 'steps': self._steps}})
+        self._checkpoints.save(step, state, {
+            'interval': {'sum': self._sum, 'steps': self._steps},
+            'metrics': self._metrics.summary()})
 
     def require_finite(self, step: int, values: dict[str, Array]) -> None:
         """Raises DivergedError, which names the last checkpoint, if values are not finite."""

@@ -127,6 +127,7 @@ def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
         if isinstance(found, dict) != section or field not in config:
             raise UserError(f'{path} has {json.dumps(found):.80} for {field}, expected '
                             f'{"an object" if section else "a value"}: restore the file.')
+    config_lib.check_recorded(config, path)
     path = os.path.join(workdir, CLASSES)
     classes = read_json(path, list)
     if wrong := [name for name in classes if not isinstance(name, str)]:
