@@ -48,8 +48,10 @@ def random_draws(function, *args):
 
 
 @pytest.mark.parametrize(('field', 'draws'), [
-    ('dropout_rate', [(2, 5, 32)] * 3 + [(2, 5, 48)]),  # embedding, attention, mlp's two
-    ('attention_dropout_rate', [(2, 4, 5, 5)]), ('stochastic_depth_rate', [(2,)] * 2)])
+    ('dropout_rate', [(2, 1, 32)] * 2 + [(2, 1, 48)]  # the last layer's one token
+     + [(2, 5, 32)] * 3 + [(2, 5, 48)]),  # embedding, attention, mlp's two
+    ('attention_dropout_rate', [(2, 4, 1, 5), (2, 4, 5, 5)]),
+    ('stochastic_depth_rate', [(2,)] * 4)])
 def test_what_chance_acts_on(field, draws):
     images = random_images(2, 8, 8, 3)
     model = models.build(SMALL, 5, **{field: 0.5})

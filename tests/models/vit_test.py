@@ -11,7 +11,31 @@ from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, assert_equals_reference, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import vit
+from vit_jax.models import cost, vit
+
+
+@pytest.mark.parametrize('fields', [
+    dict(), dict(num_layers=1), dict(unroll=3, remat_policy='nothing_saveable'),
+    dict(layer_scale_init=0.1, position='sincos_2d', position_at='every_layer')], ids=str)
+def test_of_the_last_layer_only_the_class_token_is_computed(fields):
+    """Values and gradients are those of all tokens, which intermediates need, for less work."""
+    images = random_images(2, 8, 12, 3)
+    model = models.build(SMALL, 5, **fields)
+    params = randomised(model, images)
+
+    def loss(params, whole):
+        logits = model.apply({'params': params}, images, train=True, return_intermediates=whole)
+        return ((logits[0] if whole else logits) ** 2).sum()
+
+    gradient = jax.value_and_grad(loss)
+    assert cost.count_flops(functools.partial(gradient, whole=False), params) < cost.count_flops(
+        functools.partial(gradient, whole=True), params)
+    (value, found), (expected, whole) = (
+        jax.jit(functools.partial(gradient, whole=whole))(params) for whole in (False, True))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    largest = max(np.abs(y).max() for y in jax.tree.leaves(whole))
+    for (path, x), y in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6 * largest, err_msg=str(path))
 
 
 @pytest.mark.parametrize('fields', [

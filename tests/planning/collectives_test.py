@@ -80,9 +80,11 @@ def test_training_step_of_a_vit(mesh):
         rest = counts.sent['all-reduce'] - 2 * params * 7 / 8
         assert 0 <= rest < 500  # the metrics
     else:
-        # In each layer forwards and backwards; beside them embedding, position and head.
+        # In each layer forwards and backwards; beside them embedding, position and head. Of the
+        # last layer the one token that is computed of each image may be gathered instead.
         in_layers = 2 * sum(kernels.values()) * 7 // 8
-        assert in_layers < counts.sent['all-gather'] < 1.3 * in_layers
+        in_all_but_one = in_layers * (1 - 1 / program.config.model.num_layers)
+        assert in_all_but_one < counts.sent['all-gather'] < 1.3 * in_layers
 
 
 LOOP = """HloModule test, num_partitions=8

@@ -165,7 +165,12 @@ def hand_counted_flops(config):
     embedding = patches * patch * patch * 3 * width
     up = tokens * width * c.mlp_dim
     block = tokens * 4 * width * width + 2 * tokens * tokens * width + 2 * up
-    layers = c.num_layers * (3 * block if c.remat_policy == 'none' else 4 * block - up)
+    last_up = width * c.mlp_dim  # of the class token alone, from the keys and values of all
+    last = 2 * (tokens + 1) * width * width + 2 * tokens * width + 2 * last_up
+    blocks = (c.num_layers - 1) * block + last
+    layers = 3 * blocks
+    if c.remat_policy != 'none':
+        layers += blocks - (c.num_layers - 1) * up - last_up
     image = 2 * embedding + layers + 3 * width * config.dataset.num_classes
     return 2 * image * config.batch_size
 

@@ -90,6 +90,7 @@ class EncoderBlock(nn.Module):
     grid: tuple[int, int]  # of the tokens, as in position.Position; so is the next
     class_token: bool = False
     lines: int = 1  # consecutive entries of the batch that are one image
+    wanted: int | None = None  # only the first so many tokens are computed, from all of them
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'],
@@ -108,8 +109,10 @@ class EncoderBlock(nn.Module):
         norm = functools.partial(nn.LayerNorm, epsilon=fields.layer_norm_epsilon,
                                  dtype=fields.dtype)
         y = norm(name='norm1')(x)
+        x = x[:, :self.wanted]
         y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
-                               name='attention')(y, y, relative, train, return_intermediates)
+                               name='attention')(y[:, :self.wanted], y, relative, train,
+                                                 return_intermediates)
         y = nn.Dropout(fields.dropout_rate, deterministic=not train)(y)
         x = x + self.branch(y, depth_rate, train, 'scale1')
         y = Mlp(fields, name='mlp')(norm(name='norm2')(x), train)

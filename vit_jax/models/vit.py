@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -12,7 +13,7 @@ from vit_jax.fields import RATE, SIDES, number, one_of, whole
 from vit_jax.models import resnet
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
-from vit_jax.models.stack import RematPolicy, Unroll, check_images, stack
+from vit_jax.models.stack import RematPolicy, Unroll, check_images, remat, stack
 
 
 class ViT(nn.Module):
@@ -109,12 +110,31 @@ class ViT(nn.Module):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
         kind, tokens = ((AxialBlock, (grid,)) if self.attention == 'axial' else
                         (EncoderBlock, (grid, self.pool == 'cls')))
-        blocks = stack(kind, self.num_layers, unroll=self.unroll, remat_policy=self.remat_policy,
-                       in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
-                       static_argnums=(4, 5))(self.block, *tokens, name='blocks')
+        static = (4, 5)  # train, return_intermediates
         rates = (jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
                  if self.stochastic_depth_rate else None)
-        return blocks(x, rates, shared, train, return_intermediates)
+
+        def layers(count, **options):
+            return stack(kind, count, unroll=self.unroll, remat_policy=self.remat_policy,
+                         in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+                         static_argnums=static)(self.block, *tokens, **options)
+
+        if (self.pool != 'cls' or self.block.position == 'relative' or return_intermediates
+                or self.is_initializing()):
+            return layers(self.num_layers, name='blocks')(
+                x, rates, shared, train, return_intermediates)
+        # The head reads the class token: of the last layer only that is computed.
+        stacked = {'params': self.get_variable('params', 'blocks')}, rates
+
+        def apply(block, part, x):
+            variables, depth_rates = jax.tree.map(lambda p: p[part], stacked)
+            rngs = {'dropout': self.make_rng('dropout')} if self.has_rng('dropout') else {}
+            return block.apply(variables, x, depth_rates, shared, train, False, rngs=rngs)[0]
+
+        if self.num_layers > 1:
+            x = apply(layers(self.num_layers - 1, parent=None), slice(-1), x)
+        last = remat(kind, self.remat_policy, static)(self.block, *tokens, wanted=1, parent=None)
+        return apply(last, -1, x), {}
 
     def pool_tokens(self, x):
         """Equation 4, or one of its alternatives (appendix D.3)."""
