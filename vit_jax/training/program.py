@@ -105,8 +105,12 @@ class Program:
 
     def lower_train_step(self) -> jax.stages.Lowered:
         """The training step before it is compiled."""
+        return self.trace_train_step().lower()
+
+    def trace_train_step(self) -> jax.stages.Traced:
+        """The training step before it is lowered."""
         with sharding.on_mesh(self.mesh):
-            return self._train_step.lower(self.abstract_state, self.abstract_batch)
+            return self._train_step.trace(self.abstract_state, self.abstract_batch)
 
     def eval_step(self, params: PyTree, batch: Batch) -> dict[str, Array]:
         """classification.eval_step, compiled when first called; the sums are on every device."""

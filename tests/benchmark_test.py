@@ -1,0 +1,97 @@
+"""The benchmark times what it says, beside a peer, and explains what it cannot do."""
+
+import json
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from tests.support import interop
+from tests.support.runs import ROOT, check_message, environment, run_here
+from vit_jax import benchmark
+from vit_jax.measuring import peers
+
+CONFIG = f'--config={ROOT}/configs/quickstart.py'
+SMALL = (CONFIG, '--config.batch_size=16', '--rounds=2', '--seconds=0.05', '--json')
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def pretend(there):
+        util = types.SimpleNamespace(find_spec=lambda name: there or None)
+        monkeypatch.setattr(peers, 'importlib', types.SimpleNamespace(util=util))
+    return pretend
+
+
+def run(*argv):
+    return run_here(*argv, command=benchmark)
+
+
+def test_steps_inference_and_input(tmp_path):
+    result = run(*SMALL, '--parts=train,inference,input', f'--profile={tmp_path}/trace')
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    rows = found['subjects']
+    assert set(rows) == {'matmul', 'train', 'inference', 'input', 'train with input'}
+    for name, row in rows.items():
+        assert name in result.stdout
+        if name != 'matmul':
+            assert row['slowest'] <= row['images_per_second'] <= row['fastest']
+            np.testing.assert_allclose(row['images_per_second'], 16 / row['seconds'])
+    assert all(rows['train'][stage] > 0
+               for stage in ('trace', 'lower', 'compile', 'first_step', 'memory'))
+    np.testing.assert_allclose(  # a step is three times the work of the forward pass
+        rows['train']['flops_per_second'] * rows['train']['seconds'],
+        3 * rows['inference']['flops_per_second'] * rows['inference']['seconds'])
+    assert found['peak_memory']['vit_jax'] > 1e7
+    assert 'the operations that take longest' in result.stdout
+    assert list((tmp_path / 'trace').rglob('*.trace.json.gz'))
+    assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('fields', [[], ['--config.loss.name=sigmoid', '--peer-dtype=bfloat16',
+                                         '--config.optimizer.name=sgd']])
+def test_a_peer_beside_it(fields):
+    interop.require('transformers')
+    result = run(*SMALL, '--peer=transformers', '--config.image_size=16', *fields)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert {'train by transformers', 'inference by transformers'} < set(found['subjects'])
+    assert found['peak_memory']['transformers'] > 1e8
+    assert 'times transformers' in result.stdout
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (['--parts=trian'], "--parts is 'trian'. Did you mean train?"),
+    (['--rounds=0'], '--rounds is 0: expected a whole number, at least 1'),
+    (['--peer=keras'], "--peer is 'keras'"),
+    (['--peer=timm', '--config.model.pool=map'], '--peer=timm is for plain ViTs'),
+    (['--config.batch_size=400000'], 'a training step needs')])
+def test_mistakes(arguments, message, installed):
+    installed(True)
+    check_message(run(CONFIG, *arguments), message)
+
+
+def test_a_peer_that_is_not_installed(installed):
+    installed(False)
+    check_message(run(CONFIG, '--peer=timm'),
+                  '--peer=timm needs torch, which is not installed: pip install torch')
+
+
+def test_a_peer_that_ends(installed, monkeypatch):
+    installed(True)
+    monkeypatch.setattr(sys, 'executable', '/bin/false')
+    check_message(run(*SMALL, '--peer=timm'), 'the process of timm has ended, with exit code 1')
+
+
+@pytest.mark.slow
+def test_without_tensorflow_and_pytorch():
+    code = ('import sys\nfor name in ("tensorflow", "torch", "sklearn"): sys.modules[name] = None\n'
+            'from vit_jax import benchmark\nsys.exit(benchmark.main())')
+    result = subprocess.run([sys.executable, '-c', code, *SMALL, '--parts=train'], text=True,
+                            capture_output=True, env=environment(), check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert 'train' in json.loads(result.stdout.splitlines()[-1])['subjects']

@@ -1,0 +1,109 @@
+"""How fast a config trains and predicts on this machine, and how far the hardware's limit is.
+
+    python -m vit_jax.benchmark --config=configs/vit.py:ti16 --config.batch_size=32
+        [--parts=train,inference,input] [--rounds=5] [--seconds=3] [--peer=timm] [--json]
+        [--profile=DIR] [--config.FIELD=VALUE ...]
+
+Everything is timed in rounds in which the parts take turns; the table has medians, the fastest and
+the slowest round. Images are noise in memory, except for `input`, which reads the data set of the
+config, alone and while it feeds the training step. FLOP/s are those of the matrix products and
+convolutions of the model (backward twice the forward pass), beside those of a plain matrix product
+in the same rounds. With --json the last line of stdout is one JSON object.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from vit_jax import cli, machine
+from vit_jax.errors import UserError, check_at_least, check_choice
+from vit_jax.measuring import peers, profile, report, rounds, workloads
+from vit_jax.training import accumulation, sharding
+from vit_jax.training.program import Program
+
+PARTS = ('train', 'inference', 'input')
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Returns 0, or 1 after an error that the last line explains."""
+    options, config = cli.parse_with_config(_parser(), argv)
+    parts = options.parts.split(',')
+    for part in parts:
+        check_choice('--parts', part, PARTS)
+    check_at_least('--rounds', options.rounds, 1)
+    if options.peer:  # which needs memory of the same GPU
+        os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+    machine.check_backend()
+    complete = workloads.complete(config)
+    program = Program(complete, sharding.make_mesh(complete.mesh))
+    if not complete.accum_steps:
+        program = accumulation.choose(program)
+    with contextlib.ExitStack() as stack:
+        peer = options.peer and stack.enter_context(peers.Peer(
+            options.peer, complete, options.peer_dtype or complete.model.dtype,
+            options.peer_compile))
+        subjects = _subjects(program, config, parts, peer)
+        timings = rounds.in_turn({name: subject.run for name, subject in subjects.items()},
+                                 options.rounds, options.seconds)
+        found = report.make(program, subjects, timings, options.rounds, options.seconds)
+        if peer:
+            found['peak_memory'][peer.name] = peer.peak_memory()
+    print(report.text(found))
+    if options.profile:
+        _profile(subjects, parts, options.profile)
+    if options.json:
+        print(json.dumps(found))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = cli.make_parser('benchmark', __doc__)
+    parser.add_argument('--parts', default='train,inference', help=f'of {", ".join(PARTS)}')
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--seconds', type=float, default=3.0, help='of a part in a round')
+    parser.add_argument('--peer', default='', help='the same model beside it, in its own process: '
+                        f'one of {", ".join(peers.PEERS)}')
+    parser.add_argument('--peer-dtype', '--peer_dtype', choices=('float32', 'bfloat16'),
+                        help="bfloat16 is PyTorch's autocast; default: model.dtype of the config")
+    parser.add_argument('--peer-compile', '--peer_compile', action='store_true',
+                        help='by torch.compile')
+    parser.add_argument('--profile', metavar='DIR', help='where a trace of three steps is written')
+    parser.add_argument('--json', action='store_true')
+    return parser
+
+
+def _subjects(program, config, parts, peer):
+    """What is timed, by name."""
+    subjects = {'matmul': workloads.matmul(program)}
+    if 'train' in parts:
+        subjects['train'] = workloads.training(program)
+    if 'inference' in parts:
+        subjects['inference'] = workloads.inference(program)
+    if 'input' in parts:
+        subjects |= workloads.input_and_both(config)
+    if peer:
+        for part in set(parts) - {'input'}:
+            ours = subjects[part]
+            subjects[f'{part} by {peer.name}'] = peer.workload(part == 'train', ours.flops)
+    return subjects
+
+
+def _profile(subjects, parts, directory):
+    steps = 3
+    name = next((part for part in parts if part != 'input'), 'train with input')
+    profile.trace(subjects[name].run, steps, directory)
+    operations = profile.operations(directory, steps)
+    if not operations:
+        raise UserError(f'the trace in {directory} has no operations of a device.')
+    total = sum(seconds for _, seconds in operations)
+    print(f'\n{name}: the operations that take longest, of {1e3 * total:.1f} ms a step over all '
+          f'threads; trace in {directory}')
+    for operation, seconds in operations[:10]:
+        print(f'  {1e3 * seconds:9.2f} ms  {seconds / total:6.1%}  {operation}')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

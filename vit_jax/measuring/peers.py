@@ -1,0 +1,79 @@
+"""The same model, batch and optimizer in another project, timed in a process of its own."""
+
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError, check_choice
+from vit_jax.measuring.workloads import Workload
+
+PEERS = ('timm', 'transformers')
+
+
+class Peer:
+    """A process that trains or applies a model of another project when it is asked to.
+
+    A context: the process ends with it.
+    """
+
+    def __init__(self, name: str, config: ConfigDict, dtype: str, compiled: bool):
+        """Raises UserError unless the project is installed and has such a model.
+
+        Args:
+          name: one of PEERS.
+          config: complete; the model, image size, batch, loss and optimizer are the peer's, too.
+          dtype: 'float32', or 'bfloat16' for PyTorch's autocast.
+          compiled: whether by torch.compile.
+        """
+        check_choice('--peer', name, PEERS)
+        for package in ('torch', name):
+            if importlib.util.find_spec(package) is None:
+                raise UserError(f'--peer={name} needs {package}, which is not installed: '
+                                f'pip install {package}')
+        model = config.model
+        if (model.get('attention') != 'full' or model.get('resnet') is not None
+                or model.pool not in ('cls', 'gap') or model.representation_size
+                or (model.position, model.position_at) != ('learned_1d', 'stem')):
+            raise UserError(f'--peer={name} is for plain ViTs: full attention, learned positions '
+                            'before the first layer, the class token or a mean, and a head of one '
+                            'layer (--config.model.representation_size=0).')
+        self.name, self._images = name, config.batch_size
+        self._process = subprocess.Popen(
+            [sys.executable, '-m', 'vit_jax.measuring.peer_process'], text=True, bufsize=1,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._say({'peer': name, 'config': config.to_dict(), 'dtype': dtype, 'compiled': compiled})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.communicate()
+
+    def workload(self, training: bool, flops: int) -> Workload:
+        """Its training step, or its inference, with the FLOPs that count for both projects."""
+        return Workload(lambda count: self._ask([training, count]), self._images, flops)
+
+    def peak_memory(self) -> int:
+        """Bytes that it has had at most: of the GPU, or resident."""
+        return self._ask(None)
+
+    def _say(self, value):
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and may have said why
+            self._process.stdin.write(json.dumps(value) + '\n')
+
+    def _ask(self, question):
+        self._say(question)
+        try:
+            answer = json.loads(self._process.stdout.readline())
+        except json.JSONDecodeError:
+            raise UserError(f'the process of {self.name} has ended, with exit code '
+                            f'{self._process.wait()}. If that is for want of memory (-9), lower '
+                            'batch_size.') from None
+        if isinstance(answer, dict):
+            raise UserError(f'{self.name} failed: {answer["error"]}')
+        return answer

@@ -1,0 +1,36 @@
+"""Times several things in turn, so that what else the machine does meets all of them alike."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+
+class Timing(NamedTuple):
+    """Seconds of a step: the median of all rounds, the fastest and the slowest."""
+
+    median: float
+    fastest: float
+    slowest: float
+
+
+def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds: float
+            ) -> dict[str, Timing]:
+    """The time of a step of every subject.
+
+    Args:
+      subjects: functions that compute so many steps and return the seconds that these took. The
+        first call may be slower than all others: it is not counted.
+      rounds: in each of them every subject has its turn, another one first each time.
+      seconds: about how long a turn takes, at least one step.
+    """
+    counts, found = {}, {name: [] for name in subjects}
+    for name, run in subjects.items():
+        run(1)
+        counts[name] = max(1, round(seconds / run(1)))
+    names = list(subjects)
+    for first in range(rounds):
+        first %= len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(subjects[name](counts[name]) / counts[name])
+    return {name: Timing(statistics.median(values), min(values), max(values))
+            for name, values in found.items()}

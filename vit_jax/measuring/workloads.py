@@ -1,0 +1,150 @@
+"""What the benchmark times of this project: steps, inference, input, and the hardware's ceiling."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict, FrozenConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax.measuring import memory
+from vit_jax.training import accumulation, sharding
+from vit_jax.training.program import Program
+
+# Of a config that does not state them: ImageNet-1k's.
+NUM_EXAMPLES, NUM_CLASSES = 1_281_167, 1000
+
+
+class Workload(NamedTuple):
+    """Something that is timed."""
+
+    run: Callable[[int], float]  # computes so many steps; returns the seconds that they took
+    images: int  # of a step
+    flops: int = 0  # of a step, as usually counted; 0: does not compute
+    about: dict[str, float] = {}  # seconds of trace, lower, compile, first_step; memory: bytes
+
+
+def complete(config: ConfigDict) -> FrozenConfigDict:
+    """A checked config with the numbers of its data, or of ImageNet-1k; no data is read."""
+    dataset = config.dataset
+    return config_lib.complete(
+        config_lib.checked(config), dataset.num_examples or NUM_EXAMPLES,
+        dataset.num_classes or NUM_CLASSES, dataset.multi_label)
+
+
+def synthetic(program: Program) -> dict[str, jax.Array]:
+    """A batch of noise with random labels, on the devices."""
+    rng, shapes = np.random.default_rng(0), program.abstract_batch
+    label = shapes['label']
+    batch = {'image': rng.standard_normal(shapes['image'].shape, np.float32),
+             'label': rng.integers(0, program.config.dataset.num_classes, label.shape
+                                   ).astype(label.dtype) if label.ndim == 1 else
+             np.zeros(label.shape, label.dtype),
+             'mask': np.ones(shapes['mask'].shape, bool)}
+    return sharding.shard_batch(batch, sharding.batch_sharding(program.mesh))
+
+
+def training(program: Program, batches=None) -> Workload:
+    """The training step: of one synthetic batch, or of `batches` as the pipeline makes them.
+
+    Raises UserError if it does not fit in memory.
+    """
+    about = {}
+    traced = _timed(about, 'trace', program.trace_train_step)
+    lowered = _timed(about, 'lower', traced.lower)
+    compiled = _timed(about, 'compile', lowered.compile)
+    about['memory'] = accumulation.bytes_needed(compiled)
+    accumulation.check_fits(about['memory'], 'a training step')
+    state = program.initial_state()
+    batch = None if batches else synthetic(program)
+
+    def run(count):
+        nonlocal state
+        start = time.perf_counter()
+        for _ in range(count):
+            state, values = compiled(state, batch or next(batches))
+        jax.block_until_ready((state, values))
+        return time.perf_counter() - start
+
+    about['first_step'] = run(1)
+    return Workload(run, program.config.batch_size, program.flops_per_step(), about)
+
+
+def inference(program: Program) -> Workload:
+    """Logits of one synthetic batch."""
+    params, images = program.initial_state().params, synthetic(program)['image']
+    with sharding.on_mesh(program.mesh):
+        logits = jax.jit(lambda params, images: program.model.apply({'params': params}, images))
+        about = {}
+        lowered = logits.lower(params, images)
+        compiled = _timed(about, 'compile', lowered.compile)
+    about['memory'] = accumulation.bytes_needed(compiled)
+
+    def run(count):
+        start = time.perf_counter()
+        for _ in range(count):
+            found = compiled(params, images)
+        jax.block_until_ready(found)
+        return time.perf_counter() - start
+
+    return Workload(run, len(images), program.flops_per_step() // 3, about)
+
+
+def input_and_both(config: ConfigDict) -> dict[str, Workload]:
+    """The input pipeline of the data of a config, alone and with the training step that it feeds.
+
+    Raises UserError where there is no such data.
+    """
+    from vit_jax.training import run as run_lib  # imports TensorFlow
+
+    with tempfile.TemporaryDirectory() as workdir:  # of a run that is never begun
+        run, _ = run_lib.resolve(config, workdir)
+    alone = run.train_batches()
+    both = sharding.feed(run.train_batches(), run.program.mesh)
+
+    def read(count):
+        start = time.perf_counter()
+        for _ in range(count):
+            next(alone)
+        return time.perf_counter() - start
+
+    return {'input': Workload(read, run.config.batch_size, 0, {'first_step': read(1)}),
+            'train with input': training(run.program, both)}
+
+
+def matmul(program: Program) -> Workload:
+    """A product of square matrices on every device: what the hardware reaches, more or less."""
+    side = 2048 if jax.default_backend() == 'cpu' else 8192
+    devices, dtype = program.mesh.local_devices, program.config.model.dtype
+    ones = [jax.device_put(jnp.full((side, side), 1 / side, dtype), device) for device in devices]
+    product = jax.jit(lambda x, y: x @ y)
+
+    def run(count):
+        found = ones
+        start = time.perf_counter()
+        for _ in range(count):
+            found = [product(x, y) for x, y in zip(found, ones, strict=True)]
+        jax.block_until_ready(found)
+        return time.perf_counter() - start
+
+    return Workload(run, 0, 2 * side**3 * len(devices))
+
+
+def peak_memory() -> int:
+    """Bytes that this process has had at most: of its first device, or resident where that is CPU.
+
+    Of the whole process, everything that was timed in it.
+    """
+    stats = jax.devices()[0].memory_stats()
+    return stats['peak_bytes_in_use'] if stats else memory.peak_resident()
+
+
+def _timed(about, name, function):
+    start = time.perf_counter()
+    value = function()
+    about[name] = time.perf_counter() - start
+    return value
