@@ -131,7 +131,7 @@ def test_several_splits_in_one_call(run, image_directory, capsys, caplog):
     assert (out[3].endswith(ends[0]), out[7].endswith(ends[1]), len(out)) == (True, True, 8)
     for arguments, message in [
             (['--dataset=a', '--dataset=b', '--dataset=c'], '3 --dataset and 2 --split are given'),
-            (['--save=x.npz'], '--labels and --save are for one split')]:
+            (['--save=x.npz'], '--labels, --mapping and --save are for one split')]:
         assert evaluate.main([f'--workdir={run}', *splits, *arguments]) == 1
         assert message in caplog.records[-1].getMessage()
 
@@ -288,6 +288,48 @@ def test_labels_from_a_list_in_the_order_of_files(run, image_directory, tmp_path
         (tmp_path / 'real.json').write_text(text)
         assert evaluate.main(arguments) == 1
         assert message in caplog.records[-1].getMessage()
+
+
+def test_a_loss_that_is_newer_than_the_run(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / 'run')
+    config = json.loads((run / 'config.json').read_text())
+    del config['loss']['label_smoothing']
+    (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
+    assert command(capsys, f'--workdir={tmp_path}/run') == command(capsys, f'--workdir={run}')
+
+
+def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, caplog):
+    """As ObjectNet's: right is any class that a name is mapped to; others are not scored."""
+    for old, new in (('ant', 'small_insect'), ('bee', 'flier'), ('cat', 'pet')):
+        shutil.copytree(image_directory / 'test' / old, tmp_path / 'data' / 'images' / new)
+    (tmp_path / 'mappings').mkdir()
+    files = {'folder_to_objectnet_label': {'small_insect': 'Small insect', 'flier': 'Flier',
+                                           'pet': 'Pet'},
+             'objectnet_to_imagenet_1k': {'Small insect': 'bee, honey; Ant', 'Pet': 'cat'}}
+    for name, content in files.items():
+        (tmp_path / 'mappings' / f'{name}.json').write_text(json.dumps(content))
+    arguments = [f'--workdir={run}', f'--dataset={tmp_path}/data', '--split=images',
+                 f'--save={tmp_path}/x.npz']
+    code, result = command(capsys, *arguments, f'--mapping={tmp_path}/mappings')
+    assert code == 0
+    assert result['eval/num_examples'] == 8
+    assert '2 of the 3 classes of' in caplog.text
+    saved = np.load(tmp_path / 'x.npz')
+    hits = [int(k) in ((0, 1) if 'insect' in path else (2,)) for path, k in zip(
+        saved['name'], saved['logits'].argmax(-1), strict=True)]
+    assert (len(hits), result['eval/accuracy']) == (8, pytest.approx(np.mean(hits)))
+    plain = tmp_path / 'map.json'
+    plain.write_text('{"small_insect": ["bee", "ant"], "pet": "cat"}')
+    assert command(capsys, *arguments, f'--mapping={plain}')[1]['eval/accuracy'] == result[
+        'eval/accuracy']
+    for text, message in [('{"pet": "dog"}', "has 'dog' for pet, which is no class of the weights"),
+                          ('{"pet": 3}', 'has 3 for pet: expected names'), ('[]', 'an object'),
+                          ('{"dog": "cat"}', 'says nothing of the classes of the data set')]:
+        plain.write_text(text)
+        assert evaluate.main([*arguments, f'--mapping={plain}']) == 1
+        assert message in caplog.records[-1].getMessage()
+    assert evaluate.main([*arguments, f'--mapping={plain}', '--labels=x.json']) == 1
+    assert 'give one of them' in caplog.records[-1].getMessage()
 
 
 def test_no_readable_image(run, tmp_path, caplog):

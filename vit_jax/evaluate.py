@@ -3,6 +3,7 @@
     python -m vit_jax.evaluate --workdir=DIR [--split=SPLIT] [--json]
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=NAME_OR_DIR --split=SPLIT [--json]
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=DIR --split=val --labels=real.json
+    python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=DIR --split=images --mapping=FILE
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=DATA --split=TEST --fewshot=1,5,10
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=A --split=val --dataset=B --split=test
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.fewshot is None:
             result, table = classes.score(
                 *given, loss, batch_size=options.batch_size, labels=options.labels,
-                save_to=options.save), classes.table
+                mapping=options.mapping, save_to=options.save), classes.table
         else:
             result, table = fewshot.score(
                 *given, batch_size=options.batch_size, shots=options.fewshot,
@@ -80,6 +81,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('--labels', metavar='FILE.json', help='instead of the labels of a '
                         'directory: a list of lists of class numbers, one for each image in the '
                         "order of file names, such as ImageNet-ReaL's real.json")
+    parser.add_argument('--mapping', metavar='FILE.json', help='for a data set of other classes: '
+                        '{its class: "class of the weights; another"}, or the directory mappings '
+                        'that ObjectNet comes with')
     parser.add_argument('--save', metavar='FILE.npz', help='write logits, labels and names of the '
                         'images')
     parser.add_argument('--batch_size', type=int, default=64, help='of all devices')
@@ -96,9 +100,9 @@ def named_splits(options: argparse.Namespace) -> list[tuple[str | None, str | No
     if not {len(datasets), len(splits)} <= {1, number}:
         raise UserError(f'{len(datasets)} --dataset and {len(splits)} --split are given: expected '
                         'as many of one as of the other, or one of them, which is for all.')
-    if number > 1 and (options.labels or options.save):
-        raise UserError('--labels and --save are for one split: evaluate the others by further '
-                        'commands.')
+    if number > 1 and (options.labels or options.mapping or options.save):
+        raise UserError('--labels, --mapping and --save are for one split: evaluate the others by '
+                        'further commands.')
     return list(zip(datasets * (number // len(datasets)), splits * (number // len(splits)),
                     strict=True))
 
@@ -119,7 +123,7 @@ def add_fewshot_options(parser: argparse.ArgumentParser) -> None:
 def check_fewshot_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Raises UserError for options that mean nothing without --fewshot, or with it."""
     few = 'fewshot_split', 'fewshot_l2', 'fewshot_seeds', 'representation'
-    for name in few if options.fewshot is None else ('labels', 'save'):
+    for name in few if options.fewshot is None else ('labels', 'mapping', 'save'):
         if getattr(options, name) != parser.get_default(name):
             raise UserError(f'--{name} is for few-shot accuracy: add --fewshot=1,5,10,25.'
                             if name in few else f'--{name} has no meaning with --fewshot.')

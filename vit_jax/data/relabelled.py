@@ -1,30 +1,35 @@
-"""A directory of images with other labels, such as ImageNet-ReaL's: lists in the order of files."""
+"""Data sets with other labels: ImageNet-ReaL's lists in the order of files, or mapped classes."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from vit_jax.data import label_lists
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sources import DirectorySource, Source
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest_names
 
 
 class Relabelled:
-    """A source whose images have these lists of labels, by index, and no others."""
+    """A source with lists of labels of some classes in place of its own."""
 
     multi_label = True
     labels = None  # known when they are read
 
-    def __init__(self, source: Source, lists: list[list[int]]):
-        self.num_examples, self.class_names = source.num_examples, source.class_names
+    def __init__(self, source: Source, class_names: Sequence[str],
+                 targets: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]):
+        """`targets`: the index of an image and its own label -> float32 [classes], 0 or 1."""
+        self.num_examples, self.class_names = source.num_examples, tuple(class_names)
         self.pieces, self.unreadable = source.pieces, source.unreadable
         self.fetch, self.name_of, self._source = source.fetch, source.name_of, source
-        self._labels = label_lists.pack(lists)
+        self._targets = targets
 
     def load(self, item: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """As of every source; the item has its index."""
-        labels = label_lists.unpack(tf.gather(self._labels, item['index']))
-        return self._source.load(item)[0], label_lists.multi_hot(labels, len(self.class_names))
+        encoded, label = self._source.load(item)
+        return encoded, self._targets(item['index'], label)
 
 
 def relabelled(source: Source, lists: list[Any], path: str) -> Relabelled:
@@ -61,4 +66,44 @@ def relabelled(source: Source, lists: list[Any], path: str) -> Relabelled:
                             f'{names[index]}: expected a list of whole numbers from 0 to '
                             f'{len(standard) - 1}.')
         found[index] = [position[k] for k in labels]
-    return Relabelled(source, found)
+    packed = label_lists.pack(found)
+    return Relabelled(source, source.class_names, lambda index, _: label_lists.multi_hot(
+        label_lists.unpack(tf.gather(packed, index)), len(standard)))
+
+
+def mapped(source: Source, mapping: Mapping[str, Any], class_names: Sequence[str], path: str
+           ) -> Relabelled:
+    """The source with the classes of a model that the classes of its own are, as `mapping` says.
+
+    Args:
+      mapping: for names of classes of the source those of the model, in a list or with '; '
+        between them, as ObjectNet has it; of a name the part before the first comma counts.
+        Images of other classes have no label, and are not scored.
+      class_names: of the model.
+      path: of the mapping, for messages.
+
+    Raises UserError if the mapping names no class of the source, or one that the model lacks.
+    """
+    position = {_word(name): k for k, name in enumerate(class_names)}
+    targets = np.zeros([len(source.class_names), len(class_names)], np.float32)
+    for name, row in zip(source.class_names, targets, strict=True):
+        names = mapping.get(name, [])
+        names = names.split(';') if isinstance(names, str) else names
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise UserError(f'{path} has {str(names):.80} for {name}: expected names of classes, '
+                            "in a list or with '; ' between them.")
+        for other in names:
+            if _word(other) not in position:
+                raise UserError(f'{path} has {other.strip()!r} for {name}, which is no class of '
+                                'the weights. ' + nearest_names(_word(other), list(position)))
+            row[position[_word(other)]] = 1
+    if not targets.any():
+        raise UserError(f'{path} says nothing of the classes of the data set, such as '
+                        f'{source.class_names[0]!r}: expected {{"CLASS OF THE DATA SET": "CLASS OF '
+                        'THE WEIGHTS; ANOTHER", ...}.')
+    table = tf.constant(targets)
+    return Relabelled(source, class_names, lambda _, label: tf.gather(table, label))
+
+
+def _word(name):
+    return name.partition(',')[0].strip().lower()

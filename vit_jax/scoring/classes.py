@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, Any],
           loss: dict[str, Any], *, batch_size: int, labels: str | None = None,
-          save_to: str | None = None) -> dict[str, Any]:
+          mapping: str | None = None, save_to: str | None = None) -> dict[str, Any]:
     """Scores the weights on a split.
 
     Args:
       dataset, loss: from split.data_and_loss.
-      labels: the path of a JSON file with other labels, see data/relabelled.py.
+      labels, mapping: paths of JSON files with other labels, see data/relabelled.py.
       save_to: where `save` writes what the model gives.
 
     Returns `dataset` and `split`; eval/* as a run logs them; `classes`, the numbers of each by
@@ -42,7 +42,7 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     mesh = split.make_mesh(batch_size)
     if save_to and consensus.is_main():  # now, not after the work
         check_destination(save_to, '.npz')
-    source = split.open_labelled_source(dataset, loaded, labels)
+    source = split.open_labelled_source(dataset, loaded, labels, mapping)
     batches = pipeline.eval_batches(source, with_index=True, **split.batch_settings(
         loaded, mesh, batch_size, dataset['files_at_once']))
     totals = total(model, params, loss, mesh, batches, with_logits=bool(save_to))

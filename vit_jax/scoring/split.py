@@ -1,6 +1,7 @@
 """The split that weights are scored on, with labels in their order and images as they say."""
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
                             'one (WORKDIR/checkpoints/STEP): for other weights, write '
                             '--pretrained.')
         config, _ = record.read(found[0])
-        dataset, loss = dataset | config['dataset'], config['loss']
+        dataset, loss = dataset | config['dataset'], loss | config['loss']
         if given['name'] not in (None, dataset['name']):
             dataset['label'] = ''  # the run's is a feature of its own data set
     elif not (given['name'] and given['eval_split']):
@@ -40,12 +41,16 @@ def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
             loss | ({'name': loaded.loss} if loaded.loss else {}))
 
 
-def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str | None):
-    """The split, with the lists of labels in a JSON file if one is named; says what is scored."""
-    source = open_source(dataset, loaded)
-    if labels:
-        from vit_jax.data.relabelled import relabelled
+def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str | None,
+                         mapping: str | None):
+    """The split, with other labels if JSON files with them are named; says what is scored."""
+    from vit_jax.data.relabelled import relabelled
 
+    if mapping and labels:
+        raise UserError('--labels and --mapping both replace the labels: give one of them.')
+    source = (open_mapped_source(dataset, loaded, mapping) if mapping else
+              open_source(dataset, loaded))
+    if labels:
         source = relabelled(source, record.read_json(labels, list), labels)
     if source.multi_label and loaded.loss != 'sigmoid':
         log.info('images have several labels and %s was trained for one: an image is right if the '
@@ -56,6 +61,35 @@ def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str |
                  'most probable class is its label', loaded.source)
     check_equal_data(source)
     return source
+
+
+def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
+    """A split of other classes than the weights', which those in a mapping stand for.
+
+    `path` is a JSON file, or the directory `mappings` that ObjectNet comes with.
+    """
+    from vit_jax.data import sources
+    from vit_jax.data.relabelled import mapped
+
+    if os.path.isdir(path):
+        names = record.read_json(os.path.join(path, 'objectnet_to_imagenet_1k.json'), dict)
+        labels = record.read_json(os.path.join(path, 'folder_to_objectnet_label.json'), dict)
+        mapping = {folder: names[label] for folder, label in labels.items()
+                   if isinstance(label, str) and label in names}
+    else:
+        mapping = record.read_json(path, dict)
+    if not loaded.classes:
+        raise UserError(f'--mapping={path} goes by the names of classes, and {loaded.source} has '
+                        'none: add --classes=FILE.')
+    source = sources.open_source(dataset['name'], dataset['eval_split'], dataset['data_dir'],
+                                 label=dataset['label'])
+    if source.multi_label:
+        raise UserError(f'--mapping={path} is for images of one class, and those of '
+                        f'{dataset["name"]} have several labels.')
+    log.info('%d of the %d classes of %s are classes of %s; images of the others are not scored',
+             sum(name in mapping for name in source.class_names), len(source.class_names),
+             dataset['name'], loaded.source)
+    return mapped(source, mapping, loaded.classes, path)
 
 
 def check_equal_data(*sources: Any) -> None:
