@@ -55,10 +55,10 @@ class _Processor(msgspec.Struct):
 
     image_processor_type: str | None = None
     do_resize: bool | None = None
-    size: Size | list[Size] | _Size | None = None
+    size: Sides | _Size | None = None
     resample: Annotated[int, Meta(ge=0, le=4)] | None = None
     do_center_crop: bool | None = None
-    crop_size: Size | list[Size] | _Size | None = None
+    crop_size: Sides | _Size | None = None
     do_rescale: bool | None = None
     rescale_factor: Annotated[float, Meta(gt=0, le=1000)] = 1 / 255
     do_normalize: bool | None = None
