@@ -70,8 +70,9 @@ def log(caplog):
 
 
 @pytest.mark.parametrize(('model', 'to', 'name', 'how'), [
-    ('vit', 'timm', 'x', 'timm '), ('map', 'timm', 'x.pth', 'timm '),
-    ('gap', 'google', 'x.npz', 'the .npz reader of timm'),
+    ('vit', 'timm', 'x', 'timm '),
+    pytest.param('map', 'timm', 'x.pth', 'timm ', marks=pytest.mark.slow),
+    pytest.param('gap', 'google', 'x.npz', 'the .npz reader of timm', marks=pytest.mark.slow),
     ('vit', 'huggingface', 'x', 'transformers '),
     ('hidden-head', 'torchvision', 'x.pth', 'torchvision ' if importlib.util.find_spec(
         'torchvision') else 'reading back, because a program that reads torchvision cannot be'),

@@ -19,8 +19,8 @@ def accuracy(run_main, workdir, family, fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', ['hybrid', *(
-    pytest.param(family, marks=pytest.mark.nightly) for family in ('axial', 'vit', 'resnet'))])
+@pytest.mark.nightly
+@pytest.mark.parametrize('family', ['hybrid', 'axial', 'vit', 'resnet'])
 def test_family(family, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', family, {}) >= 0.8
 

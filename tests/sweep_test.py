@@ -159,6 +159,7 @@ def valid_json(text):
     return json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.slow
 def test_what_a_diverging_run_writes_is_json(config, tmp_path):
     config.update_from_flattened_dict({
         'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'log_every': 100,

@@ -123,6 +123,7 @@ def test_a_split_without_any_readable_image_stops_in_the_first_batch(tmp_path):
         data.batches(1)
 
 
+@pytest.mark.slow
 def test_a_window_without_any_readable_record_stops(tmp_path):
     data = make('tfrecord', tmp_path, max_broken_fraction=1.0, shuffle_buffer=1)
     break_records(tmp_path, {9})

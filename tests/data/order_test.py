@@ -1,11 +1,13 @@
 """Which example stands at which position."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from vit_jax.data import order
 
 
+@pytest.mark.slow
 def test_permutation_of_the_order_is_fair():
     """Every example is equally likely at every place, and neighbours are not kept."""
     size, epochs = 7, 350

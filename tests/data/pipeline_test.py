@@ -13,7 +13,8 @@ from vit_jax.data import images
 from vit_jax.errors import UserError
 
 # Like directories, both are read by index.
-SLOW = {kind: pytest.param(kind, marks=pytest.mark.slow) for kind in ('digits', 'array_record')}
+SLOW = {'digits': pytest.param('digits', marks=pytest.mark.slow),
+        'array_record': pytest.param('array_record', marks=[pytest.mark.slow, pytest.mark.nightly])}
 
 
 @pytest.fixture(params=[SLOW.get(kind, kind) for kind in KINDS])
@@ -28,6 +29,7 @@ def test_a_later_start_gives_the_same_batches_bit_for_bit(data):
     assert not np.array_equal(whole[0]['image'], whole[1]['image'])
 
 
+@pytest.mark.slow
 def test_finding_the_place_does_not_grow_with_the_epochs_behind_it(data):
     seconds = []
     for start in (5, 10**9):  # 150 million epochs

@@ -98,9 +98,10 @@ def line_flops(line):
 
 
 @pytest.mark.parametrize(('name', 'fields'), [
-    ('ti16', {}), ('b32', dict(pool='map', representation_size=768)),
-    ('ti16', dict(position='relative', position_at='every_layer', pool='gap')),
-    ('axial_b16', {}), ('r_ti16', {}),
+    ('ti16', {}), ('r_ti16', {}),
+    *(pytest.param(name, fields, marks=pytest.mark.slow) for name, fields in (
+        ('b32', dict(pool='map', representation_size=768)), ('axial_b16', {}),
+        ('ti16', dict(position='relative', position_at='every_layer', pool='gap')))),
     *(pytest.param(name, {}, marks=[pytest.mark.slow, *marks]) for name, *marks in (
         ('r50x1',), ('r50_b32',), ('r50_b16', pytest.mark.nightly),
         ('r101x1', pytest.mark.nightly)))], ids=str)

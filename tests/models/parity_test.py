@@ -74,6 +74,7 @@ def test_bit():
     assert_equal(dict(resnet=BIT | dict(units=(1, 3, 1), width=32)), timm_bit, (35, 45, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('weight_epsilon_on', ['std', 'variance'])
 @pytest.mark.parametrize('family', ['hybrid', 'bit'])
 def test_epsilons_large_enough_to_show(family, weight_epsilon_on):

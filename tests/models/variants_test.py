@@ -26,7 +26,9 @@ def count(name):
     return sum(x.size for x in jax.tree.leaves(variables))
 
 
-@pytest.mark.parametrize('name', PUBLISHED)
+@pytest.mark.parametrize('name', [
+    name if name in ('ti16', 'b16', 'r50_b16', 'r50x1') else
+    pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED])
 def test_published_parameter_counts(name):
     assert count(name) == PUBLISHED[name]
 

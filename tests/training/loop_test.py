@@ -217,6 +217,7 @@ def test_best_is_kept_when_evaluations_and_checkpoints_do_not_meet(tmp_path):
     assert {int(p.name) for p in (tmp_path / 'checkpoints').iterdir()} == {best, 12}
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_done(finished, tmp_path):
     finished(tmp_path)
     with pytest.raises(UserError, match='is at step 12 already and the config asks for 8'):

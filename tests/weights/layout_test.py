@@ -48,6 +48,7 @@ def test_there_and_back(model, layout, name, tmp_path):
         assert (found.classes, found.preprocess) == (given.classes, given.preprocess)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('first', 'second'), list(itertools.permutations(PATHS, 2)))
 def test_every_pair(first, second, tmp_path):
     """What comes out of one layout goes into the next and comes back as the same file."""

@@ -73,6 +73,7 @@ def test_keeps_the_newest_and_the_best(tmp_path, state):
     assert folders(tmp_path / 'b') == ['2', '4', '5']
 
 
+@pytest.mark.slow
 def test_best_survives_checkpoints_without_an_evaluation(tmp_path, state):
     checkpointer = saved(tmp_path, state, [1, 2], keep=1, keep_best=True, metrics={1: .9, 2: .1})
     checkpointer.save(3, state)
@@ -130,6 +131,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_any_file_damaged_is_used_or_left_for_the_one_before(tmp_path, state):
     """Also those of the item `metrics`, which runs with keep_best wrote before."""
     saved(tmp_path / 'good', state, [1, 2]).close()
