@@ -39,7 +39,7 @@ def test_staircase_is_that_of_bit(boundaries, supports):
     expected = [0.003 * step / warmup if step < warmup else
                 0.003 / 10 ** len([s for s in stairs if s < step]) for step in steps]
     np.testing.assert_allclose(jax.jit(jax.vmap(lr))(jnp.array(steps)), expected, rtol=1e-6,
-                               atol=1e-10)
+                               atol=1e-9)  # the rounding of 0.003 - x to float32
     assert lr(stairs[-1] + 1) < lr(stairs[-1]) / 9 == pytest.approx(lr(stairs[-2] + 1) / 9)
 
 
