@@ -133,6 +133,13 @@ def test_trips_of_a_loop_that_does_not_say_them(groups, size):
     assert counts.sent == {'all-reduce': 3 * 2 * 512 * (size - 1) // size}
 
 
+def test_counter_that_is_copied():
+    text = LOOP.replace('GROUPS', '[2,4]<=[8]').replace(
+        '%next = s32[] add(', '%higher = s32[] add(').replace(
+        '%x = f32', '%next = s32[] copy(%higher)\n  %x = f32')
+    assert collectives.count(text).calls == {'all-reduce': 3}
+
+
 @pytest.mark.parametrize(('line', 'other'), [
     ('constant(7)', 'get-tuple-element(%p.1), index=2'), ('direction=LT', 'direction=NE'),
     ('constant(2)', 'get-tuple-element(%p), index=2'), ('add(%i, %two)', 'multiply(%i, %two)')])

@@ -122,6 +122,8 @@ def trip_count(loop: Instruction, caller: Computation, computations: dict[str, C
         less, after = (next(x for x in xs.values() if x.is_root) for xs in (condition, body))
         index = int(re.match(r', index=(\d+)', condition[less.operands[0]].attributes)[1])
         add = body[after.operands[index]]
+        while add.opcode in SAME_NUMBERS:
+            add = body[add.operands[0]]
         if (less.opcode, add.opcode) != ('compare', 'add') or 'direction=LT' not in less.attributes:
             return math.nan
         start = constant(caller[caller[loop.operands[0]].operands[index]], caller)
