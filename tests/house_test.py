@@ -38,7 +38,7 @@ COMMAND = ' '.join(MAY_IMPORT)
 ONLY_IN = {
     'tensorflow': ('data',), 'tensorflow_datasets': ('data',), 'array_record': ('data',),
     'clu.metric_writers': ('workdir',), 'orbax': ('workdir',),
-    'jax._src': (), 'unittest': (), 'ctypes': (),
+    'jax._src': (), 'unittest': (), 'ctypes': ('machine',),
 }
 # Names with an underscore in front that are documented all the same.
 PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}

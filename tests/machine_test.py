@@ -62,3 +62,26 @@ def test_libtpu_without_chips_is_quiet():
     result = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True,
                             env=variables, check=True)
     assert result.stderr == ''
+
+
+@pytest.mark.parametrize('keeps', [True, False])
+def test_memory_of_a_step_is_there_for_the_next(keeps):
+    """400 MB that a thread has freed are not cleared page by page again."""
+    program = f"""
+import resource, threading
+from vit_jax import machine
+
+def faults():
+    thread = threading.Thread(target=lambda: b'x' * 400_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    thread.start(), thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+if {keeps}:
+    machine.keep_memory()
+faults()
+print(faults())
+"""
+    out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
+                         stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
+    assert (int(out) < 1000) == keeps

@@ -1,6 +1,7 @@
 """What the machine has, and what it lacks before JAX or TensorFlow stumble over it."""
 
 import contextlib
+import ctypes
 import glob
 import os
 import pathlib
@@ -48,12 +49,35 @@ def check_address_space(needed: float) -> None:
                         f'the limit is {limit / 1e9:.3g} GB: raise it, as in ulimit -v unlimited')
 
 
+# Of glibc's malloc.h, with the values that keep everything: no memory goes back to the system, none
+# comes from mmap, and all threads share what is free.
+_KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
+TPUS = ('/dev/accel*', '/dev/vfio/[0-9]*')
+GPUS = ('/dev/nvidia[0-9]*', '/dev/kfd')
+
+
+def keep_memory() -> None:
+    """Lets malloc keep what is freed, where JAX computes on the CPU, for the steps to come.
+
+    Else the buffers of a step, which are larger than what it keeps, go back to the system, which
+    clears them page by page for the next step: a fifth of the processor time of training Ti/16.
+    To be called before JAX starts its threads. Without effect beside a GPU or TPU, whose hosts have
+    many threads, and where the C library is not glibc.
+    """
+    only_cpu = jax.config.jax_platforms == 'cpu' or not any(map(glob.glob, TPUS + GPUS))
+    library = ctypes.CDLL(None)
+    if only_cpu and hasattr(library, 'gnu_get_libc_version'):
+        for parameter, value in _KEEP.values():
+            library.mallopt(parameter, value)
+
+
 def check_backend() -> None:
     """Raises UserError if JAX cannot use the kind of device that it was told to use.
 
     To be called before anything else uses JAX, whose errors would be taken for those of a file.
     """
     check_address_space(2.2e9)
+    keep_memory()
     try:
         with _quiet_libtpu():
             jax.devices()
@@ -70,8 +94,7 @@ def check_backend() -> None:
 def _quiet_libtpu():
     """Without chips libtpu, which is there to plan with, complains that nobody knows of any."""
     answers = {'TPU_ACCELERATOR_TYPE': 'v5litepod-1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
-    chips = glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*')
-    if chips or not answers.keys().isdisjoint(os.environ):
+    if any(map(glob.glob, TPUS)) or not answers.keys().isdisjoint(os.environ):
         answers = {}
     os.environ.update(answers)
     try:
