@@ -12,7 +12,6 @@ from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, assert_equals_reference, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models.encoder import StochasticDepth
 
 
 @pytest.mark.parametrize(('kind', 'place'), [
@@ -48,9 +47,10 @@ def random_draws(function, *args):
 
 
 @pytest.mark.parametrize(('field', 'draws'), [
-    ('dropout_rate', [(2, 1, 32)] * 2 + [(2, 1, 48)]  # the last layer's one token
-     + [(2, 5, 32)] * 3 + [(2, 5, 48)]),  # embedding, attention, mlp's two
-    ('attention_dropout_rate', [(2, 4, 1, 5), (2, 4, 5, 5)]),
+    # Two numbers share one of 32 bits. Of the last layer one token, then of the others: embedding,
+    # attention, and the two of the MLP.
+    ('dropout_rate', [(2, 1, 16)] * 2 + [(2, 1, 24)] + [(2, 5, 16)] * 3 + [(2, 5, 24)]),
+    ('attention_dropout_rate', [(2, 4, 1, 3), (2, 4, 5, 3)]),
     ('stochastic_depth_rate', [(2,)] * 4)])
 def test_what_chance_acts_on(field, draws):
     images = random_images(2, 8, 8, 3)
@@ -97,17 +97,6 @@ def test_stochastic_depth_is_off_in_evaluation():
     np.testing.assert_array_equal(
         apply(models.build(SMALL, 5, stochastic_depth_rate=0.9), params, images),
         apply(models.build(SMALL, 5), params, images))
-
-
-@pytest.mark.parametrize('parts', [1, 3])
-def test_stochastic_depth_keeps_the_expectation(parts):
-    y = jnp.asarray(np.random.default_rng(0).normal(size=(2000 * parts, 2, 4)), jnp.float32)
-    dropped = StochasticDepth().apply({}, y, jnp.float32(0.3), 2000,
-                                      rngs={'dropout': jax.random.key(0)})
-    factor = np.asarray((dropped / y).reshape(2000, -1))
-    np.testing.assert_allclose(factor, np.broadcast_to(factor[:, :1], factor.shape), rtol=1e-5)
-    assert set(np.unique(np.round(factor, 4))) == {0, np.float32(np.round(1 / 0.7, 4))}
-    assert abs(factor[:, 0].mean() - 1) <= 4 * np.sqrt(0.3 / 0.7 / 2000)
 
 
 @pytest.mark.parametrize(('fields', 'message'), [

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from vit_jax.models.dropout import Dropout
 from vit_jax.models.position import relative_logits
 
 
@@ -39,8 +40,8 @@ class Attention(nn.Module):
         bias = None if relative is None else relative_logits(query, relative)
         weights = attention_weights(query, key, bias) if return_weights else None
         if train and self.dropout_rate:
-            dropped = nn.Dropout(self.dropout_rate, deterministic=False)(
-                attention_weights(query, key, bias)).astype(value.dtype)
+            dropped = Dropout(self.dropout_rate)(
+                attention_weights(query, key, bias), train).astype(value.dtype)
             y = jnp.einsum('bhqk,bkhd->bqhd', dropped, value)
         else:
             y = jax.nn.dot_product_attention(query, key, value, bias)

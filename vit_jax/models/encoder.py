@@ -5,7 +5,6 @@ import functools
 from typing import Annotated
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -14,6 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.fields import RATE, number, one_of, whole
 from vit_jax.models import position
 from vit_jax.models.attention import Attention
+from vit_jax.models.dropout import Dropout, StochasticDepth
 from vit_jax.models.position import ALL_PLACES, PLACES, Position
 from vit_jax.models.stack import Dtype
 
@@ -65,22 +65,9 @@ class Mlp(nn.Module):
                                   bias_init=nn.initializers.normal(stddev=1e-6), dtype=fields.dtype)
         x = dense(fields.mlp_dim, name='dense1')(x)
         x = GELU[fields.gelu](nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
-        x = nn.Dropout(fields.dropout_rate, deterministic=not train)(x)
+        x = Dropout(fields.dropout_rate)(x, train)
         x = dense(fields.hidden_size, name='dense2')(x)
-        return nn.Dropout(fields.dropout_rate, deterministic=not train)(x)
-
-
-class StochasticDepth(nn.Module):
-    """Drops the residual branch of whole images at random (arXiv 1603.09382), unbiased."""
-
-    @nn.compact
-    def __call__(self, y: Float[Array, 'batch tokens hidden'], rate: Float[Array, ''],
-                 images: int) -> Float[Array, 'batch tokens hidden']:
-        """`batch` is a multiple of `images`: several lines of one image are dropped together."""
-        keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - rate, (images,))
-        factor = jnp.repeat(keep / (1 - rate), len(y) // images)
-        # In float32, because bfloat16 cannot represent 1 / (1 - rate).
-        return (y * factor[:, None, None]).astype(y.dtype)
+        return Dropout(fields.dropout_rate)(x, train)
 
 
 class EncoderBlock(nn.Module):
@@ -113,7 +100,7 @@ class EncoderBlock(nn.Module):
         y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
                                name='attention')(y[:, :self.wanted], y, relative, train,
                                                  return_intermediates)
-        y = nn.Dropout(fields.dropout_rate, deterministic=not train)(y)
+        y = Dropout(fields.dropout_rate)(y, train)
         x = x + self.branch(y, depth_rate, train, 'scale1')
         y = Mlp(fields, name='mlp')(norm(name='norm2')(x), train)
         x = x + self.branch(y, depth_rate, train, 'scale2')

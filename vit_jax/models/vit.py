@@ -11,6 +11,7 @@ from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, number, one_of, whole
 from vit_jax.models import resnet
+from vit_jax.models.dropout import Dropout
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
 from vit_jax.models.stack import RematPolicy, Unroll, check_images, remat, stack
@@ -67,7 +68,7 @@ class ViT(nn.Module):
             x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (x.shape[0], 1, 1)), x], axis=1)
         x, shared = Position(block.position, block.position_at, grid, block.num_heads,
                              self.pool == 'cls', name='position').at_stem(x)
-        x = embedded = nn.Dropout(block.dropout_rate, deterministic=not train)(x)
+        x = embedded = Dropout(block.dropout_rate)(x, train)
         x, per_layer = self.encode(x, grid, shared, train, return_intermediates)
         encoded = nn.LayerNorm(epsilon=block.layer_norm_epsilon, dtype=block.dtype, name='norm')(x)
         representation = self.pool_tokens(encoded)
