@@ -19,7 +19,7 @@ from vit_jax.weights import sidecars
 from vit_jax.weights.layout import Layout, Reading
 from vit_jax.weights.model import Weights, with_defaults
 from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides
-from vit_jax.workdir import record, saved_params
+from vit_jax.workdir import record
 
 _KEY = 'vit_jax'
 
@@ -74,6 +74,8 @@ def from_run(workdir: str, step: int | None) -> Weights:
     Raises UserError if no checkpoint can be read, or not the files that belong to it.
     """
     config, classes = record.read(workdir)
+    from vit_jax.workdir import saved_params  # here, because Orbax is slow to import
+
     params, step = saved_params.load_params(workdir, step)
     check_choice(f'loss.name in {workdir}/{record.CONFIG}', config['loss'].get('name'),
                  config_lib.FIELDS['loss.name'].values.choices)
