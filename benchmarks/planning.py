@@ -14,7 +14,7 @@ import sys
 import time
 
 JFT = ['--config.dataset.num_examples=303000000', '--config.dataset.num_classes=18291']
-REMAT = '--config.model.remat_policy=nothing_saveable'
+REMAT, KEEP = (f'--config.model.remat_policy={policy}' for policy in ('nothing_saveable', 'none'))
 
 
 def mesh(data, fsdp):
@@ -63,9 +63,9 @@ def slices(only='', *more):
     for name, config, chip, devices, options in (
             ('B/16, v5e', 'b16,jft', 'v5e', 8, [*mesh(8, 1), REMAT]),
             ('L/16, v5e', 'l16,jft', 'v5e', 64, [*mesh(4, 16), REMAT]),
-            ('H/14, v5p', 'h14,jft', 'v5p', 128, mesh(8, 16)),
-            ('H/14, v5p', 'h14,jft', 'v5p', 256, [*mesh(16, 16), '--no-search']),
-            ('H/14, v5p', 'h14,jft', 'v5p', 512, [*mesh(32, 16), '--no-search']),
+            ('H/14, v5p', 'h14,jft', 'v5p', 128, [*mesh(8, 16), KEEP]),
+            ('H/14, v5p', 'h14,jft', 'v5p', 256, [*mesh(16, 16), KEEP, '--no-search']),
+            ('H/14, v5p', 'h14,jft', 'v5p', 512, [*mesh(32, 16), KEEP, '--no-search']),
             ('G/14, v5p', 'G14,jft', 'v5p', 128, [*mesh(16, 8), REMAT]),
             ('G/14, v5p', 'G14,jft', 'v5p', 256, [*mesh(32, 8), REMAT, '--no-search']),
             ('G/14, v5p', 'G14,jft', 'v5p', 512, [*mesh(64, 8), REMAT, '--no-search'])):
@@ -80,7 +80,7 @@ def growth():
         for devices in (8, 16, 32, 64, 128, 256, 512):
             fsdp = min(devices, most)
             print(row(f'{devices}', plan(
-                'h14,jft', 'v5p', devices, '--no-search', '--simulate',
+                'h14,jft', 'v5p', devices, KEEP, '--no-search', '--simulate',
                 f'--config.batch_size={8 * devices}', '--config.num_steps=1000000',
                 '--config.num_epochs=0', *mesh(devices // fsdp, fsdp))), flush=True)
 

@@ -87,6 +87,9 @@ FIELDS = {  # by dotted name
     'optimizer.learning_rate': Field(1e-3, number(above=0), 'at its peak'),
     'optimizer.b1': Field(0.9, RATE, 'adam: decay of the mean of gradients'),
     'optimizer.b2': Field(0.999, RATE, 'adam: decay of the mean of their squares'),
+    'optimizer.mu_dtype': Field('float32', one_of('float32', 'bfloat16'), 'of the mean of '
+                                'gradients, sgd: of the momentum; all else of the state is '
+                                'float32'),
     'optimizer.momentum': Field(0.9, RATE, 'sgd'),
     'optimizer.weight_decay': Field(0.0, number(least=0),
                                     'decoupled, multiplied by the learning rate'),

@@ -40,11 +40,12 @@ def logits_and_gradients(family, **way):
 @pytest.mark.parametrize('family', ['bit', 'hybrid'])
 @pytest.mark.parametrize('way', [
     dict(unroll=2, remat_policy='nothing_saveable'),
-    pytest.param(dict(remat_policy='dots_saveable'), marks=pytest.mark.nightly)], ids=str)
+    pytest.param(dict(remat_policy='products'), marks=pytest.mark.nightly)], ids=str)
 def test_loops_and_rematerialisation_change_nothing(family, way):
     params, expected_gradients, expected, flops = logits_and_gradients(family)
     other_params, gradients, logits, other_flops = logits_and_gradients(family, **way)
-    assert (other_flops > flops) == (way['remat_policy'] == 'nothing_saveable')
+    # 'products' repeats those of attention alone.
+    assert (other_flops > flops) == ('unroll' in way or family == 'hybrid')
     jax.tree.map(np.testing.assert_array_equal, other_params, params)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
     largest = max(np.abs(g).max() for g in jax.tree.leaves(expected_gradients))

@@ -36,7 +36,7 @@ def loss_and_gradients(family, **way):
 
 @pytest.mark.parametrize('family', ['vit', pytest.param('axial', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('way', [
-    dict(unroll=2, remat_policy='nothing_saveable'),
+    dict(unroll=2, remat_policy='nothing_saveable'), dict(remat_policy='products'),
     *(pytest.param(way, marks=[pytest.mark.slow, pytest.mark.nightly]) for way in (
         dict(remat_policy='dots_with_no_batch_dims_saveable'), dict(unroll=2)))], ids=str)
 def test_loops_and_rematerialisation_change_nothing(family, way):
@@ -53,8 +53,8 @@ def test_loops_and_rematerialisation_change_nothing(family, way):
 
 @pytest.mark.parametrize('model', [SMALL, 'r50x1'], ids=['vit', 'resnet'])
 @pytest.mark.parametrize(('fields', 'message'), [
-    (dict(unroll=0), 'model.unroll is 0: expected a whole number, at least 1'),
-    (dict(remat_policy='full'), "model.remat_policy is 'full'. It is one of: none, nothing_savea"),
+    (dict(unroll=-1), 'model.unroll is -1: expected a whole number, at least 0'),
+    (dict(remat_policy='full'), "model.remat_policy is 'full'. It is one of: auto, products, none"),
     (dict(dtype='float16'), 'It is one of: float32, bfloat16')], ids=str)
 def test_fields_that_do_not_fit(model, fields, message):
     with pytest.raises(UserError, match=message):

@@ -130,7 +130,7 @@ def test_all_fields_of_a_name_build_its_model(name):
 
 def test_fields_and_defaults_of_config_model():
     """What configs and workdirs rely on."""
-    computation = dict(head_bias_init=0.0, dtype='float32', unroll=1, remat_policy='none')
+    computation = dict(head_bias_init=0.0, dtype='float32', unroll=0, remat_policy='auto')
     assert models.fields('b16') == computation | dict(
         patch_size=(16, 16), hidden_size=768, num_layers=12, mlp_dim=3072, num_heads=12,
         resnet=None, attention='full', position='learned_1d', position_at='stem', pool='cls',

@@ -127,3 +127,26 @@ def test_paths_of_the_state_are_those_of_checkpoints():
     assert paths('') == moments
     assert paths('norm=0.5') == [f'0/inner_state/{path}' for path in moments]
     assert paths('norm=0') == [f'0/inner_state/{path}' for path in moments if 'norm' not in path]
+
+
+@pytest.mark.parametrize(('name', 'of_mean'), [('adam', 'mu'), ('sgd', 'trace')])
+def test_the_mean_of_gradients_in_bfloat16(name, of_mean):
+    """It alone is rounded, by at most 2^-8 in each step; what is added to weights is float32."""
+    rng = np.random.default_rng(0)
+    params = {'kernel': jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)}
+    found = {}
+    for dtype in ('float32', 'bfloat16'):
+        config = settings(name=name, learning_rate=0.1, schedule='constant', mu_dtype=dtype)
+        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+        state, updates, rng = tx.init(params), None, np.random.default_rng(1)
+        for _ in range(5):
+            gradient = {'kernel': jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)}
+            updates, state = tx.update(gradient, state, params)
+        dtypes = {jax.tree_util.keystr(path): x.dtype for path, x in jax.tree.leaves_with_path(
+            state) if x.ndim}
+        assert {key: str(x) for key, x in dtypes.items()} == {
+            key: dtype if of_mean in key else 'float32' for key in dtypes}
+        found[dtype] = updates['kernel']
+    assert found['bfloat16'].dtype == jnp.float32
+    error = np.abs(found['bfloat16'] - found['float32'])
+    assert 0 < error.max() < 5 * 2**-8 * np.abs(found['float32']).max()

@@ -172,8 +172,8 @@ class ResNet(nn.Module):
     resnet: dict  # fields of Backbone, without dtype, unroll and remat_policy
     head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
     dtype: Dtype = 'float32'
-    unroll: Unroll = 1
-    remat_policy: RematPolicy = 'none'
+    unroll: Unroll = 0
+    remat_policy: RematPolicy = 'auto'
 
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,

@@ -10,17 +10,29 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError
 from vit_jax.fields import one_of, whole
 
-# 'none' keeps every activation for the backward pass; the others are jax.checkpoint_policies.
-# Convolutions are kept by dots_saveable, not by dots_with_no_batch_dims_saveable.
-REMAT_POLICIES = ('none', 'nothing_saveable', 'dots_saveable',
-                  'dots_with_no_batch_dims_saveable', 'everything_saveable')
+_KEPT = jax.checkpoint_policies
+# What is kept for the backward pass; None is no policy, which keeps what JAX chooses to. With
+# 'products' no linear layer and no convolution is computed twice, and neither attention weights nor
+# masks of dropout nor the float32 values within normalisations and GELUs are kept.
+REMAT_POLICIES = {
+    'auto': None,  # for who trains without training/chosen.py
+    'products': _KEPT.save_from_both_policies(
+        _KEPT.dots_with_no_batch_dims_saveable,
+        lambda primitive, *_, **__: primitive is jax.lax.conv_general_dilated_p),
+    'none': None,
+    'nothing_saveable': _KEPT.nothing_saveable,
+    'dots_saveable': _KEPT.dots_saveable,  # and convolutions
+    'dots_with_no_batch_dims_saveable': _KEPT.dots_with_no_batch_dims_saveable,
+    'everything_saveable': _KEPT.everything_saveable,
+}
 
 # Fields of every model that say how it is computed.
 Dtype = Annotated[str, one_of('float32', 'bfloat16'), 'of the computation; parameters are float32']
-Unroll = Annotated[int, whole(1), 'layers compiled side by side in each loop over layers or '
-                   'residual units; as many as there are: no loop']
+Unroll = Annotated[int, whole(0), 'layers compiled side by side in each loop over layers or '
+                   'residual units; as many as there are: no loop; 0: chosen for the machine']
 RematPolicy = Annotated[str, one_of(*REMAT_POLICIES),
-                        'what the backward pass keeps; it computes the rest again. none: all']
+                        'what the backward pass keeps; it computes the rest again. products: of '
+                        'linear layers and convolutions; none: all; auto: chosen for the machine']
 
 
 def stack(block: type[nn.Module], length: int, *, unroll: int, remat_policy: str, in_axes=(),
@@ -39,7 +51,7 @@ def stack(block: type[nn.Module], length: int, *, unroll: int, remat_policy: str
     block = remat(block, remat_policy, static_argnums, prevent_cse=unroll >= length)
     return nn.scan(block, variable_axes={'params': 0}, in_axes=in_axes,
                    split_rngs={'params': True, 'dropout': True}, length=length,
-                   unroll=min(unroll, length))
+                   unroll=min(unroll or 1, length))
 
 
 def remat(block: type[nn.Module], policy: str, static_argnums: tuple[int, ...] = (),
@@ -49,10 +61,10 @@ def remat(block: type[nn.Module], policy: str, static_argnums: tuple[int, ...] =
     `prevent_cse` keeps the compiler from merging the recomputation with the forward pass, which it
     cannot do inside a loop anyway.
     """
-    if policy == 'none':
+    if REMAT_POLICIES[policy] is None:
         return block
-    return nn.remat(block, policy=getattr(jax.checkpoint_policies, policy),
-                    static_argnums=static_argnums, prevent_cse=prevent_cse)
+    return nn.remat(block, policy=REMAT_POLICIES[policy], static_argnums=static_argnums,
+                    prevent_cse=prevent_cse)
 
 
 def check_images(images: Float[Array, 'batch height width channels']) -> None:

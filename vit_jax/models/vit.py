@@ -37,8 +37,8 @@ class ViT(nn.Module):
     stochastic_depth_rate: Annotated[float, RATE, "of the last layer's branches; linear in depth "
                                      'from 0'] = 0.0
     head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
-    unroll: Unroll = 1
-    remat_policy: RematPolicy = 'none'
+    unroll: Unroll = 0
+    remat_policy: RematPolicy = 'auto'
 
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,

@@ -38,7 +38,8 @@ class Target(NamedTuple):
         Raises UserError when the mesh, the batch or the model does not fit the devices.
         """
         config = config_lib.changed(config, changes or {})
-        return Program(config, sharding.make_mesh(config.mesh, self.devices))
+        platform = 'tpu' if chips.CHIPS[self.name].dims else 'cpu' if self.name == 'cpu' else 'gpu'
+        return Program(config, sharding.make_mesh(config.mesh, self.devices), platform)
 
 
 class Step(NamedTuple):

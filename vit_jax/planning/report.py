@@ -67,7 +67,7 @@ def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
     changes = []
     if program.mesh.shape['data'] > 1:
         changes.append({'mesh.fsdp': parts, 'mesh.data': 1})
-    if config.model.remat_policy == 'none':
+    if config.model.remat_policy != 'nothing_saveable':
         changes.append({'model.remat_policy': 'nothing_saveable'})
     more = [n for n in range(config.accum_steps + 1, images + 1) if images % n == 0]
     if more:

@@ -51,8 +51,8 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
 
     chain = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        {'adam': optax.scale_by_adam(config.b1, config.b2),
-         'sgd': optax.trace(config.momentum)}[config.name],
+        {'adam': optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype),
+         'sgd': optax.trace(config.momentum, accumulator_dtype=config.mu_dtype)}[config.name],
         optax.add_decayed_weights(config.weight_decay, mask=decays),
         optax.scale_by_learning_rate(schedule))
     if factors is None:

@@ -18,7 +18,7 @@ from vit_jax import models
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
 from vit_jax.models import cost
-from vit_jax.training import losses, optimizer, sharding, steps
+from vit_jax.training import chosen, losses, optimizer, sharding, steps
 from vit_jax.training import state as train_state
 from vit_jax.training.state import TrainState
 
@@ -26,13 +26,19 @@ from vit_jax.training.state import TrainState
 class Program:
     """Model, optimizer and steps of a resolved config on a mesh.
 
+    `config` is that config with what it leaves open chosen for the devices, see chosen.py.
+
     Both steps split the batch into `config.accum_steps` equal parts, 0 counting as 1.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
     jax.ShapeDtypeStruct with shardings; `lr_factors` are from optimizer.lr_factors.
     """
 
-    def __init__(self, config: ConfigDict, mesh: Mesh):
-        """Raises UserError when the batch or the model cannot be split over the mesh."""
+    def __init__(self, config: ConfigDict, mesh: Mesh, platform: str = ''):
+        """Raises UserError when the batch or the model cannot be split over the mesh.
+
+        `platform` is that of devices which the mesh only simulates.
+        """
+        config = chosen.for_platform(config, platform or mesh.devices.flat[0].platform)
         sharding.check_model(config.model, mesh)
         sharding.data_share(mesh, mesh.devices.flat[0].process_index)
         self.mesh = mesh

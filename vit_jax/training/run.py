@@ -17,7 +17,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import folders, pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.training import accumulation, fewshot, pretrained, sharding
+from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
 from vit_jax.weights import Weights
@@ -56,6 +56,8 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     begun = record.begun(workdir)
     taken, weights = pretrained.take_fields(config, begun and begun[0])
     config = config_lib.checked(config, taken)
+    if begun:
+        config = config_lib.changed(config, chosen.kept(config.model, begun[0]['model']))
     mesh = sharding.make_mesh(config.mesh)
     share = sharding.data_share(mesh)
     dataset = config.dataset
@@ -163,6 +165,8 @@ def announce(run: Run, state: TrainState) -> None:
              f'{config.recipe}: ' if config.recipe else '', run.train_data.num_examples,
              run.eval_data.num_examples, config.dataset.num_classes, jax.device_count(),
              jax.devices()[0].device_kind, run.workdir)
+    log.info('computed with model.unroll=%d, model.remat_policy=%s', config.model.unroll,
+             config.model.remat_policy)
     if run.program.lr_factors is not None:
         sizes = [x.size for x in jax.tree.leaves(state.params)]
         factors = jax.tree.leaves(run.program.lr_factors)
