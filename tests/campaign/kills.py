@@ -85,7 +85,7 @@ def start(workdir, number, kill=None):
             first = f'from tests.campaign import kills\nkills.arm(*{kill[1:]!r})\n'
         starts.append(functools.partial(
             Forked, [*arguments(workdir, fields=runs.FIELDS), *options], code=first + MAIN,
-            optimized=False))
+            optimized=False, explain_after=PATIENCE - 10))
     pathlib.Path(workdir).mkdir(exist_ok=True)
     with Processes(pathlib.Path(workdir).with_name('logs'), starts) as processes:
         for i, process in enumerate(processes.all):
@@ -93,7 +93,7 @@ def start(workdir, number, kill=None):
             try:
                 process.wait(PATIENCE)
             except Exception as error:
-                raise Failure('hang', f'process {i}: {processes.log(i)[-300:]}') from error
+                raise Failure('hang', f'process {i}: {processes.log(i)[-5000:]}') from error
         return [processes.log(i) for i in range(number)], [p.returncode for p in processes.all]
 
 

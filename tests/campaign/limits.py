@@ -112,11 +112,11 @@ def _run(argv, code):
     # Another process writes the log, whose size the limits would meet, too.
     held = os.open(pipe, os.O_RDWR)
     with open(log, 'wb') as file, subprocess.Popen(['cat', pipe], stdout=file):
-        process = Forked(argv, pipe, code=code, optimized=False)
+        process = Forked(argv, pipe, code=code, optimized=False, explain_after=PATIENCE - 10)
         try:
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            raise Failure('hang', log.read_text()[-300:]) from None
+            raise Failure('hang', log.read_text()[-5000:]) from None
         finally:
             process.kill()
             process.wait()

@@ -5,6 +5,7 @@ any other process; `python -m vit_jax.main` itself is started by tests/main_test
 """
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -24,18 +25,20 @@ CONTEXT.set_forkserver_preload(['vit_jax.main', 'vit_jax.training.loop', 'vit_ja
 class Forked:
     """A process that runs Python code, with the methods of subprocess.Popen that tests use."""
 
-    def __init__(self, arguments, log, code=MAIN, optimized=True, flags=''):
+    def __init__(self, arguments, log, code=MAIN, optimized=True, flags='', explain_after=0):
         """Args:
           arguments: what the code finds in sys.argv behind its name.
           log: path of the file for what it writes.
           optimized: whether JAX compiles with all optimizations.
           flags: further XLA_FLAGS.
+          explain_after: seconds after which it writes where all its threads are; 0: not.
         """
         open(log, 'a').close()  # who waits for a line may read it before the process writes
         variables = environment()
         variables['XLA_FLAGS'] = f'{variables["XLA_FLAGS"]} {flags}'.strip()
         self._process = CONTEXT.Process(
-            target=_run, args=(code, list(map(str, arguments)), str(log), variables, optimized))
+            target=_run, args=(code, list(map(str, arguments)), str(log), variables, optimized,
+                                explain_after))
         with pytest.MonkeyPatch.context() as patch:  # what the server has imports reads it
             for name, value in variables.items():
                 patch.setenv(name, value)
@@ -62,12 +65,14 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(code, arguments, log, variables, optimized):
+def _run(code, arguments, log, variables, optimized, explain_after):
     import jax
 
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, sys.stdout.fileno())
     os.dup2(file, sys.stderr.fileno())
+    if explain_after:
+        faulthandler.dump_traceback_later(explain_after, file=sys.__stderr__)
     os.environ.update(variables)
     sys.argv = ['forked', *arguments]
     jax.config.update('jax_disable_most_optimizations', not optimized)
