@@ -99,7 +99,9 @@ def assert_equal_runs(workdir, expected):
     for row, like in zip(a, b, strict=True):
         assert row.keys() == like.keys()
         for name in row.keys() - set(TIMED):
-            assert row[name] == pytest.approx(like[name], rel=1e-5, abs=1e-7), (name, row, like)
+            # 24 steps enlarge what rounding adds, and most that of the gradient.
+            rel = 3e-5 if name == 'train/grad_norm' else 1e-5
+            assert row[name] == pytest.approx(like[name], rel=rel, abs=1e-7), (name, row, like)
     a, b = map(final_params, (workdir, expected))
     assert len(jax.tree.leaves(b)) == 24
     for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
