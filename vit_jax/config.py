@@ -161,17 +161,19 @@ def flatten(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def check_recorded(config: Mapping[str, Any], path: str) -> None:
-    """Raises UserError if what a run has recorded of its data and loss cannot be.
+    """Raises UserError if what a run has recorded of its data, loss and choices cannot be.
 
     `path` is that of the file. Fields that are newer than the run are missing.
     """
     values = {name: value for name, value in flatten(dict(config)).items()
-              if name.partition('.')[0] in ('dataset', 'preprocess', 'loss')}
+              if name.partition('.')[0] in ('dataset', 'preprocess', 'loss')
+              or name in ('accum_steps', 'model.unroll', 'model.remat_policy')}
+    known = all_fields()
     try:
         for name in values:
-            if name not in FIELDS:
-                raise UserError(f'{name} is no field. {nearest_names(name, list(FIELDS))}')
-        fields.check({name: FIELDS[name] for name in values}, values)
+            if name not in known:
+                raise UserError(f'{name} is no field. {nearest_names(name, list(known))}')
+        fields.check({name: known[name] for name in values}, values)
     except UserError as error:
         raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error
 

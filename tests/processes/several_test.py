@@ -99,8 +99,9 @@ def assert_equal_runs(workdir, expected):
     for row, like in zip(a, b, strict=True):
         assert row.keys() == like.keys()
         for name in row.keys() - set(TIMED):
-            # 24 steps enlarge what rounding adds, and most that of the gradient.
-            rel = 3e-5 if name == 'train/grad_norm' else 1e-5
+            # Steps enlarge what the order of sums adds: from 1e-7 to 1.8e-5 between one device and
+            # eight of the same process.
+            rel = 3e-5 if name == 'train/grad_norm' and row['step'] > 12 else 1e-5
             assert row[name] == pytest.approx(like[name], rel=rel, abs=1e-7), (name, row, like)
     a, b = map(final_params, (workdir, expected))
     assert len(jax.tree.leaves(b)) == 24

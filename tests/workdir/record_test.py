@@ -121,7 +121,9 @@ def test_a_section_that_is_none_is_named(field, tmp_path):
                                        'loss.label_smoothing?'),
     ('loss', {'label_smoothing': 'x'}, "loss.label_smoothing is 'x': expected a number"),
     ('dataset', {'name': {'x': 1}}, 'dataset.name.x is no field'),
-    ('preprocess', {'std': [0, 0, 0]}, 'preprocess.std is')])
+    ('preprocess', {'std': [0, 0, 0]}, 'preprocess.std is'),
+    ('model', {'unroll': 'x'}, "model.unroll is 'x': expected a whole number"),
+    ('model', {'remat_policy': 'all'}, "model.remat_policy is 'all'")])
 def test_a_field_that_cannot_be_is_named(section, values, message, tmp_path):
     go_on(tmp_path)
     config = json.loads((tmp_path / 'config.json').read_text())
