@@ -240,6 +240,8 @@ NAN, INF = float('nan'), float('inf')
     ('optimizer.end_learning_rate', (-1.0, INF), 'a finite number, at least 0'),
     ('optimizer.weight_decay', (-1.0, NAN), 'a finite number, at least 0'),
     ('optimizer.clip_norm', (-1.0,), 'a finite number, at least 0'),
+    ('augment.randaugment.magnitude', (-1.0, 22.5, NAN), 'a number, at least 0 and below 22.5'),
+    ('augment.randaugment.num_ops', (-1, 17), 'a whole number, at least 0 and at most 16'),
     ('augment.mixup', (-0.1, NAN, INF), 'a finite number, at least 0'),
     ('optimizer.staircase_boundaries', ((0.3, 1.5), (-1.0,)), 'numbers from 0 to 1, with'),
     ('optimizer.staircase_factor', (0.0, 2.0), 'a number, above 0 and at most 1'),

@@ -30,7 +30,8 @@ def fields_of(request):
             return TINY | {'batch_size': 64}  # an epoch has 22 steps
         name = images if source == 'directory' else 'dots'
         own = {'dataset.name': name, 'image_size': 8, 'augment.crop': 'inception',
-               'augment.flip': True, 'dataset.shuffle_buffer': 25}
+               'augment.flip': True, 'augment.randaugment.num_ops': 2, 'augment.mixup': 0.2,
+               'dataset.shuffle_buffer': 25}
         if source in sets:
             own['dataset.data_dir'] = sets[source]
         if source == 'tfrecord':

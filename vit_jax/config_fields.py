@@ -51,8 +51,20 @@ FIELDS = {  # by dotted name
                                 'resize: share of the sides that is cut out; BiT takes 480 px of '
                                 '512 and 128 of 160'),
     'augment.flip': Field(True, SWITCH, 'left-right, of every second image at random'),
+    'augment.randaugment.num_ops': Field(0, whole(0, 16), 'RandAugment (arXiv 1909.13719): so many '
+                                         'of its 16 operations, one after another; 0: none'),
+    'augment.randaugment.magnitude': Field(
+        10.0, number(least=0, below=22.5), 'strength of all of them; as in AugReg, where solarize '
+        'inverts at 10 and 20, and from 22.5 on posterize has no bits left to keep'),
+    'augment.randaugment.translate': Field(100.0, number(least=0),
+                                           'pixels at magnitude 10; 100 is for 224 px'),
+    'augment.randaugment.cutout': Field(40.0, number(least=0), 'half the side of the square in '
+                                        'pixels at magnitude 10; 40 is for 224 px'),
     'augment.mixup': Field(0.0, number(least=0), 'MixUp (arXiv 1710.09412): examples of a batch '
                            'are mixed in pairs, by a share from Beta(x, x); 0: not'),
+    'augment.mixup_with': Field('reversed', one_of('reversed', 'next'),
+                                'the batch in reverse, as in BiT; or each example with the one '
+                                'before it, of which it gets the smaller share, as in big_vision'),
 
     'preprocess.fit': Field('cover', one_of('cover', 'squash', 'torchvision', 'transformers'),
                             'evaluation and prediction: the short side is resized and the middle '

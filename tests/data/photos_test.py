@@ -1,9 +1,6 @@
 """Twenty real photos, as the chains of four code bases show them to a model."""
 
-import functools
-import io
 import math
-import tarfile
 
 import numpy as np
 import pytest
@@ -12,32 +9,12 @@ from PIL import Image
 
 from tests.support import interop
 from tests.support.images import encode, evaluated
-from tests.support.runs import ROOT
+from tests.support.photos import needs_photos, photos
 from vit_jax.data import order, preprocess
 
-DATA = ROOT.parent / 'shared/data'
 SIDE = 224
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(
-    not DATA.is_dir(), reason=f'needs the photos in {DATA}')]
+pytestmark = [pytest.mark.slow, needs_photos]
 FILTERS = {'bilinear': Image.BILINEAR, 'bicubic': Image.BICUBIC}
-
-
-@functools.cache
-def photos():
-    """Flowers and clothes, of which some become grey, smaller than SIDE, or long and thin."""
-    found = []
-    for name in ('flowers17', 'clothing'):
-        with tarfile.open(DATA / f'{name}.tar') as file:
-            members = [m for m in file.getmembers() if m.name.endswith('.jpg')]
-            for number, member in enumerate(members[::len(members) // 10][:10]):
-                photo = Image.open(io.BytesIO(file.extractfile(member).read())).convert('RGB')
-                change = {1: lambda x: x.convert('L').convert('RGB'),
-                          2: lambda x: x.resize((150, 100)), 3: lambda x: x.resize((90, 200)),
-                          4: lambda x: x.crop((0, 100, x.width, 160)),
-                          5: lambda x: x.crop((90, 0, 160, x.height))}.get(number, lambda x: x)
-                found.append(change(photo))
-    assert len(found) == 20
-    return found
 
 
 def vision_transformer(image, method):
@@ -105,7 +82,8 @@ def test_evaluation_has_the_pixels_of_the_source(chain, method):
 
 def test_training_has_the_pixels_of_vision_transformer():
     """tf.slice of a random box, tf.image.resize, and a flip, by the same random numbers."""
-    augment = dict(crop='inception', min_area=0.05, pad=0, crop_ratio=1.0, flip=True)
+    augment = dict(crop='inception', min_area=0.05, pad=0, crop_ratio=1.0, flip=True,
+                   randaugment={'num_ops': 0})
     settings = dict(resize='bilinear', antialias=False)
     for number, photo in enumerate(photos()):
         keys, pixels = order.augment_bits(3, tf.constant(number, tf.int64), 1)[0], np.asarray(photo)

@@ -64,8 +64,10 @@ def test_every_epoch_holds_every_example_once_in_an_order_of_its_own(kind, tmp_p
 
 @pytest.mark.parametrize('kind', ['directory', *SLOW.values()])
 def test_processes_together_see_what_one_sees(kind, tmp_path):
-    data = make(kind, tmp_path)
+    plain, data = make(kind, tmp_path / 'plain'), make(kind, tmp_path, num_ops=2)
     whole = data.batches(10)
+    assert not np.array_equal(plain.batches(1)[0]['image'], whole[0]['image'])
+    assert_equal(data.batches(4, start=6), whole[6:])
     for processes in (2, 4):
         parts = [data.batches(10, 0, process, processes) for process in range(processes)]
         joined = [{key: np.concatenate([batch[key] for batch in step]) for key in step[0]}

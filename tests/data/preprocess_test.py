@@ -18,7 +18,8 @@ def settings(resize='bilinear', crop_ratio=1.0, mean=(0.5, 0.5, 0.5), std=(0.5, 
 def train_image(pixels, size, **augment):
     """The function from keys to the augmented image."""
     encoded = encode(Image.fromarray(pixels), 'PNG')
-    augment = {'crop': 'none', 'min_area': 0.05, 'pad': 0, 'flip': False, **augment}
+    augment = {'crop': 'none', 'min_area': 0.05, 'pad': 0, 'flip': False,
+               'randaugment': {'num_ops': 0}, **augment}
     return tf.function(lambda keys: preprocess.train_image(tf.constant(encoded), keys, size,
                                                            augment, settings(),
                                                            tf.constant(False))[0])

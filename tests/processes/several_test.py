@@ -149,7 +149,8 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 @pytest.mark.slow
 def test_two_processes_gather_the_features_for_few_shot_and_mix_their_images(start, tmp_path):
     fields = FIELDS | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'evals.fewshot.shots': '1,5',
-                       'augment.mixup': 1.0}
+                       'augment.mixup': 1.0, 'augment.randaugment.num_ops': 2,
+                       'augment.randaugment.translate': 3, 'augment.randaugment.cutout': 2}
     for number in (1, 2):
         with start(number, tmp_path / str(number), fields) as run:
             run.wait([0] * number)

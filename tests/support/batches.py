@@ -38,6 +38,7 @@ class Data:
     seed: int = 3
     crop: str = 'inception'
     preprocess: Mapping = dataclasses.field(default_factory=lambda: PREPROCESS)
+    num_ops: int = 0  # of RandAugment
     shuffle_buffer: int = 10
     max_broken_fraction: float = 0.5
 
@@ -49,7 +50,9 @@ class Data:
         return list(itertools.islice(self.training(start, process, processes, split), count))
 
     def training(self, start=0, process=0, processes=1, split='train'):
-        augment = {'crop': self.crop, 'min_area': 0.3, 'pad': 0, 'flip': True}
+        augment = {'crop': self.crop, 'min_area': 0.3, 'pad': 0, 'flip': True,
+                   'randaugment': {'num_ops': self.num_ops, 'magnitude': 10, 'translate': 2,
+                                   'cutout': 1}}
         return pipeline.train_batches(
             self.source(split), augment=augment, seed=self.seed, start_step=start,
             shuffle_buffer=self.shuffle_buffer, share=(process, processes), **self._common())

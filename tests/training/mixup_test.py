@@ -18,7 +18,8 @@ def shares(alpha, number):
 
 @pytest.mark.parametrize('several_labels', [False, True])
 @pytest.mark.parametrize('size', [6, 5])
-def test_mixed_with_itself_in_reverse(size, several_labels):
+@pytest.mark.parametrize('other', ['reversed', 'next'])
+def test_mixed_with_itself(other, size, several_labels):
     """As plain NumPy does it, image and label with one share for the batch."""
     batch, targets = random_batch(size), np.eye(3, dtype=np.float32)
     one_hot = targets[batch['label']]
@@ -26,12 +27,13 @@ def test_mixed_with_itself_in_reverse(size, several_labels):
         one_hot = batch['label'] = np.maximum(one_hot, targets[np.roll(batch['label'], 1)])
     key = jax.random.key(7)
     share = np.float32(jax.random.beta(key, 0.4, 0.4))
-    mixed = mixup.mix(batch, 0.4, key, 3)
+    assert 0.01 < share < 0.5
+    mixed = mixup.mix(batch, 0.4, key, 3, other)
     for found, x in [(mixed['image'], batch['image']), (mixed['label'], one_hot)]:
-        expected = share * x + (1 - share) * np.flip(x, axis=0)
+        expected = {'reversed': share * x + (1 - share) * np.flip(x, axis=0),
+                    'next': (1 - share) * x + share * np.roll(x, 1, axis=0)}[other]
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    assert 0.01 < share < 0.99
     np.testing.assert_array_equal(mixed['mask'], batch['mask'])
 
 

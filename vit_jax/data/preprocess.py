@@ -8,6 +8,7 @@ from PIL import Image
 
 from vit_jax.data import images, resizing
 from vit_jax.data.host_tensorflow import tf
+from vit_jax.data.randaugment import randaugment
 
 _DCT = 'INTEGER_ACCURATE'  # TensorFlow's default differs from other decoders by some grey levels
 # Names of tf.image.resize for its kernels.
@@ -118,7 +119,7 @@ def resize(image: Num[tf.Tensor, 'rows columns 3'], size, preprocess: Mapping, w
 def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: tuple[int, int],
                 augment: Mapping, preprocess: Mapping, intact: tf.Tensor
                 ) -> tuple[Float32[tf.Tensor, 'height width 3'], tf.Tensor]:
-    """One training image, cropped and then flipped, and what `intact` is the next time.
+    """One training image, cropped, flipped and distorted, and what `intact` is the next time.
 
     The image is a function of the file and the keys. Its values are in 0..255, which 'bicubic' may
     overshoot a little.
@@ -128,7 +129,8 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
       augment: `config.augment`. crop='inception' takes a random area (min_area..1) and aspect ratio
         (3/4..4/3); 'pad' resizes, adds `pad` mirrored pixels on each side and crops; 'resize'
         resizes to sides of which `crop_ratio` is the crop (BiT, arXiv 1912.11370, section 3.3);
-        'none' only resizes. With `flip`, half of the images are mirrored.
+        'none' only resizes. With `flip`, half of the images are mirrored. `randaugment` is for
+        randaugment.randaugment.
       preprocess: fields resize and antialias of `config.preprocess`.
       intact: of `decode_part`.
     """
@@ -159,7 +161,9 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
         image = tf.slice(image, tf.concat([begin, [0]], 0), [*size, 3])
     if augment['flip']:
         image = tf.cond(keys[1, 0] < 0, lambda: tf.reverse(image, [1]), lambda: image)
-    # RandAugment goes here, with keys[2].
+    if augment['randaugment']['num_ops']:
+        whole = tf.cast(tf.clip_by_value(image, 0.0, 255.0), tf.uint8)  # cut off, as in big_vision
+        image = tf.cast(randaugment(whole, keys[2], augment['randaugment']), tf.float32)
     return tf.ensure_shape(image, [*size, 3]), intact
 
 

@@ -88,7 +88,8 @@ class Program:
         train_step = functools.partial(
             steps.train_step, model=self.model, tx=self._tx, schedule=self._schedule,
             loss=self._loss, seed=config.seed, accum_steps=accum_steps,
-            ema_decay=config.ema_decay, mixup=config.augment.mixup, factors=self.lr_factors,
+            ema_decay=config.ema_decay, mixup=config.augment.mixup,
+            mixup_with=config.augment.mixup_with, factors=self.lr_factors,
             place_grads=functools.partial(jax.lax.with_sharding_constraint,
                                           shardings=self._shardings.params))
         self._train_step = jax.jit(train_step, donate_argnums=0,

@@ -16,7 +16,7 @@ from vit_jax.training.state import TrainState
 def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
                tx: optax.GradientTransformation, schedule: optax.Schedule, loss: Callable,
                seed: int, accum_steps: int = 1, ema_decay: float = 0.0,
-               mixup: float = 0.0, factors: PyTree | None = None,
+               mixup: float = 0.0, mixup_with: str = 'reversed', factors: PyTree | None = None,
                place_grads: Callable[[PyTree], PyTree] = lambda grads: grads
                ) -> tuple[TrainState, dict[str, Array]]:
     """One update from one batch.
@@ -29,7 +29,8 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
       accum_steps: the batch is split into this many equal parts, whose gradients are averaged;
         without dropout the result equals that of the whole batch up to rounding.
       ema_decay: of the parameter average, if the state has one.
-      mixup: alpha of mixup.mix, applied to the whole batch before it is split; 0: not.
+      mixup, mixup_with: alpha and other of mixup.mix, applied to the whole batch before it is
+        split; alpha 0: not.
       factors: from optimizer.lr_factors; nothing is computed for parameters whose factor is 0.
       place_grads: constrains gradients to the devices that hold the parameters.
 
@@ -52,7 +53,7 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
 
     if mixup:
         batch = mixup_lib.mix(batch, mixup, jax.random.fold_in(step_key, mixup_lib.STREAM),
-                              model.num_classes)
+                              model.num_classes, mixup_with)
     value, grads = accumulate(value_and_grad, state.params, batch, step_key, accum_steps)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

@@ -1,0 +1,31 @@
+"""Real photos, where the machine has them."""
+
+import functools
+import io
+import tarfile
+
+import pytest
+from PIL import Image
+
+from tests.support.runs import ROOT
+
+DATA = ROOT.parent / 'shared/data'
+needs_photos = pytest.mark.skipif(not DATA.is_dir(), reason=f'needs the photos in {DATA}')
+
+
+@functools.cache
+def photos():
+    """Flowers and clothes, of which some become grey, smaller than 224 px, or long and thin."""
+    found = []
+    for name in ('flowers17', 'clothing'):
+        with tarfile.open(DATA / f'{name}.tar') as file:
+            members = [m for m in file.getmembers() if m.name.endswith('.jpg')]
+            for number, member in enumerate(members[::len(members) // 10][:10]):
+                photo = Image.open(io.BytesIO(file.extractfile(member).read())).convert('RGB')
+                change = {1: lambda x: x.convert('L').convert('RGB'),
+                          2: lambda x: x.resize((150, 100)), 3: lambda x: x.resize((90, 200)),
+                          4: lambda x: x.crop((0, 100, x.width, 160)),
+                          5: lambda x: x.crop((90, 0, 160, x.height))}.get(number, lambda x: x)
+                found.append(change(photo))
+    assert len(found) == 20
+    return found
