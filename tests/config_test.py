@@ -284,6 +284,11 @@ def test_durations():
     with pytest.raises(UserError, match='warmup_steps is 12 but the run has 12 steps in all: train '
                                         'longer, .* as in --config.optimizer.warmup_steps=1$'):
         config_lib.total_steps(config)
+    config = config_lib.changed(config, {'optimizer.warmup_steps': 2,
+                                         'optimizer.cooldown_steps': 11})
+    with pytest.raises(UserError, match='cooldown_steps is 11, and the run of 12 steps has 10 .*: '
+                                        'expected at most these'):
+        config_lib.total_steps(config)
     with pytest.raises(UserError, match='num_epochs 0.01 of 50 images .* of 10 are 0 steps'):
         config_lib.total_steps(config_lib.changed(config, {'num_epochs': 0.01}))
 

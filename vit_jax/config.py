@@ -150,6 +150,10 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
         raise UserError(f'optimizer.warmup_steps is {config.optimizer.warmup_steps} but the run '
                         f'has {steps} steps in all: train longer, or warm up for less, as in '
                         f'--config.optimizer.warmup_steps={steps // 10}')
+    if config.optimizer.warmup_steps + config.optimizer.cooldown_steps > steps:
+        raise UserError(f'optimizer.cooldown_steps is {config.optimizer.cooldown_steps}, and the '
+                        f'run of {steps} steps has {steps - config.optimizer.warmup_steps} after '
+                        'its warm-up: expected at most these.')
     return steps
 
 

@@ -105,14 +105,22 @@ FIELDS = {  # by dotted name
     'optimizer.momentum': Field(0.9, RATE, 'sgd'),
     'optimizer.weight_decay': Field(0.0, number(least=0),
                                     'decoupled, multiplied by the learning rate'),
+    'optimizer.decay_scaling': Field('learning_rate', one_of('learning_rate', 'schedule'),
+                                     'what weight_decay is multiplied by: the learning rate, or '
+                                     'its share of the peak, so that another peak decays as much '
+                                     '(big_vision)'),
     'optimizer.decay_names': Field(('kernel',), TEXTS, 'parameters of these names decay'),
     'optimizer.clip_norm': Field(0.0, number(least=0), 'of the global gradient norm; 0: none'),
     'optimizer.lr_factors': Field(
         '', TEXT, 'REGEX=FACTOR,... of parameter paths, the first that fits; 0 freezes'),
-    'optimizer.schedule': Field('cosine', one_of('cosine', 'linear', 'constant', 'staircase'),
+    'optimizer.schedule': Field('cosine', one_of('cosine', 'linear', 'rsqrt', 'constant',
+                                                 'staircase'),
                                 'of the learning rate after the warm-up'),
     'optimizer.warmup_steps': Field(0, whole(0), 'in which the learning rate rises from 0'),
     'optimizer.end_learning_rate': Field(0.0, number(least=0), 'cosine, linear: at the last step'),
+    'optimizer.timescale': Field(10_000, whole(1), 'rsqrt, the reciprocal square root: the '
+                                 'learning rate is peak / sqrt(1 + steps since the warm-up / x)'),
+    'optimizer.cooldown_steps': Field(0, whole(0), 'the last ones, in which it falls to 0 besides'),
     'optimizer.staircase_boundaries': Field((0.3, 0.6, 0.9), several(
         number(least=0, most=1), 'numbers from 0 to 1, with commas between them'),
         'staircase: after these shares of the steps the learning rate falls'),

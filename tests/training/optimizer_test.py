@@ -25,6 +25,33 @@ def test_schedule(schedule):
     np.testing.assert_allclose([lr(k) for k in range(10, 111)], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize('schedule', ['linear', 'cosine', 'rsqrt', 'constant'])
+def test_schedules_with_cooldown_are_those_of_big_vision(schedule):
+    """utils.create_learning_rate_schedule, at every step."""
+    config = settings(learning_rate=2.0, warmup_steps=10, schedule=schedule, cooldown_steps=40,
+                      timescale=7)
+    step = np.arange(110)
+    progress = np.clip((step - 10) / 100, 0, 1)
+    expected = {'linear': 2 * (1 - progress), 'cosine': 1 + np.cos(np.pi * progress),
+                'rsqrt': 2 / np.sqrt(1 + np.maximum(step - 10, 0) / 7), 'constant': 2}[schedule]
+    expected = expected * np.minimum(1, step / 10) * np.minimum(1, (110 - step) / 40)
+    lr = optimizer.make_schedule(config, 110)
+    np.testing.assert_allclose(jax.vmap(lr)(jnp.array(step)), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_decay_that_does_not_depend_on_the_peak():
+    """As in big_vision: schedule * (learning rate * Adam's direction + decay * parameter)."""
+    grad, x = jnp.array([0.0, 0.0]), jnp.array([2.0, -3.0])
+    for peak in (0.1, 0.02):
+        config = settings(learning_rate=peak, weight_decay=1e-4, decay_scaling='schedule')
+        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+        params, state = {'kernel': x}, tx.init({'kernel': x})
+        for step in range(10):
+            updates, state = tx.update({'kernel': grad}, state, params)
+            share = 0.5 * (1 + np.cos(np.pi * step / 10))
+            np.testing.assert_allclose(updates['kernel'], -share * 1e-4 * x, rtol=1e-5)
+
+
 @pytest.mark.parametrize(('boundaries', 'supports'), [  # big_transfer's bit_hyperrule.py
     ((0.4, 0.6, 0.8), [100, 200, 300, 400, 500]),
     ((0.3, 0.6, 0.9), [500, 3000, 6000, 9000, 10_000]),

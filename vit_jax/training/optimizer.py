@@ -4,6 +4,7 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
@@ -12,11 +13,12 @@ from vit_jax.errors import UserError
 
 
 def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
-    """Learning rate of update k = 0, 1, ...: linear warm-up from 0, then the decay.
+    """Learning rate of update k = 0, 1, ...: linear warm-up from 0, the decay, the cooldown.
 
     `config` is `config.optimizer`; cosine and linear decay reach its `end_learning_rate` at
     `num_steps`. The staircase is that of BiT's bit_hyperrule.py: an update at a boundary has the
-    rate before it.
+    rate before it. The reciprocal square root and the cooldown are those of arXiv 2106.04560,
+    section 3.5, as in big_vision (utils.create_learning_rate_schedule).
     """
     peak, end = config.learning_rate, config.end_learning_rate
     decay_steps = num_steps - config.warmup_steps
@@ -29,11 +31,17 @@ def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
     decay = {
         'cosine': optax.cosine_decay_schedule(peak, decay_steps, alpha=end / peak),
         'linear': optax.linear_schedule(peak, end, decay_steps),
+        'rsqrt': lambda k: peak / jnp.sqrt(1 + k / config.timescale),
         'constant': optax.constant_schedule(peak),
         'staircase': staircase,
     }[config.schedule]
     warmup = optax.linear_schedule(0.0, peak, config.warmup_steps)
-    return optax.join_schedules([warmup, decay], [config.warmup_steps])
+    schedule = optax.join_schedules([warmup, decay], [config.warmup_steps])
+    if not config.cooldown_steps:
+        return schedule
+    cooldown = optax.linear_schedule(1.0, 0.0, config.cooldown_steps,
+                                     num_steps - config.cooldown_steps)
+    return lambda k: schedule(k) * cooldown(k)
 
 
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree | None = None
@@ -41,7 +49,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
     """Clipping, then Adam or SGD, then decoupled weight decay, then the learning rate.
 
     Weight decay is optax's: multiplied by the learning rate, and here only for parameters whose
-    last name is in `config.decay_names`. Parameters with factor 0 are frozen: they have no part in
+    last name is in `config.decay_names`; `decay_scaling` may leave out the peak. Parameters with factor 0 are frozen: they have no part in
     the gradient norm, no optimizer state and no decay.
 
     `config` is `config.optimizer`; `factors` are from lr_factors, None being 1 for all parameters.
@@ -49,11 +57,14 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
     def decays(params):
         return jax.tree.map_with_path(lambda path, _: path[-1].key in config.decay_names, params)
 
+    decay = config.weight_decay
+    if config.decay_scaling == 'schedule':
+        decay /= config.learning_rate
     chain = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         {'adam': optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype),
          'sgd': optax.trace(config.momentum, accumulator_dtype=config.mu_dtype)}[config.name],
-        optax.add_decayed_weights(config.weight_decay, mask=decays),
+        optax.add_decayed_weights(decay, mask=decays),
         optax.scale_by_learning_rate(schedule))
     if factors is None:
         return chain
