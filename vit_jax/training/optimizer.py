@@ -48,9 +48,9 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
                    ) -> optax.GradientTransformation:
     """Clipping, then Adam or SGD, then decoupled weight decay, then the learning rate.
 
-    Weight decay is optax's: multiplied by the learning rate, and here only for parameters whose
-    last name is in `config.decay_names`; `decay_scaling` may leave out the peak. Parameters with factor 0 are frozen: they have no part in
-    the gradient norm, no optimizer state and no decay.
+    Weight decay is optax's: multiplied by the learning rate (`decay_scaling` may leave out its
+    peak), and here only for parameters whose last name is in `config.decay_names`. Parameters with
+    factor 0 are frozen: they have no part in the gradient norm, no optimizer state and no decay.
 
     `config` is `config.optimizer`; `factors` are from lr_factors, None being 1 for all parameters.
     """

@@ -1,0 +1,97 @@
+"""Recipes number by number against their sources (ViT's own: config_test.py)."""
+
+import pytest
+
+from tests.support.runs import load
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.errors import UserError
+
+plain, augreg = load('plain'), load('augreg')
+
+
+def complete(config):
+    """Checked, and its model can be built."""
+    config = config_lib.checked(config)
+    models.build(config.model, config.dataset.num_classes)
+    return config
+
+
+@pytest.mark.parametrize(('arg', 'epochs', 'steps'), [
+    ('s16', 90, 111_477), ('s16,150', 150, 185_794), ('s16,300', 300, 371_588)])
+def test_plain_is_vit_s16_i1k_of_big_vision(arg, epochs, steps):
+    config = complete(plain.get_config(arg))
+    o, augment, model = config.optimizer, config.augment, config.model
+    assert (config.num_epochs, config.batch_size, config.image_size) == (epochs, 1024, (224, 224))
+    assert config_lib.total_steps(config) == steps  # round(epochs * 1,268,355 / 1024)
+    assert (o.name, o.b1, o.b2, o.mu_dtype, o.learning_rate, o.clip_norm) == (
+        'adam', 0.9, 0.999, 'bfloat16', 1e-3, 1.0)
+    assert (o.schedule, o.warmup_steps, o.end_learning_rate) == ('cosine', 10_000, 0.0)
+    assert (o.weight_decay, o.decay_scaling, o.decay_names) == (1e-4, 'schedule', ('kernel',))
+    assert (augment.crop, augment.min_area, augment.flip) == ('inception', 0.05, True)
+    assert (augment.randaugment.num_ops, augment.randaugment.magnitude) == (2, 10)
+    assert (augment.mixup, augment.mixup_with) == (0.2, 'next')
+    assert (model.pool, model.position, model.representation_size) == ('gap', 'sincos_2d', 384)
+    assert (model.dropout_rate, model.stochastic_depth_rate, model.head_bias_init) == (0, 0, 0)
+    assert (config.loss.name, config.loss.label_smoothing) == ('softmax', 0.0)
+    assert (config.dataset.train_split, config.dataset.eval_split) == ('train[:99%]', 'train[99%:]')
+    size = config.preprocess.crop_ratio * 256
+    assert (config.preprocess.fit, size, config.preprocess.mean) == ('cover', 224, (0.5,) * 3)
+
+
+@pytest.mark.parametrize(('level', 'num_ops', 'magnitude', 'mixup'), [
+    ('none', 0, 0, 0.0), ('light1', 2, 0, 0.0), ('light2', 2, 10, 0.2), ('medium1', 2, 15, 0.2),
+    ('medium2', 2, 15, 0.5), ('strong1', 2, 20, 0.5), ('strong2', 2, 20, 0.8)])
+def test_levels_of_augreg(level, num_ops, magnitude, mixup):
+    """RANDAUG_DEF and MIXUP_DEF of big_vision's configs/vit_i21k.py."""
+    augment = complete(augreg.get_config(f'b16,imagenet21k,{level}')).augment
+    assert (augment.randaugment.num_ops, augment.randaugment.magnitude, augment.mixup) == (
+        num_ops, magnitude, mixup)
+
+
+@pytest.mark.parametrize(('name', 'checkpoint'), [  # README of vision_transformer
+    ('l16', 'L_16-i21k-300ep-lr_0.001-aug_strong1-wd_0.1-do_0.0-sd_0.0'),
+    ('b16', 'B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'),
+    ('s16', 'S_16-i21k-300ep-lr_0.001-aug_light1-wd_0.03-do_0.0-sd_0.0'),
+    ('r50_l32', 'R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1'),
+    ('r26_s32', 'R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0'),
+    ('ti16', 'Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0'),
+    ('b32', 'B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0'),
+    ('s32', 'S_32-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0'),
+    ('r_ti16', 'R_Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0')])
+def test_augreg_on_imagenet21k_is_that_of_the_released_checkpoints(name, checkpoint):
+    config = complete(augreg.get_config(name))
+    o, level = config.optimizer, config.recipe.removeprefix('AugReg ').split(',')[0]
+    rates = config.model.dropout_rate, config.model.stochastic_depth_rate
+    assert checkpoint.split('-', 1)[1] == (
+        f'i21k-{config.num_epochs:.0f}ep-lr_{o.learning_rate}-aug_{level}-wd_{o.weight_decay}'
+        f'-do_{rates[0]}-sd_{rates[1]}')
+    assert (config.model.pool, config.model.representation_size) == ('cls', 0)
+    assert (config.loss.name, config.model.head_bias_init, config.batch_size) == (
+        'sigmoid', -10.0, 4096)
+
+
+@pytest.mark.parametrize(('name', 'level'), [  # big_vision's configs/vit_i1k.py
+    ('ti16', 'light1'), ('s32', 'medium1'), ('s16', 'medium2'), ('b32', 'medium2'),
+    ('b16', 'medium2'), ('l16', 'medium2')])
+def test_augreg_on_imagenet_is_that_of_big_vision(name, level):
+    config = complete(augreg.get_config(f'{name},imagenet2012'))
+    o, model = config.optimizer, config.model
+    assert config.recipe == f'AugReg {level}, {name} on imagenet2012'
+    assert (o.weight_decay * o.learning_rate, o.clip_norm, o.warmup_steps) == (
+        pytest.approx(1e-4), 1.0, 10_000)
+    assert (config.loss.name, model.head_bias_init, config.num_epochs) == ('sigmoid', -6.9, 300)
+    assert (model.pool, model.representation_size) == ('cls', model.hidden_size)
+
+
+def test_recipes_say_what_they_do_not_have():
+    with pytest.raises(UserError, match="number of epochs is '100'. .*one of: 90, 150, 300"):
+        plain.get_config('s16,100')
+    with pytest.raises(UserError, match='no level of augmentation is published for h14 on '
+                                        'imagenet21k: name one of none, light1, .*h14,.*,medium1'):
+        augreg.get_config('h14')
+    assert complete(augreg.get_config('h14,imagenet21k,medium1')).optimizer.weight_decay == 0.1
+    with pytest.raises(UserError, match="level of augmentation is 'strong'. Did you mean strong"):
+        augreg.get_config('b16,imagenet2012,strong')
+    with pytest.raises(UserError, match="the data set is 'imagenet'"):
+        augreg.get_config('b16,imagenet')
