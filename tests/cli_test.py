@@ -6,6 +6,7 @@ import sys
 import jax
 import pytest
 
+from tests.support.forked import Forked
 from tests.support.runs import ROOT
 from vit_jax import cli, errors
 from vit_jax import config as config_lib
@@ -134,6 +135,26 @@ def test_an_error_is_a_message_and_a_code(error, message, caplog):
 
     assert fail() == 1
     assert message in caplog.text
+
+
+def test_an_error_does_not_wait_for_threads(tmp_path):
+    """As Orbax has them after a checkpoint for which the disk had no room."""
+    code = """
+import concurrent.futures, threading
+from vit_jax import cli
+from vit_jax.errors import UserError
+@cli.command
+def main(argv):
+    concurrent.futures.ThreadPoolExecutor().submit(threading.Event().wait)
+    raise UserError('the disk is full.')
+cli.leave(main())
+"""
+    process = Forked([], tmp_path / 'log', code=code)
+    try:
+        assert process.wait(30) == 1
+    finally:
+        process.kill()
+    assert (tmp_path / 'log').read_text().endswith('error: the disk is full.\n')
 
 
 def test_codes_of_what_went_well():

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Sequence
 
 from vit_jax import cli, machine
@@ -106,4 +105,4 @@ def _profile(subjects, parts, directory):
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    cli.leave(main())

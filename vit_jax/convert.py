@@ -8,7 +8,6 @@ timm:NAME; its layout is recognised from its content.
 
 import dataclasses
 import os
-import sys
 from collections.abc import Sequence
 
 import jax
@@ -99,4 +98,4 @@ def log_what_is_lost(given: weights.Weights, path: str) -> None:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    cli.leave(main())

@@ -17,7 +17,6 @@ Several processes, started as those of vit_jax.main, share the images; process 0
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 
 from vit_jax import cli
@@ -130,4 +129,4 @@ def check_fewshot_options(parser: argparse.ArgumentParser, options: argparse.Nam
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    cli.leave(main())

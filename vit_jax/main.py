@@ -3,7 +3,6 @@
     python -m vit_jax.main --config=configs/vit.py:b16 [--workdir=DIR] [--config.FIELD=VALUE ...]
 """
 
-import sys
 from collections.abc import Sequence
 
 from vit_jax import cli
@@ -33,4 +32,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    cli.leave(main())

@@ -10,7 +10,6 @@ The training step is compiled ahead of time and nothing is allocated: for TPUs b
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
 import jax
@@ -75,4 +74,4 @@ def make_target(options: argparse.Namespace) -> Target:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    cli.leave(main())

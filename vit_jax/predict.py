@@ -14,7 +14,6 @@ import argparse
 import csv
 import json
 import os
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -165,4 +164,4 @@ def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    cli.leave(main())

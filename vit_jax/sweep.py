@@ -280,4 +280,4 @@ def _train_finals(config, split, repeats, folder):
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    cli.leave(main())

@@ -15,7 +15,6 @@ import logging
 import os
 import runpy
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -172,4 +171,4 @@ def as_json(groups: Mapping[str, str], scores: Mapping[str, float | None]) -> di
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    cli.leave(main())

@@ -13,7 +13,7 @@ import subprocess
 
 from tests.campaign import runs, workdirs
 from tests.campaign.cases import Failure
-from tests.support.forked import Forked
+from tests.support.forked import MAIN, Forked
 from tests.support.runs import arguments
 
 SECONDS, GIGABYTES, QUOTA = 900, 8, 60
@@ -83,7 +83,7 @@ def _check(case, bases):
                 command, arguments(workdir, fields=runs.FIELDS))
     module = 'main' if training else command
     code, log = _run(argv, f'from tests.campaign import limits; limits.impose(*{limit!r})\n'
-                     f'import sys; from vit_jax import {module}; sys.exit({module}.main())')
+                     f'from vit_jax import cli, {module}; cli.leave({module}.main())')
     _require_end(code, log)
     if not training:
         return 'done' if code == 0 else 'refused'
@@ -100,7 +100,7 @@ def _go_on(workdir, argv):
         path.chmod(0o755)
     pathlib.Path('again').chmod(0o755)
     argv = [str(a).replace(str(workdir), str(pathlib.Path('again').resolve())) for a in argv]
-    code, log = _run(argv, 'import sys; from vit_jax import main; sys.exit(main.main())')
+    code, log = _run(argv, MAIN)
     if code:
         raise Failure('does not go on', log[-300:])
 

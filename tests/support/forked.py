@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.runs import environment
 
-MAIN, EVALUATE = (f'import sys; from vit_jax import {name}; sys.exit({name}.main())'
+MAIN, EVALUATE = (f'from vit_jax import cli, {name}; cli.leave({name}.main())'
                   for name in ('main', 'evaluate'))
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(['vit_jax.main', 'vit_jax.training.loop', 'vit_jax.workdir.curves'])
