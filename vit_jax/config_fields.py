@@ -95,9 +95,11 @@ FIELDS = {  # by dotted name
     'loss.name': Field('softmax', one_of('softmax', 'sigmoid'), 'of the cross-entropy'),
     'loss.label_smoothing': Field(0.0, RATE, 'share of the label that all classes have in common'),
 
-    'optimizer.name': Field('adam', one_of('adam', 'sgd'), 'the algorithm'),
+    'optimizer.name': Field('adam', one_of('adam', 'sgd', 'adafactor', 'lion'),
+                            'the algorithm; adafactor is that of big_vision'),
     'optimizer.learning_rate': Field(1e-3, number(above=0), 'at its peak'),
-    'optimizer.b1': Field(0.9, RATE, 'adam: decay of the mean of gradients'),
+    'optimizer.b1': Field(0.9, RATE, 'adam, lion: decay of the mean of gradients; adafactor: of '
+                          'the mean of updates'),
     'optimizer.b2': Field(0.999, RATE, 'adam: decay of the mean of their squares'),
     'optimizer.mu_dtype': Field('float32', one_of('float32', 'bfloat16'), 'of the mean of '
                                 'gradients, sgd: of the momentum; all else of the state is '
@@ -113,6 +115,8 @@ FIELDS = {  # by dotted name
     'optimizer.clip_norm': Field(0.0, number(least=0), 'of the global gradient norm; 0: none'),
     'optimizer.lr_factors': Field(
         '', TEXT, 'REGEX=FACTOR,... of parameter paths, the first that fits; 0 freezes'),
+    'optimizer.layer_decay': Field(1.0, number(above=0, most=1), 'what the learning rate of a '
+                                   'layer is multiplied by for each layer above it'),
     'optimizer.schedule': Field('cosine', one_of('cosine', 'linear', 'rsqrt', 'constant',
                                                  'staircase'),
                                 'of the learning rate after the warm-up'),

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
@@ -99,7 +100,73 @@ def test_sgd_with_momentum_by_hand():
     np.testing.assert_allclose(updates['bias'], [-0.5 * (0.9 * 2 + 4)], rtol=1e-6)
 
 
-@pytest.mark.parametrize('name', ['sgd', 'adam'])
+def test_lion_by_hand():
+    config = settings(name='lion', learning_rate=0.1, b2=0.99, schedule='constant')
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+    params = {'bias': jnp.array([1.0, 1.0])}
+    updates, state = tx.update({'bias': jnp.array([2.0, -0.1])}, tx.init(params), params)
+    np.testing.assert_allclose(updates['bias'], [-0.1, 0.1])
+    updates, _ = tx.update({'bias': jnp.array([-0.1, 0.1])}, state, params)
+    np.testing.assert_allclose(updates['bias'], [-0.1, -0.1])  # 0.9 * 0.02 - 0.01, -0.0009 + 0.01
+
+
+def adafactor(grads, b1, b2):
+    """Updates by big_vision's definition for one parameter, step by step, in NumPy."""
+    shape, result, mean, row, column = grads[0].shape, [], 0.0, 0.0, 0.0
+    large = sorted(range(len(shape)), key=lambda axis: shape[axis])[-2:]
+    factored = len(large) == 2 and shape[large[0]] >= 32
+    for t, grad in enumerate(grads, 1):
+        keep, square = min(b2, 1 - t**-0.8), grad.astype(np.float64)**2 + 1e-30
+        if factored:
+            row = keep * row + (1 - keep) * square.mean(large[0], keepdims=True)
+            column = keep * column + (1 - keep) * square.mean(large[1], keepdims=True)
+            moment = row * column / row.mean(large[1], keepdims=True)
+        else:
+            moment = row = keep * row + (1 - keep) * square
+        mean = b1 * mean + (1 - b1) * grad / np.sqrt(moment)
+        result.append(mean)
+    return result
+
+
+def test_adafactor_is_that_of_big_vision_for_each_layer():
+    """Forty layers: so many that they would be the rows of a matrix of their biases."""
+    config = settings(name='adafactor', learning_rate=1.0, schedule='constant', b2=0.6)
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+    shapes = {('blocks', 'query', 'kernel'): (40, 48, 2, 33), ('blocks', 'query', 'bias'): (40, 64),
+              ('blocks', 'dense', 'kernel'): (40, 20, 64), ('position', 'embedding'): (1, 50, 40),
+              ('embedding', 'kernel'): (4, 4, 3, 48), ('head', 'bias'): (7,)}
+    rng = np.random.default_rng(0)
+    grads = [{path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
+             for _ in range(4)]
+    params = traverse_util.unflatten_dict(grads[0])
+    state, found = tx.init(params), []
+    for grad in grads:
+        updates, state = tx.update(traverse_util.unflatten_dict(grad), state, params)
+        found.append(traverse_util.flatten_dict(updates))
+    for path in shapes:
+        for layer in range(40) if path[0] == 'blocks' else [...]:
+            expected = adafactor([grad[path][layer] for grad in grads], 0.9, 0.6)
+            for step, update in enumerate(found):
+                np.testing.assert_allclose(update[path][layer], -expected[step], rtol=2e-4,
+                                           atol=1e-5)
+
+
+def test_layers_learn_the_slower_the_lower_they_are():
+    config = settings(name='sgd', learning_rate=1.0, schedule='constant', momentum=0.0,
+                      layer_decay=0.5, lr_factors='pre_logits=0')
+    params = {'embedding': {'kernel': jnp.ones(2)}, 'pre_logits': {'bias': jnp.ones(2)},
+              'head': {'bias': jnp.ones(2)}, 'blocks': {'norm1': {'scale': jnp.ones((3, 2))}}}
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10),
+                                  optimizer.lr_factors(params, config.lr_factors))
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert updates['embedding']['kernel'].tolist() == [-1 / 16] * 2
+    assert updates['blocks']['norm1']['scale'].tolist() == [[-1 / 8] * 2, [-1 / 4] * 2,
+                                                            [-1 / 2] * 2]
+    assert updates['head']['bias'].tolist() == [-1.0] * 2
+    assert updates['pre_logits']['bias'].tolist() == [0.0] * 2
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam', 'adafactor', 'lion'])
 def test_learning_rates_by_parameter(name):
     """Frozen ones stay, have no state and no part in the clipping; others are multiplied."""
     config = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,

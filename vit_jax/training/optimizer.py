@@ -11,6 +11,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 
+AFTER_LAYERS = ('norm', 'pool', 'pre_logits', 'head')  # the parameters there, by their first name
+
 
 def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
     """Learning rate of update k = 0, 1, ...: linear warm-up from 0, the decay, the cooldown.
@@ -46,7 +48,7 @@ def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
 
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree | None = None
                    ) -> optax.GradientTransformation:
-    """Clipping, then Adam or SGD, then decoupled weight decay, then the learning rate.
+    """Clipping, then the algorithm, then decoupled weight decay, then the learning rate.
 
     Weight decay is optax's: multiplied by the learning rate (`decay_scaling` may leave out its
     peak), and here only for parameters whose last name is in `config.decay_names`. Parameters with
@@ -60,12 +62,17 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
     decay = config.weight_decay
     if config.decay_scaling == 'schedule':
         decay /= config.learning_rate
-    chain = optax.chain(
+    parts = [
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         {'adam': optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype),
-         'sgd': optax.trace(config.momentum, accumulator_dtype=config.mu_dtype)}[config.name],
+         'sgd': optax.trace(config.momentum, accumulator_dtype=config.mu_dtype),
+         'lion': optax.scale_by_lion(config.b1, config.b2, config.mu_dtype),
+         'adafactor': _adafactor(config)}[config.name],
         optax.add_decayed_weights(decay, mask=decays),
-        optax.scale_by_learning_rate(schedule))
+        optax.scale_by_learning_rate(schedule)]
+    if config.layer_decay < 1:
+        parts.append(_layer_decay(config.layer_decay))
+    chain = optax.chain(*parts)
     if factors is None:
         return chain
     trained = jax.tree.map(lambda factor: factor > 0, factors)
@@ -74,6 +81,54 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
         lambda updates, _: jax.tree.map(lambda u, factor: u * factor, updates, factors))
     return optax.chain(optax.masked(chain, trained), optax.masked(optax.set_to_zero(), frozen),
                        multiply)
+
+
+def _adafactor(config):
+    """That of arXiv 2106.04560, section 3.4, as big_vision has it (optax.py).
+
+    Factored second moments without an update clipping, and a mean of the updates; b1 is the decay
+    of the mean, b2 the highest decay of the moments.
+    """
+    def decay_rate(step, exponent):
+        return jnp.minimum(config.b2, 1 - (step + 1.0) ** -exponent)
+
+    def is_stacked(params):
+        return jax.tree.map_with_path(
+            lambda path, _: any(part.key in ('blocks', 'rest') for part in path), params)
+
+    def is_single(params):
+        return jax.tree.map(lambda stacked: not stacked, is_stacked(params))
+
+    rms = optax.scale_by_factored_rms(decay_rate=0.8, decay_rate_fn=decay_rate,
+                                      min_dim_size_to_factor=32, epsilon=1e-30)
+    return optax.chain(optax.masked(rms, is_single), optax.masked(_of_each_layer(rms), is_stacked),
+                       optax.ema(config.b1, debias=False, accumulator_dtype=config.mu_dtype))
+
+
+def _of_each_layer(tx):
+    """A transformation applied to each layer of each stacked parameter by itself."""
+    def update(updates, state, params=None):
+        pairs = jax.tree.map(jax.vmap(tx.update), updates, state, params)
+        return tuple(jax.tree.map(lambda _, pair, i=i: pair[i], updates, pairs) for i in (0, 1))
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(jax.vmap(tx.init), params), update)
+
+
+def _layer_decay(rate):
+    """Updates times rate^(layers above), as in BEiT (arXiv 2106.08254, appendix) and timm.
+
+    What is before the first layer counts as one more layer, what is after the last as none.
+    """
+    def multiply(updates, _):
+        layers = max((len(x) for x in jax.tree.leaves(updates.get('blocks', {}))), default=0)
+
+        def scaled(path, update):
+            if path[0].key == 'blocks':
+                factors = rate ** jnp.arange(layers, 0, -1.0)
+                return update * factors.reshape(-1, *[1] * (update.ndim - 1))
+            return update * (1 if path[0].key in AFTER_LAYERS else rate ** (layers + 1))
+        return jax.tree.map_with_path(scaled, updates)
+    return optax.stateless(multiply)
 
 
 def lr_factors(params: PyTree, rules: str) -> PyTree | None:

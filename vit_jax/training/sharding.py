@@ -185,6 +185,8 @@ def _name(path) -> str:
 
 def _axes(path):
     """Names of the last axes of a parameter, () where nothing is to be split."""
+    if any(str(part) in ('.v_row', '.v_col') for part in path):  # of Adafactor, and small
+        return ()
     return next((axes for pattern, axes in PARAMETERS
                  if re.search(rf'(^|/){pattern}$', _name(path))), ())
 
@@ -193,6 +195,8 @@ def _split(axes, shape, mesh):
     """The mesh axis of every axis of an array, None where it is not split."""
     first = len(shape) - len(axes)
     split = [None] * len(shape)
+    if first < 0:  # a factor of a moment, or what stands in its place
+        return split
     for mesh_axis, candidates in SPLITS:
         size = mesh.shape[mesh_axis]
         if size == 1 or (mesh_axis == 'fsdp' and 'embed' not in axes):
