@@ -79,7 +79,7 @@ def standardised_conv(x, p, stride):
     """With a kernel of mean 0 and variance 1, and the same number of zeros on all sides."""
     kernel = p['kernel']
     kernel = kernel - kernel.mean((0, 1, 2))
-    kernel = kernel / (jnp.sqrt((kernel * kernel).mean((0, 1, 2))) + 1e-10)
+    kernel = kernel / jnp.sqrt((kernel * kernel).mean((0, 1, 2)) + 1e-10)
     pad = (len(kernel) - 1) // 2
     return jax.lax.conv_general_dilated(x, kernel, (stride, stride), [(pad, pad)] * 2,
                                         dimension_numbers=('NHWC', 'HWIO', 'NHWC'))

@@ -8,7 +8,7 @@ from benchmarks import certificate
 @pytest.mark.slow
 @pytest.mark.parametrize('name', certificate.RECIPES)
 def test_ten_steps_are_those_of_the_source(name):
-    loss, params = certificate.compare(name, 10, ['float32'])['float32']
+    loss, params = certificate.compare(name, 10, 'float32', ['float32'])['float32']
     assert loss < 1e-5
     assert params < 1e-5
 
