@@ -7,7 +7,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
 
-plain, augreg = load('plain'), load('augreg')
+plain, augreg, masked = load('plain'), load('augreg'), load('masked')
 
 
 def complete(config):
@@ -82,6 +82,17 @@ def test_augreg_on_imagenet_is_that_of_big_vision(name, level):
         pytest.approx(1e-4), 1.0, 10_000)
     assert (config.loss.name, model.head_bias_init, config.num_epochs) == ('sigmoid', -6.9, 300)
     assert (model.pool, model.representation_size) == ('cls', model.hidden_size)
+
+
+def test_masked_patches_are_those_of_appendix_b12():
+    config = complete(masked.get_config('b16'))
+    o = config.optimizer
+    assert (config.masked.target, config.masked.rate) == ('mean_color', 0.5)
+    assert (config.batch_size, config.num_steps) == (4096, 1_000_000)
+    assert (o.name, o.learning_rate, o.warmup_steps, o.schedule) == ('adam', 2e-4, 10_000, 'cosine')
+    assert config_lib.total_steps(masked.get_config('b16,100000')) == 100_000
+    with pytest.raises(UserError, match='augment.mixup is 0.2 and masked.target mean_color'):
+        complete(config_lib.changed(config, {'augment.mixup': 0.2}))
 
 
 def test_recipes_say_what_they_do_not_have():

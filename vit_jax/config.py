@@ -16,6 +16,7 @@ from flax import traverse_util
 from vit_jax import fields, models
 from vit_jax.config_fields import FIELDS
 from vit_jax.errors import UserError, nearest_names
+from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
 
 # A run may continue with other values of these; every other field decides the result.
@@ -102,7 +103,14 @@ def _check(config):
     if config.augment.pad > min(config.image_size):
         raise UserError(f'augment.pad is {config.augment.pad}: expected at most the side of the '
                         f'image, {min(config.image_size)}.')
-    models.build(config.model, num_classes=1).grid(config.image_size)
+    model = models.build(config.model, num_classes=1)
+    model.grid(config.image_size)
+    if config.masked.target != 'none':
+        masked.check(model, config.masked.target)
+        if config.augment.mixup:
+            raise UserError(f'augment.mixup is {config.augment.mixup} and masked.target '
+                            f'{config.masked.target}: MixUp mixes labels, and these are not used. '
+                            'Set augment.mixup=0.')
     if config.model.get('pool') == 'none':
         raise UserError('model.pool is none, which gives logits for every token, and an image has '
                         'one label: set model.pool to cls, gap or map.')
@@ -170,7 +178,7 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
     `path` is that of the file. Fields that are newer than the run are missing.
     """
     values = {name: value for name, value in flatten(dict(config)).items()
-              if name.partition('.')[0] in ('dataset', 'preprocess', 'loss')
+              if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked')
               or name in ('accum_steps', 'model.unroll', 'model.remat_policy')}
     known = all_fields()
     try:

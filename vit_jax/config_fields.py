@@ -4,7 +4,7 @@ The command line, the checks, --help and docs/config.md are made from this table
 """
 
 from vit_jax.fields import RATE, SIDES, SWITCH, TEXT, TEXTS, Field, number, one_of, several, whole
-from vit_jax.models import representation
+from vit_jax.models import masked, representation
 
 FIELDS = {  # by dotted name
     'recipe': Field('', TEXT, 'where the numbers come from; logged at the start'),
@@ -94,6 +94,11 @@ FIELDS = {  # by dotted name
 
     'loss.name': Field('softmax', one_of('softmax', 'sigmoid'), 'of the cross-entropy'),
     'loss.label_smoothing': Field(0.0, RATE, 'share of the label that all classes have in common'),
+
+    'masked.target': Field('none', one_of('none', *masked.TARGETS), 'masked patch prediction '
+                           '(section 4.6) in place of labels: the mean colour of a hidden patch, '
+                           'with 3 bits for each channel, that of its 4 x 4 parts, or its pixels'),
+    'masked.rate': Field(0.5, number(above=0, most=1), 'share of the patches that are hidden'),
 
     'optimizer.name': Field('adam', one_of('adam', 'sgd', 'adafactor', 'lion'),
                             'the algorithm; adafactor is that of big_vision'),

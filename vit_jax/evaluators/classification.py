@@ -67,7 +67,7 @@ def metrics(sums: dict[str, Any]) -> dict[str, float]:
 
 
 def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: Callable,
-              accum_steps: int = 1) -> dict[str, Any]:
+              accum_steps: int = 1, sums_of: Callable | None = None) -> dict[str, Any]:
     """Sums over the examples of a batch whose `mask` is set; pure, to be jitted by the caller.
 
     Args:
@@ -75,15 +75,15 @@ def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: Callable,
       loss: (logits, labels) -> one value per example.
       accum_steps: the batch is split into this many equal parts, which are computed one after the
         other, as in training, to fit in memory.
-
-    Returns what logit_sums does.
+      sums_of: (outputs of the model, batch, loss) -> what is returned; None: logit_sums.
     """
     if accum_steps > 1:
-        sums = jax.lax.map(functools.partial(eval_step, params, model=model, loss=loss),
-                           split(batch, accum_steps))
+        sums = jax.lax.map(functools.partial(eval_step, params, model=model, loss=loss,
+                                             sums_of=sums_of), split(batch, accum_steps))
         rows = {'rows': join(sums.pop('rows'))} if 'rows' in sums else {}
         return jax.tree.map(lambda x: x.sum(axis=0), sums) | rows
-    return logit_sums(model.apply({'params': params}, batch['image'], train=False), batch, loss)
+    outputs = model.apply({'params': params}, batch['image'], train=False)
+    return (sums_of or logit_sums)(outputs, batch, loss)
 
 
 def logit_sums(logits: Float[Array, 'batch classes'], batch: Batch, loss: Callable

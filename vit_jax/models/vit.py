@@ -1,5 +1,6 @@
 """The Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4) and its variants."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import flax.linen as nn
@@ -42,7 +43,8 @@ class ViT(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,
-                 return_intermediates: bool = False):
+                 return_intermediates: bool = False,
+                 corrupt: Callable[[Array], Array] = lambda x: x):
         """Returns float32 logits: [batch, num_classes], [batch, tokens, num_classes] for no pool.
 
         Tokens are patches in row-major order, after the class token if there is one.
@@ -56,13 +58,14 @@ class ViT(nn.Module):
                             column_attention [layers, batch, lines, heads, query, key] (axial);
             encoded         [batch, tokens, hidden]: after the last LayerNorm;
             representation  [batch, hidden] (or every token's): the input of the head.
+          corrupt: what changes the embedded patches [batch, patches, hidden], see masked.py.
 
         Raises UserError when patches do not tile the image, position embeddings do not fit it, or
         images are whole numbers or not a batch.
         """
         check_images(images)
         grid, block = self.grid(images.shape[1:3]), self.block
-        x = self.embed(images)
+        x = corrupt(self.embed(images))
         if self.pool == 'cls':
             cls = self.param('cls', nn.initializers.zeros, (1, 1, block.hidden_size))
             x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (x.shape[0], 1, 1)), x], axis=1)

@@ -36,12 +36,12 @@ def evaluator(program: Program, train: sources.Source, test: sources.Source, set
     config = program.config.evals.fewshot
     if not config.shots:
         return None
-    representation.check(program.model, config.representation)
+    representation.check(program.encoder, config.representation)
     train, test, where = open_data(config, program.config.dataset, train, test)
     if train.labels is not None:
         fewshot.check_examples(train.labels, train.class_names, config.shots, where)
     step = jax.jit(functools.partial(
-        features.step, model=program.model, name=config.representation,
+        features.step, model=program.encoder, name=config.representation,
         accum_steps=program.config.accum_steps or 1),
         out_shardings=sharding.replicated(program.mesh))
     splits = [pipeline.eval_batches(source, **settings) for source in (train, test)]
@@ -51,7 +51,8 @@ def evaluator(program: Program, train: sources.Source, test: sources.Source, set
         for batches in splits:
             with sharding.on_mesh(program.mesh):
                 found.append(features.extract(
-                    step, params, sharding.feed(batches, program.mesh), interrupted))
+                    step, program.encoder_params(params), sharding.feed(batches, program.mesh),
+                    interrupted))
             if found[-1] is None:
                 return None
         fewshot.check_examples(found[0].labels, train.class_names, config.shots, where)

@@ -6,6 +6,7 @@ also be planned for devices that this machine does not have.
 
 import copy
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ from vit_jax import models
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
 from vit_jax.models import cost
-from vit_jax.training import chosen, losses, optimizer, sharding, steps
+from vit_jax.models import masked as masked_patches
+from vit_jax.training import chosen, losses, masked, optimizer, sharding, steps
 from vit_jax.training import state as train_state
 from vit_jax.training.state import TrainState
 
@@ -30,7 +32,9 @@ class Program:
 
     Both steps split the batch into `config.accum_steps` equal parts, 0 counting as 1.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
-    jax.ShapeDtypeStruct with shardings; `lr_factors` are from optimizer.lr_factors.
+    jax.ShapeDtypeStruct with shardings; `lr_factors` are from optimizer.lr_factors. `encoder` is
+    the model from images to representations, and `encoder_params` takes its parameters from those
+    of `model`.
     """
 
     def __init__(self, config: ConfigDict, mesh: Mesh, platform: str = ''):
@@ -44,7 +48,13 @@ class Program:
         self.mesh = mesh
         self.num_steps = config_lib.total_steps(config)
         self.model = models.build(config.model, config.dataset.num_classes)
-        self._loss = losses.make_loss(**config.loss)
+        self._loss, self._sums_of = losses.make_loss(**config.loss), None
+        self.encoder, self.encoder_params = self.model, lambda params: params
+        if config.masked.target != 'none':
+            self.encoder = self.model.clone(num_classes=0)
+            self.encoder_params = operator.itemgetter('vit')
+            self.model = masked_patches.build(self.model, config.masked, config.preprocess)
+            self._loss, self._sums_of = masked.loss, masked.sums
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
         image_shape = (*config.image_size, 3)
         self.lr_factors = None
@@ -95,7 +105,8 @@ class Program:
         self._train_step = jax.jit(train_step, donate_argnums=0,
                                    out_shardings=(self._shardings, everywhere))
         eval_step = functools.partial(classification.eval_step, model=self.model,
-                                      loss=self._loss, accum_steps=accum_steps)
+                                      loss=self._loss, accum_steps=accum_steps,
+                                      sums_of=self._sums_of)
         self._eval_step = jax.jit(eval_step, out_shardings=everywhere)
         self._compiled = None
 

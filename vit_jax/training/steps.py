@@ -44,7 +44,7 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
             params = jax.tree.map(lambda x, factor: x if factor else jax.lax.stop_gradient(x),
                                   params, factors)
         logits = model.apply({'params': params}, batch['image'], train=True,
-                             rngs={'dropout': key})
+                             rngs={'dropout': key, 'corruption': jax.random.fold_in(key, 1)})
         return loss(logits, batch['label']).mean()
 
     def value_and_grad(params, batch, key):

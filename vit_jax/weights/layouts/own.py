@@ -80,8 +80,11 @@ def from_run(workdir: str, step: int | None) -> Weights:
     check_choice(f'loss.name in {workdir}/{record.CONFIG}', config['loss'].get('name'),
                  config_lib.FIELDS['loss.name'].values.choices)
     preprocess = {'image_size': config['image_size'], **_OLDER, **config['preprocess']}
+    num_classes = config['dataset']['num_classes']
+    if config.get('masked', {}).get('target', 'none') != 'none':  # which has no head
+        params, num_classes, classes = params['vit'], 0, None
     return Weights(params, with_defaults(_tuples(config['model'])),
-                   config['dataset']['num_classes'], classes, _tuples(preprocess), 'workdir',
+                   num_classes, classes, _tuples(preprocess), 'workdir',
                    os.path.join(record.checkpoint_directory(workdir), str(step)),
                    config['loss']['name'])
 

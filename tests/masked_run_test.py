@@ -1,0 +1,68 @@
+"""Masked patch prediction from the command line: train, go on, few-shot, fine-tune, use."""
+
+import numpy as np
+import pytest
+
+from tests.support.runs import TIMED, TINY
+from vit_jax import evaluate, weights
+from vit_jax.workdir import metrics
+
+pytestmark = pytest.mark.slow
+FIELDS = TINY | {'masked.target': 'mean_color', 'model.pool': 'gap', 'model.dropout_rate': 0.0,
+                 'evals.fewshot.shots': '5', 'evals.fewshot.representation': 'patch_mean',
+                 'optimizer.learning_rate': 0.01}
+
+
+@pytest.fixture(scope='module')
+def pretrained(run_main, tmp_path_factory):
+    """The workdir of a finished run."""
+    workdir = tmp_path_factory.mktemp('masked')
+    result = run_main(workdir, fields=FIELDS)
+    assert result.returncode == 0, result.stderr
+    return workdir
+
+
+def rows(workdir):
+    return [{name: x for name, x in row.items() if name not in TIMED}
+            for row in metrics.read(workdir)]
+
+
+def test_it_learns_and_few_shot_reads_its_encoder(pretrained):
+    losses = [row['train/loss'] for row in rows(pretrained) if 'train/loss' in row]
+    assert losses[0] == pytest.approx(np.log(512), abs=1e-4)  # no colour is preferred
+    assert np.mean(losses[-5:]) < 0.6 * losses[0]
+    last = rows(pretrained)[-1]
+    assert last['eval/loss'] < 0.6 * losses[0]
+    assert 0.1 < last['eval/accuracy'] <= last['eval/accuracy_top5'] <= 1  # of 512 colours
+    assert last['fewshot/5'] > 0.3  # of 10 digits
+
+
+def test_an_interrupted_run_goes_on_with_the_same_patches(pretrained, run_main, tmp_path):
+    for steps in (20, 48):
+        assert run_main(tmp_path, fields=FIELDS | {'num_steps': steps}).returncode == 0
+    both = [{row['step']: row['train/loss'] for row in rows(workdir) if 'train/loss' in row}
+            for workdir in (pretrained, tmp_path)]
+    assert both[0] == both[1]
+
+
+def test_fine_tuning_begins_with_its_encoder(pretrained, run_main, tmp_path):
+    result = run_main(tmp_path, fields=TINY | {
+        'pretrained': pretrained, 'model.pool': 'gap', 'num_steps': 6})
+    assert result.returncode == 0, result.stderr
+    assert 'pre-trained weights from' in result.stderr
+    assert 'initialised  head/kernel' in result.stderr
+    assert rows(tmp_path)[-1]['eval/loss'] > 0
+
+
+def test_its_weights_have_no_head(pretrained, capsys):
+    loaded = weights.load(str(pretrained))
+    assert (loaded.num_classes, loaded.classes) == (0, None)
+    assert 'mask_embedding' not in loaded.params
+    assert evaluate.main([f'--workdir={pretrained}', '--json']) == 1
+
+
+def test_a_class_token_is_refused_before_anything_is_made(run_main, tmp_path):
+    result = run_main(tmp_path / 'run', fields=FIELDS | {'model.pool': 'cls'})
+    assert result.returncode == 1
+    assert 'model.pool is cls and masked.target mean_color' in result.stderr
+    assert not (tmp_path / 'run' / 'config.json').exists()

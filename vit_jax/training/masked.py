@@ -1,0 +1,55 @@
+"""The loss of masked patch prediction and how it is scored (ViT appendix B.1.2)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from vit_jax.evaluators.batches import Batch
+
+Outputs = dict[str, Array]  # of models.masked.MaskedPatches
+
+
+def loss(outputs: Outputs, labels: Array) -> Float[Array, ' batch']:
+    """Mean over the corrupted patches of each image: cross-entropy in nats, or squared error.
+
+    Of a patch it is the mean over its parts or pixels. `labels` have no part in it.
+    """
+    predictions, targets = outputs['predictions'], outputs['targets']
+    if _are_colors(outputs):
+        values = optax.losses.softmax_cross_entropy_with_integer_labels(predictions, targets)
+    else:
+        values = jnp.square(predictions - targets)
+    return _of_corrupted(values, outputs)
+
+
+def sums(outputs: Outputs, batch: Batch, loss) -> dict[str, Any]:
+    """As classification.logit_sums, where colours of patches take the place of classes.
+
+    Correct is the share of right colours among the corrupted patches of an image. Where pixels are
+    predicted there are none: what is correct has an error of less than a sixteenth of the range.
+    """
+    predictions, targets = outputs['predictions'], outputs['targets']
+    if _are_colors(outputs):
+        _, top = jax.lax.top_k(predictions, 5)
+        hits = (top == targets[..., None]).astype(jnp.float32)
+        first, any_of_five = hits[..., 0], hits.any(axis=-1).astype(jnp.float32)
+    else:
+        first = any_of_five = (jnp.abs(predictions - targets) < 2 / 16).astype(jnp.float32)
+    values = {'correct': _of_corrupted(first, outputs),
+              'correct_top5': _of_corrupted(any_of_five, outputs),
+              'loss': loss(outputs, batch['label'])}
+    mask = batch['mask'].astype(jnp.float32)
+    return {'count': mask.sum()} | {name: jnp.sum(x, where=mask > 0) for name, x in values.items()}
+
+
+def _are_colors(outputs):
+    return outputs['predictions'].ndim > outputs['targets'].ndim
+
+
+def _of_corrupted(values, outputs):
+    """[batch, patches, ...] to means over the corrupted patches of each image, [batch]."""
+    corrupted = outputs['corrupted']
+    return values.mean(-1).sum(-1, where=corrupted) / corrupted.sum(-1)
