@@ -105,7 +105,8 @@ FIELDS = {  # by dotted name
     'optimizer.learning_rate': Field(1e-3, number(above=0), 'at its peak'),
     'optimizer.b1': Field(0.9, RATE, 'adam, lion: decay of the mean of gradients; adafactor: of '
                           'the mean of updates'),
-    'optimizer.b2': Field(0.999, RATE, 'adam: decay of the mean of their squares'),
+    'optimizer.b2': Field(0.999, RATE, 'adam: decay of the mean of their squares, adafactor: its '
+                          'highest value; lion: decay of the mean that is kept'),
     'optimizer.mu_dtype': Field('float32', one_of('float32', 'bfloat16'), 'of the mean of '
                                 'gradients, sgd: of the momentum; all else of the state is '
                                 'float32'),

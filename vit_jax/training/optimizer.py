@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 
-AFTER_LAYERS = ('norm', 'pool', 'pre_logits', 'head')  # the parameters there, by their first name
+AFTER_LAYERS = {'norm', 'pool', 'pre_logits', 'head', 'patch_head'}  # names of parameters there
 
 
 def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
@@ -94,7 +94,7 @@ def _adafactor(config):
 
     def is_stacked(params):
         return jax.tree.map_with_path(
-            lambda path, _: any(part.key in ('blocks', 'rest') for part in path), params)
+            lambda path, _: bool({'blocks', 'rest'} & _names(path)), params)
 
     def is_single(params):
         return jax.tree.map(lambda stacked: not stacked, is_stacked(params))
@@ -120,15 +120,21 @@ def _layer_decay(rate):
     What is before the first layer counts as one more layer, what is after the last as none.
     """
     def multiply(updates, _):
-        layers = max((len(x) for x in jax.tree.leaves(updates.get('blocks', {}))), default=0)
+        layers = max((len(x) for path, x in jax.tree.leaves_with_path(updates)
+                      if 'blocks' in _names(path)), default=0)
 
         def scaled(path, update):
-            if path[0].key == 'blocks':
+            names = _names(path)
+            if 'blocks' in names:
                 factors = rate ** jnp.arange(layers, 0, -1.0)
                 return update * factors.reshape(-1, *[1] * (update.ndim - 1))
-            return update * (1 if path[0].key in AFTER_LAYERS else rate ** (layers + 1))
+            return update * (1 if AFTER_LAYERS & names else rate ** (layers + 1))
         return jax.tree.map_with_path(scaled, updates)
     return optax.stateless(multiply)
+
+
+def _names(path):
+    return {part.key for part in path}
 
 
 def lr_factors(params: PyTree, rules: str) -> PyTree | None:
