@@ -90,6 +90,7 @@ def toy(recipe: Recipe, steps: int, mu_dtype: str = '') -> ConfigDict:
     config.update(batch_size=16, num_steps=steps, num_epochs=0.0, image_size=(32, 32))
     config.optimizer.warmup_steps = steps // 5
     config.accum_steps = 1
+    config.model.unroll = 1  # which takes less time to compile
     config.transfer.take = ()
     config.dataset.update(num_examples=1000, num_classes=CLASSES)
     if config.model.get('resnet'):

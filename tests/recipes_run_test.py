@@ -15,7 +15,7 @@ SMALL = {'dataset.name': 'digits', 'dataset.train_split': 'train', 'dataset.eval
          'dataset.num_examples': 0, 'dataset.num_classes': 0, 'dataset.label': '',
          'image_size': 16, 'batch_size': 16, 'accum_steps': 1, 'num_steps': 3, 'num_epochs': 0,
          'optimizer.warmup_steps': 1, 'model.dtype': 'float32', 'transfer.take': '',
-         'log_every': 1, 'ema_decay': 0}
+         'log_every': 1, 'ema_decay': 0, 'model.unroll': 1}
 MODEL = {'patch_size': 8, 'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2}
 RESNET = {'resnet.units': '1,1', 'resnet.width': 32}
 
@@ -34,7 +34,9 @@ NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py'))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', [
+    name if name in ('augreg', 'bit') else pytest.param(name, marks=pytest.mark.nightly)
+    for name in NAMES])
 def test_trains(name, run_main, tmp_path):
     result = run_main(tmp_path, config=config_of(name), fields=fields_of(name))
     assert result.returncode == 0, result.stderr

@@ -204,6 +204,7 @@ def test_signals_save_and_say_how_to_continue(fields_of, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_extends_a_finished_run(here, tmp_path):
     finish, undisturbed = here
     finish(tmp_path, num_steps=40)

@@ -64,15 +64,24 @@ def test_every_epoch_holds_every_example_once_in_an_order_of_its_own(kind, tmp_p
 
 @pytest.mark.parametrize('kind', ['directory', *SLOW.values()])
 def test_processes_together_see_what_one_sees(kind, tmp_path):
-    plain, data = make(kind, tmp_path / 'plain'), make(kind, tmp_path, num_ops=2)
+    data = make(kind, tmp_path)
     whole = data.batches(10)
-    assert not np.array_equal(plain.batches(1)[0]['image'], whole[0]['image'])
-    assert_equal(data.batches(4, start=6), whole[6:])
     for processes in (2, 4):
         parts = [data.batches(10, 0, process, processes) for process in range(processes)]
         joined = [{key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
                   for step in zip(*parts, strict=True)]
         assert_equal(joined, whole)
+
+
+@pytest.mark.slow
+def test_randaugment_is_that_of_the_position_in_the_run():
+    plain, data = (Data('digits', batch_size=200, num_ops=num_ops) for num_ops in (0, 2))
+    whole = data.batches(2)
+    assert not np.array_equal(plain.batches(1)[0]['image'], whole[0]['image'])
+    assert_equal(data.batches(1, start=1), whole[1:])
+    parts = [data.batches(1, 1, process, 4)[0] for process in range(4)]
+    assert_equal([{key: np.concatenate([part[key] for part in parts]) for key in parts[0]}],
+                 whole[1:])
 
 
 def test_processes_share_the_records_of_sequential_files(tmp_path):

@@ -24,6 +24,7 @@ def small_config(family='vit', **fields):
     """The complete config of a tiny model of a family, trained with SGD."""
     config = config_lib.base({'vit': 'b16', 'hybrid': 'r50_b16', 'resnet': 'r50x1'}[family])
     config.update(batch_size=16, num_steps=10, image_size=(32, 32))
+    config.model.unroll = 1  # which takes less time to compile
     config.dataset.update(num_examples=1000, num_classes=6)
     config.optimizer.update(name='sgd', learning_rate=0.1, schedule='constant')
     if family == 'vit':

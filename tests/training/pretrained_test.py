@@ -205,7 +205,7 @@ def as_files(image, folder):
 def test_pretrain_finetune_evaluate_and_name_what_is_on_photos(family, image_directory, run_main,
                                                                tmp_path, capsys):
     name, model = SMALL[family]
-    model = {f'model.{field}': value for field, value in model.items()}
+    model = {f'model.{field}': value for field, value in {**model, 'unroll': 1}.items()}
     result = run_main(tmp_path / 'digits', config=f'configs/quickstart.py:{family}', fields={
         **model, 'num_steps': 6, 'optimizer.warmup_steps': 2, 'batch_size': 32})
     assert result.returncode == 0, result.stderr

@@ -53,8 +53,7 @@ def on_one_device():
 
 
 QUICK = {('vit', 'mixed')}
-SLOW = {('vit', 'data'), ('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed'),
-        ('mixup', 'mixed')}
+SLOW = {('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed')}
 
 
 def mark(case, mesh):
@@ -105,7 +104,7 @@ def expected_bytes(state, fsdp, tensor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mesh', ['fsdp', 'mixed'])
+@pytest.mark.parametrize('mesh', [pytest.param('fsdp', marks=pytest.mark.nightly), 'mixed'])
 def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mesh):
     config = small_config(**{'ema_decay': 0.9, 'optimizer.name': 'adam'})
     program = program_on(config, **MESHES[mesh])
