@@ -34,7 +34,7 @@ def test_it_learns_and_few_shot_reads_its_encoder(pretrained):
     last = rows(pretrained)[-1]
     assert last['eval/loss'] < 0.6 * losses[0]
     assert 0.1 < last['eval/accuracy'] <= last['eval/accuracy_top5'] <= 1  # of 512 colours
-    assert last['fewshot/5shot'] > 0.3  # of 10 digits
+    assert last['fewshot/5shot'] > 0.2  # of 10 digits: twice what guessing gives
 
 
 def test_an_interrupted_run_goes_on_with_the_same_patches(pretrained, run_main, tmp_path):
