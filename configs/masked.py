@@ -4,11 +4,12 @@
     python -m vit_jax.main --config=configs/finetune.py:b16,imagenet2012 --config.model.pool=gap \
         --config.pretrained=DIR --workdir=OTHER
 
-The argument is MODEL[,STEPS]. Half of the patches are hidden, and the mean colour of each is
+The argument is MODEL. Half of the patches are hidden, and the mean colour of each is
 predicted, 3 bits for each channel; the paper's other targets are --config.masked.target=small_patch
 and pixels, its other rate --config.masked.rate=0.15. It trained on JFT-300M for 1,000,000 steps, of
-which 100,000 gave nearly as much. Published accuracy of B/16 on ImageNet, fine-tuned: 79.9, which
-is 2 points above training from scratch and 4 below pre-training with labels.
+which 100,000 gave nearly as much (--config.num_steps=100000), and names no decay. Published
+accuracy of B/16 on ImageNet, fine-tuned: 79.9, which is 2 points above training from scratch and 4
+below pre-training with labels.
 Ours differs in two ways: there is no class token, so fine-tuning takes the mean of the tokens, and
 another patch that takes the place of a hidden one is of the same image, where the paper does not
 say which. The images need class folders, as any data set here, whose labels are not used.
@@ -17,13 +18,12 @@ say which. The images need class folders, as any data set here, whose labels are
 from vit_jax.config import base
 
 
-def get_config(arg: str = 'b16'):
-    """The config of MODEL[,STEPS], for example 'b16,100000'."""
-    name, _, steps = arg.partition(',')
+def get_config(name: str = 'b16'):
+    """The config of a model."""
     config = base(name)
     config.recipe = f'ViT B.1.2, masked patches, {name}'
     config.batch_size = 4096
-    config.num_steps = int(steps or 1_000_000)
+    config.num_steps = 1_000_000
     config.masked.update(target='mean_color', rate=0.5)
     config.model.update(pool='gap', dtype='bfloat16')
     config.dataset.update(name='jft', eval_split='test')

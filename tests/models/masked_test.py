@@ -49,10 +49,18 @@ def test_targets_equal_a_reference():
         assert outputs['predictions'].shape == (*wanted.shape, *tail)
 
 
+def test_partial_patches_are_dropped_as_the_model_drops_them():
+    model, params, images, pixels = setup(partial_patches='drop')
+    larger = np.pad(images, [(0, 0), (0, 7), (0, 6), (0, 0)], constant_values=9)
+    whole, part = (model.apply({'params': params}, x) for x in (images, larger))
+    np.testing.assert_array_equal(whole['targets'], part['targets'])
+    np.testing.assert_allclose(whole['predictions'], part['predictions'], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize('value', [0, 31, 32, 127, 128, 255])
 def test_whole_grey_levels_have_their_own_upper_bits(value):
     images = jnp.full((1, 16, 16, 3), value / 255)
-    assert np.unique(masked.targets(images, (1, 1), 'mean_color')) == [73 * (value >> 5)]
+    assert np.unique(masked.targets(images, (16, 16), 'mean_color')) == [73 * (value >> 5)]
 
 
 @pytest.mark.parametrize('rate', [0.15, 0.5, 1.0])

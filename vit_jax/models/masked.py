@@ -55,7 +55,8 @@ class MaskedPatches(nn.Module):
             moved = jnp.take_along_axis(x, drawn.source[..., None], axis=1)
             return jnp.where(drawn.masked[..., None], embedding.astype(x.dtype), moved)
 
-        wanted = targets(images * np.array(self.std) + np.array(self.mean), grid, self.target)
+        wanted = targets(images * np.array(self.std) + np.array(self.mean),
+                         as_pair(self.vit.patch_size), self.target)
         colors = self.target != 'pixels'
         outputs = nn.Dense(wanted.shape[-1] * (COLORS if colors else 1), name='patch_head',
                            kernel_init=nn.initializers.zeros)(
@@ -86,18 +87,18 @@ def draw(key: Array, batch: int, patches: int, rate: float) -> Corruption:
                       (jnp.arange(patches) + jnp.where(replaced, offset, 0)) % patches)
 
 
-def targets(images: Float[Array, 'batch height width 3'], grid: tuple[int, int], target: str
-            ) -> Array:
+def targets(images: Float[Array, 'batch height width 3'], patch_size: tuple[int, int],
+            target: str) -> Array:
     """What is to be predicted of each patch of images with values in 0..1: [batch, patches, ...].
 
     int32 [..., parts], a colour's three bits of red, green and blue after each other, or float32
     [..., numbers], the pixels in -1..1.
     """
-    (rows, columns), size = grid, images.shape
-    height, width = size[1] // rows, size[2] // columns
-    images = images[:, :rows * height, :columns * width]  # of partial patches nothing is seen
-    patches = images.reshape(size[0], rows, height, columns, width, 3).swapaxes(2, 3).reshape(
-        size[0], rows * columns, height, width, 3)
+    batch, (height, width) = len(images), patch_size
+    rows, columns = images.shape[1] // height, images.shape[2] // width
+    images = images[:, :rows * height, :columns * width]  # the model drops the rest, too
+    patches = images.reshape(batch, rows, height, columns, width, 3).swapaxes(2, 3).reshape(
+        batch, rows * columns, height, width, 3)
     if target == 'pixels':
         return 2 * patches.reshape(*patches.shape[:2], -1) - 1
     parts = 1 if target == 'mean_color' else PARTS
