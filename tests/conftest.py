@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import resource
+import signal
 import tempfile
 
 # Before JAX starts: tests of sharding spread over eight CPU devices, all others use the first.
@@ -25,6 +26,11 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 # Most of the time is compilation. Processes of their own have XLA's optimizations all the same.
 os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
+
+# A shell that starts the tests in the background has them ignore this signal, and so would every
+# process that they start and then interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 
