@@ -5,6 +5,7 @@ import subprocess
 import sys
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -23,6 +24,14 @@ def installed(monkeypatch):
         util = types.SimpleNamespace(find_spec=lambda name: there or None)
         monkeypatch.setattr(peers, 'importlib', types.SimpleNamespace(util=util))
     return pretend
+
+
+@pytest.fixture(autouse=True)
+def cache():
+    """As it was before the command, which compiles anew."""
+    before = jax.config.jax_enable_compilation_cache
+    yield
+    jax.config.update('jax_enable_compilation_cache', before)
 
 
 def run(*argv):

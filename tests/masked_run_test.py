@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from tests.support.runs import TIMED, TINY
 from vit_jax import evaluate, weights
-from vit_jax.workdir import metrics
+from vit_jax.models import masked
+from vit_jax.training.run import resolve
+from vit_jax.workdir import metrics, record
 
 pytestmark = pytest.mark.slow
 FIELDS = TINY | {'masked.target': 'mean_color', 'model.pool': 'gap', 'model.dropout_rate': 0.0,
@@ -35,6 +38,18 @@ def test_it_learns_and_few_shot_reads_its_encoder(pretrained):
     assert last['eval/loss'] < 0.6 * losses[0]
     assert 0.1 < last['eval/accuracy'] <= last['eval/accuracy_top5'] <= 1  # of 512 colours
     assert last['fewshot/5shot'] > 0.2  # of 10 digits: twice what guessing gives
+
+
+def test_it_beats_every_prediction_that_looks_at_nothing(pretrained):
+    """Of these the best are the shares of the colours themselves, whose loss is their entropy."""
+    config, _ = record.read(pretrained)
+    run, _ = resolve(ConfigDict(config), '')
+    images = np.concatenate([batch['image'][batch['mask']] for batch in run.eval_batches])
+    colors = masked.targets(images * np.array(config['preprocess']['std'])
+                            + np.array(config['preprocess']['mean']), (4, 4), 'mean_color')
+    shares = np.bincount(np.ravel(colors)) / colors.size
+    entropy = -np.sum(shares[shares > 0] * np.log(shares[shares > 0]))
+    assert rows(pretrained)[-1]['eval/loss'] < entropy - 0.1
 
 
 def test_an_interrupted_run_goes_on_with_the_same_patches(pretrained, run_main, tmp_path):

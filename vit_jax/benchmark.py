@@ -17,6 +17,8 @@ import json
 import os
 from collections.abc import Sequence
 
+import jax
+
 from vit_jax import cli, machine
 from vit_jax.errors import UserError, check_at_least, check_choice
 from vit_jax.measuring import peers, profile, report, rounds, workloads
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
     machine.check_backend()
+    jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)
     program = Program(complete, sharding.make_mesh(complete.mesh))
     if not complete.accum_steps:

@@ -5,7 +5,9 @@ import ctypes
 import glob
 import os
 import pathlib
+import platform
 import resource
+import zlib
 
 import jax
 import psutil
@@ -71,6 +73,32 @@ def keep_memory() -> None:
             library.mallopt(parameter, value)
 
 
+def keep_compiled() -> None:
+    """Lets JAX keep what took longer than a second to compile, for the next start.
+
+    It lies in vit_jax/ of $XDG_CACHE_HOME, else of ~/.cache, and may be deleted at any time.
+    JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps
+    nothing. Without effect where the folder cannot be written.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    with contextlib.suppress(OSError, RuntimeError):  # the second without a home
+        cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
+        folder = cache / 'vit_jax' / f'compiled-{_processor()}'
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            jax.config.update('jax_compilation_cache_dir', str(folder))
+
+
+def _processor():
+    """Names what the processor can do: machines that share a home may not share their programs."""
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path('/proc/cpuinfo').read_text().partition('\n\n')[0].splitlines()
+        kind = [line for line in lines if line.startswith(('model name', 'flags', 'Features'))]
+        return f'{zlib.crc32(repr(kind).encode()):08x}'
+    return platform.machine()
+
+
 def check_backend() -> None:
     """Raises UserError if JAX cannot use the kind of device that it was told to use.
 
@@ -78,6 +106,7 @@ def check_backend() -> None:
     """
     check_address_space(2.2e9)
     keep_memory()
+    keep_compiled()
     try:
         with _quiet_libtpu():
             jax.devices()
