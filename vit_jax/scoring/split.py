@@ -109,25 +109,10 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
     name, split, data_dir, label = (
         dataset[field] for field in ('name', 'eval_split', 'data_dir', 'label'))
     source = sources.open_source(name, split, data_dir, label=label)
-    unique = set(loaded.classes or ())
-    # Names do not tell if one occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
-    by_name = len(unique) == loaded.num_classes > 0 and (
-        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(source.class_names))
-    if by_name and source.class_names != tuple(loaded.classes):
+    if description.names_tell(loaded, source.class_names) and (
+            source.class_names != tuple(loaded.classes)):
         source = sources.open_source(name, split, data_dir, tuple(loaded.classes), label)
-    names = source.class_names
-    if len(names) != loaded.num_classes:
-        raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {name} has '
-                        f'{len(names)}: evaluate on the data set that the head was trained for, or '
-                        'fine-tune on this one first (configs/finetune.py).')
-    classes = loaded.classes or names
-    differing = [k for k, label in enumerate(names) if label != classes[k]]
-    if differing:
-        k = next((k for k in differing if names[k] in classes), differing[0])
-        text = f'class {k} is {classes[k]!r} in {loaded.source} and {names[k]!r} in {name}'
-        if by_name or names[k] in classes:
-            raise UserError(f'{text}: they are not the same classes in the same order.')
-        log.warning('%s: the order is taken to be the same', text)
+    description.check_classes(loaded, source.class_names, name)
     return source
 
 

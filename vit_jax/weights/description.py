@@ -55,6 +55,35 @@ def class_names(loaded: Weights) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith('#')]
 
 
+def names_tell(loaded: Weights, names: Sequence[str]) -> bool:
+    """Whether the classes of the weights are named as those of some data are.
+
+    Names do not tell if one occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
+    """
+    unique = set(loaded.classes or ())
+    return len(unique) == loaded.num_classes > 0 and (
+        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(names))
+
+
+def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
+    """Raises UserError unless the classes of the weights are the `names` of those of `data`.
+
+    Where names do not tell, their order is trusted, and a warning says so.
+    """
+    if len(names) != loaded.num_classes:
+        raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {data} has '
+                        f'{len(names)}: take the data set that the head was trained for, or '
+                        'fine-tune on this one first (configs/finetune.py).')
+    classes = loaded.classes or names
+    differing = [k for k, name in enumerate(names) if name != classes[k]]
+    if differing:
+        k = next((k for k in differing if names[k] in classes), differing[0])
+        text = f'class {k} is {classes[k]!r} in {loaded.source} and {names[k]!r} in {data}'
+        if names_tell(loaded, names) or names[k] in classes:
+            raise UserError(f'{text}: they are not the same classes in the same order.')
+        log.warning('%s: the order is taken to be the same', text)
+
+
 def check_rgb(loaded: Weights) -> None:
     """Raises UserError unless the model takes the RGB images that are read from files."""
     if loaded.channels() != 3:
