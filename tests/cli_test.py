@@ -61,6 +61,7 @@ def test_of_a_number_that_is_repeated_the_last_counts():
     ([H14, '--config.wd=0.1'], 'Did you mean optimizer.weight_decay?'),
     ([H14, '--config.bs=8'], 'Did you mean batch_size?'),
     ([H14, '--config.epochs=8'], 'Did you mean num_epochs?'),
+    ([H14, '--config.teacher=x'], 'Did you mean teacher.weights?'),
     ([H14, '--config.hidden_size=8'], 'Did you mean model.hidden_size?'),
     ([H14.replace('h14', 'r50x1'), '--config.depth=8'], "no field 'depth'. "),
     ([H14, '--config.optimizer.learning_rate=0.1,0.2'],

@@ -217,6 +217,11 @@ def tiny(**fields):
     ({'augment__pad': 300}, 'augment.pad is 300: expected at most the side of the image, 224'),
     ({'model__pool': 'none'}, 'set model.pool to cls, gap or map'),
     ({'model__num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
+    ({'teacher__weights': 'x.npz', 'loss__name': 'sigmoid'},
+     "teacher.weights is 'x.npz' and loss.name sigmoid: distillation compares probabilities"),
+    ({'teacher__weights': 'x.npz', 'masked__target': 'pixels', 'model__pool': 'gap'},
+     "teacher.weights is 'x.npz' and masked.target pixels: a teacher knows classes"),
+    ({'teacher__image_size': (1, 2, 3)}, r'teacher.image_size \(1, 2, 3\): expected one positive'),
     ({'accum_steps': 3}, 'batch_size 4096 is not divisible by accum_steps 3')])
 def test_impossible_values(fields, message):
     with pytest.raises(UserError, match=message):
@@ -245,6 +250,9 @@ NAN, INF = float('nan'), float('inf')
     ('augment.mixup', (-0.1, NAN, INF), 'a finite number, at least 0'),
     ('optimizer.staircase_boundaries', ((0.3, 1.5), (-1.0,)), 'numbers from 0 to 1, with'),
     ('optimizer.staircase_factor', (0.0, 2.0), 'a number, above 0 and at most 1'),
+    ('teacher.temperature', (0.0, -1.0, INF), 'a finite number, above 0'),
+    ('teacher.share', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
+    ('teacher.checksum', (-1, 2**31), 'a whole number, at least 0'),
     ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and below 1'),
     ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
     ('model.head_bias_init', (INF,), 'a finite number'),

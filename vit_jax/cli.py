@@ -43,7 +43,8 @@ ALIASES = {
     'width': 'model.hidden_size', 'embed_dim': 'model.hidden_size', 'heads': 'model.num_heads',
     'patch': 'model.patch_size', 'dropout': 'model.dropout_rate',
     'drop_path': 'model.stochastic_depth_rate', 'drop_path_rate': 'model.stochastic_depth_rate',
-    'model_init': 'pretrained', 'init_from': 'pretrained', 'smoothing': 'loss.label_smoothing',
+    'model_init': 'pretrained', 'init_from': 'pretrained', 'weights': 'pretrained',
+    'smoothing': 'loss.label_smoothing', 'teacher': 'teacher.weights',
 }
 
 

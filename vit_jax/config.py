@@ -22,7 +22,8 @@ from vit_jax.models.vit import as_pair
 # A run may continue with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
               'model.remat_policy', 'evals.*', 'dataset.data_dir', 'dataset.max_broken_fraction',
-              'transfer.take')  # the values that were taken are compared themselves
+              'transfer.take',  # the values that were taken are compared themselves
+              'teacher.weights')  # so is teacher.checksum
 
 
 def base(model: str = 'b16') -> ml_collections.ConfigDict:
@@ -89,6 +90,8 @@ def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None =
         config.image_size = as_pair(config.image_size, 'image_size')
         if 'patch_size' in config.model:
             config.model.patch_size = as_pair(config.model.patch_size, 'model.patch_size')
+        if config.teacher.image_size:
+            config.teacher.image_size = as_pair(config.teacher.image_size, 'teacher.image_size')
     _check(config)
     return config
 
@@ -111,12 +114,24 @@ def _check(config):
             raise UserError(f'augment.mixup is {config.augment.mixup} and masked.target '
                             f'{config.masked.target}: MixUp mixes labels, and these are not used. '
                             'Set augment.mixup=0.')
+    if config.teacher.weights:
+        _check_teacher(config)
     if config.model.get('pool') == 'none':
         raise UserError('model.pool is none, which gives logits for every token, and an image has '
                         'one label: set model.pool to cls, gap or map.')
     if config.accum_steps and config.batch_size % config.accum_steps:
         raise UserError(f'batch_size {config.batch_size} is not divisible by accum_steps '
                         f'{config.accum_steps}.')
+
+
+def _check_teacher(config):
+    name = f'teacher.weights is {config.teacher.weights!r}'
+    if config.masked.target != 'none':
+        raise UserError(f'{name} and masked.target {config.masked.target}: a teacher '
+                        'knows classes, which are not predicted then. Leave out one of them.')
+    if config.loss.name != 'softmax':
+        raise UserError(f'{name} and loss.name {config.loss.name}: distillation compares '
+                        'probabilities that sum to one. Set loss.name=softmax.')
 
 
 def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: int,

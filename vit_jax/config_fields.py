@@ -95,6 +95,15 @@ FIELDS = {  # by dotted name
     'loss.name': Field('softmax', one_of('softmax', 'sigmoid'), 'of the cross-entropy'),
     'loss.label_smoothing': Field(0.0, RATE, 'share of the label that all classes have in common'),
 
+    'teacher.weights': Field('', TEXT, 'a model whose logits are the targets (distillation, arXiv '
+                             '2106.05237): as pretrained; empty: none'),
+    'teacher.temperature': Field(1.0, number(above=0), 'by which logits of both are divided'),
+    'teacher.share': Field(1.0, number(least=0, most=1),
+                           'of the distillation in the loss; labels have the rest'),
+    'teacher.image_size': Field((), SIDES, 'to which its images, those of the student, '
+                                'are resized; empty: that of its weights'),
+    'teacher.checksum': Field(0, whole(0), 'of its parameters; 0: ask the weights'),
+
     'masked.target': Field('none', one_of('none', *masked.TARGETS), 'masked patch prediction '
                            '(section 4.6) in place of labels: the mean colour of a hidden patch, '
                            'with 3 bits for each channel, that of its 4 x 4 parts, or its pixels'),

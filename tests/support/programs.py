@@ -37,8 +37,9 @@ def small_config(family='vit', **fields):
     return resolved(config, 1000, 6)
 
 
-def program_on(config, **mesh):
+def program_on(config, teacher=None, **mesh):
     """The program on as many of the eight devices as the mesh has."""
     number = int(np.prod(list(mesh.values())))
     config = config_lib.changed(config, {f'mesh.{axis}': size for axis, size in mesh.items()})
-    return Program(config, sharding.make_mesh(config.mesh, jax.devices()[:number]))
+    return Program(config, sharding.make_mesh(config.mesh, jax.devices()[:number]),
+                   teacher=teacher)

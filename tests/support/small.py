@@ -55,6 +55,15 @@ def make(name, **change):
                    dict(PREPROCESS, image_size=tuple(image_size)), 'test', name)
 
 
+def with_classes(weights, classes):
+    """The weights with a random head for other classes."""
+    rows = len(weights.params['head']['kernel'])
+    head = {'kernel': np.random.default_rng(3).normal(0, 0.3, (rows, len(classes))),
+            'bias': np.zeros(len(classes))}
+    return dataclasses.replace(weights, num_classes=len(classes), classes=classes, params={
+        **weights.params, 'head': {name: x.astype(np.float32) for name, x in head.items()}})
+
+
 def with_nan(weights):
     """The weights with a single value that is not a number."""
     scale = weights.params['norm']['scale'].copy()

@@ -28,7 +28,21 @@ def test_values(name, smoothing):
     np.testing.assert_allclose(loss(logits, jnp.asarray(one_hot)), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize('temperature', [1.0, 4.0])
+def test_distillation(temperature):
+    """As in big_vision, but for what its limit of 1e-8 on probabilities adds."""
+    found, wanted = (np.random.default_rng(k).normal(0, 3, (6, 5)) for k in (0, 1))
+    p, log_q = (f(x / temperature, -1) for f, x in (
+        (scipy.special.softmax, wanted), (scipy.special.log_softmax, found)))
+    expected = temperature**2 * (p * (np.log(np.maximum(p, 1e-8)) - log_q)).sum(-1)
+    np.testing.assert_allclose(losses.distillation(*map(jnp.float32, (found, wanted)), temperature),
+                               expected, rtol=1e-5)
+    np.testing.assert_allclose(losses.distillation(*[jnp.float32(found)] * 2, temperature), 0)
+
+
 def test_large_logits_stay_finite():
+    wanted, found = jnp.array([[1e4, -1e4]]), jnp.array([[-1e4, 1e4]])
+    assert losses.distillation(found, wanted) == 2e4
     for name in losses.LOSSES:
         loss = losses.make_loss(name)
         value, grad = jax.value_and_grad(lambda x, loss=loss: loss(x, jnp.array([1])).sum())(

@@ -118,7 +118,7 @@ def test_where_each_kernel_is_split():
                        'norm1': {'scale': np.zeros((3, 4))}},
             'embedding': {'kernel': np.zeros((2, 2, 3, 4))},
             'head': {'kernel': np.zeros((4, 5)), 'bias': np.zeros(5)}}
-    specs = jax.tree.map(lambda s: tuple(s.spec), sharding.state_shardings(tree, grid))
+    specs = jax.tree.map(lambda x: tuple(x.sharding.spec), sharding.abstract(tree, grid))
     attention, mlp = specs['blocks']['attention'], specs['blocks']['mlp']
     assert attention['query'] == {'kernel': (None, 'fsdp', 'tensor', None),
                                   'bias': (None, 'tensor', None)}
@@ -134,6 +134,6 @@ def test_width_that_fsdp_does_not_divide_takes_another_axis_or_is_named():
     grid = mesh(fsdp=8)
     tree = {'mlp': {'dense1': {'kernel': np.zeros((12, 16))}},
             'attention': {'query': {'kernel': np.zeros((12, 3, 4))}}}
-    specs = jax.tree.map(lambda s: tuple(s.spec), sharding.state_shardings(tree, grid))
+    specs = jax.tree.map(lambda x: tuple(x.sharding.spec), sharding.abstract(tree, grid))
     assert specs['mlp']['dense1']['kernel'] == (None, 'fsdp')
     assert sharding.unsplit(tree, grid) == ['attention/query/kernel (12, 3, 4)']

@@ -85,7 +85,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     batches = sharding.feed(outputs.meter.timed(run.train_batches(start_step=step)), program.mesh)
     while step < program.num_steps and not interrupts.anywhere():
         before = values
-        state, values = train_step(state, next(batches))
+        state, values = train_step(state, next(batches), *run.constants)
         step += 1
         outputs.advance(step - 1, before)
         if run.due('log', step):

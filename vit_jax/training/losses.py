@@ -1,4 +1,4 @@
-"""Classification losses, one value per example."""
+"""Classification losses and that of distillation, one value per example."""
 
 from collections.abc import Callable
 
@@ -30,3 +30,15 @@ def make_loss(name: str, label_smoothing: float = 0.0) -> Callable:
             labels = jax.nn.one_hot(labels, logits.shape[-1])
         return LOSSES[name](logits, optax.losses.smooth_labels(labels, label_smoothing))
     return loss
+
+
+def distillation(logits: Float[Array, 'batch classes'], wanted: Float[Array, 'batch classes'],
+                 temperature: float = 1.0) -> Float[Array, ' batch']:
+    """T^2 KL(softmax(wanted / T) || softmax(logits / T)) in nats; `wanted` are a teacher's logits.
+
+    The distance 'kl' of big_vision (evaluators/proj/distill/distance.py) for arXiv 2106.05237; T^2
+    keeps gradients of one size (arXiv 1503.02531, section 2). There a probability of the teacher
+    below 1e-8 counts as 1e-8 in its entropy, which no gradient depends on; here it does not.
+    """
+    log_wanted, log_found = (jax.nn.log_softmax(x / temperature) for x in (wanted, logits))
+    return temperature**2 * optax.losses.kl_divergence_with_log_targets(log_found, log_wanted)

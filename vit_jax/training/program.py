@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
 from vit_jax.models import cost
@@ -23,6 +24,7 @@ from vit_jax.models import masked as masked_patches
 from vit_jax.training import chosen, losses, masked, optimizer, sharding, steps
 from vit_jax.training import state as train_state
 from vit_jax.training.state import TrainState
+from vit_jax.training.teacher import Teacher
 
 
 class Program:
@@ -32,20 +34,23 @@ class Program:
 
     Both steps split the batch into `config.accum_steps` equal parts, 0 counting as 1.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
-    jax.ShapeDtypeStruct with shardings; `lr_factors` are from optimizer.lr_factors. `encoder` is
-    the model from images to representations, and `encoder_params` takes its parameters from those
-    of `model`.
+    jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, what the training step takes
+    besides: the parameters of a teacher, or (). `lr_factors` are from optimizer.lr_factors.
+    `encoder` is the model from images to representations, and `encoder_params` takes its parameters
+    from those of `model`.
     """
 
-    def __init__(self, config: ConfigDict, mesh: Mesh, platform: str = ''):
-        """Raises UserError when the batch or the model cannot be split over the mesh.
+    def __init__(self, config: ConfigDict, mesh: Mesh, platform: str = '',
+                 teacher: Teacher | None = None):
+        """Raises UserError when the batch or a model cannot be split over the mesh.
 
-        `platform` is that of devices which the mesh only simulates.
+        `platform` is that of devices which the mesh only simulates; `teacher` is the config's.
         """
         config = chosen.for_platform(config, platform or mesh.devices.flat[0].platform)
         sharding.check_model(config.model, mesh)
         sharding.data_share(mesh, mesh.devices.flat[0].process_index)
-        self.mesh = mesh
+        self.mesh, self.teacher = mesh, teacher
+        self.abstract_constants = self._teacher_params(config.teacher.weights)
         self.num_steps = config_lib.total_steps(config)
         self.model = models.build(config.model, config.dataset.num_classes)
         self._loss, self._sums_of = losses.make_loss(**config.loss), None
@@ -65,11 +70,8 @@ class Program:
         self._tx = optimizer.make_optimizer(config.optimizer, self._schedule, self.lr_factors)
         self._init = functools.partial(train_state.init_state, self.model, self._tx, image_shape,
                                        config.seed, bool(config.ema_decay))
-        state = jax.eval_shape(self._init)
-        self._shardings = sharding.state_shardings(state, mesh)
-        self.abstract_state = jax.tree.map(
-            lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
-            state, self._shardings)
+        self.abstract_state = sharding.abstract(jax.eval_shape(self._init), mesh)
+        self._shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         size, placed = config.batch_size, sharding.batch_sharding(mesh)
         label = (((size, config.dataset.num_classes), jnp.float32) if config.dataset.multi_label
                  else ((size,), jnp.int32))
@@ -78,6 +80,16 @@ class Program:
             'label': jax.ShapeDtypeStruct(*label, sharding=placed),
             'mask': jax.ShapeDtypeStruct((size,), jnp.bool_, sharding=placed)}
         self._set_steps(config)
+
+    def _teacher_params(self, named):
+        if self.teacher is None and not named:
+            return ()
+        if self.teacher is None:
+            raise UserError(f'teacher.weights is {named!r}, and this command has no teacher: add '
+                            '--config.teacher.weights=')
+        if 'num_heads' in self.teacher.fields:
+            sharding.check_model(self.teacher.fields, self.mesh, 'teacher')
+        return (sharding.abstract(self.teacher.shapes, self.mesh),)
 
     def with_accum_steps(self, accum_steps: int) -> 'Program':
         """This program with another split of the batch; model and shapes are shared.
@@ -97,7 +109,7 @@ class Program:
         everywhere = sharding.replicated(self.mesh)
         train_step = functools.partial(
             steps.train_step, model=self.model, tx=self._tx, schedule=self._schedule,
-            loss=self._loss, seed=config.seed, accum_steps=accum_steps,
+            loss=self._loss, seed=config.seed, teacher=self.teacher, accum_steps=accum_steps,
             ema_decay=config.ema_decay, mixup=config.augment.mixup,
             mixup_with=config.augment.mixup_with, factors=self.lr_factors,
             place_grads=functools.partial(jax.lax.with_sharding_constraint,
@@ -115,8 +127,16 @@ class Program:
         return jax.jit(self._init, out_shardings=self._shardings)()
 
     @property
+    def arguments(self) -> tuple[PyTree, ...]:
+        """Those of the training step, as shapes with shardings."""
+        return self.abstract_state, self.abstract_batch, *self.abstract_constants
+
+    @property
     def train_step(self) -> jax.stages.Compiled:
-        """steps.train_step (state, batch) -> (state, metrics), compiled once; donates the state."""
+        """(state, batch, *constants) -> (state, metrics) of steps.train_step, compiled once.
+
+        The state is donated; `constants` are arrays for `abstract_constants`.
+        """
         if self._compiled is None:
             self._compiled = self.lower_train_step().compile()
         return self._compiled
@@ -128,7 +148,7 @@ class Program:
     def trace_train_step(self) -> jax.stages.Traced:
         """The training step before it is lowered."""
         with sharding.on_mesh(self.mesh):
-            return self._train_step.trace(self.abstract_state, self.abstract_batch)
+            return self._train_step.trace(*self.arguments)
 
     def eval_step(self, params: PyTree, batch: Batch) -> dict[str, Array]:
         """classification.eval_step, compiled when first called; the sums are on every device."""
@@ -136,9 +156,11 @@ class Program:
             return self._eval_step(params, batch)
 
     def flops_per_step(self) -> int:
-        """FLOPs of a step on all devices, as usually counted: three times the forward pass."""
-        forward = cost.of_model(self.model, self.config.image_size).flops
-        return 3 * forward * self.config.batch_size
+        """FLOPs of a step, all devices, as usually counted: 3 forward passes, one of a teacher."""
+        flops = 3 * cost.of_model(self.model, self.config.image_size).flops
+        if self.teacher is not None:
+            flops += cost.of_model(self.teacher.model, self.teacher.image_size).flops
+        return flops * self.config.batch_size
 
     def flops_of_train_step(self) -> int:
         """FLOPs of a step on all devices, as it is traced.
@@ -147,4 +169,4 @@ class Program:
         no gradient that nothing needs, such as that of the images.
         """
         with sharding.on_mesh(self.mesh):
-            return cost.count_flops(self._train_step, self.abstract_state, self.abstract_batch)
+            return cost.count_flops(self._train_step, *self.arguments)

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from clu import parameter_overview
+from jax.sharding import Mesh
+from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
@@ -18,8 +20,10 @@ from vit_jax.data import folders, pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
 from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
+from vit_jax.training import teacher as teacher_lib
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
+from vit_jax.training.teacher import Teacher
 from vit_jax.weights import Weights
 from vit_jax.workdir import record
 from vit_jax.workdir.checkpoint import Checkpointer
@@ -39,6 +43,7 @@ class Run:
     train_batches: Callable[..., Iterator[pipeline.Batch]]  # those after `start_step` steps
     eval_batches: pipeline.EvalBatches
     fewshot: fewshot.Evaluator | None  # None: config.evals asks for none
+    constants: tuple[PyTree, ...]  # on the devices, see Program.abstract_constants
 
     def due(self, what: str, step: int) -> bool:
         """Whether `config.WHAT_every` falls on a step; the last step is always due."""
@@ -68,20 +73,16 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     dataset.train_split, dataset.eval_split = folders.choose_splits(
         dataset.name, dataset.train_split, dataset.eval_split)
     train_data, eval_data = open_data(dataset)
+    teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
+    config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(config, train_data.num_examples, len(train_data.class_names),
                                  train_data.multi_label,
                                  accum_steps=begun[0]['accum_steps'] if begun else 0)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
-    pixels = math.prod(config.image_size) * config.batch_size // sharding.batch_parts(mesh)
-    accumulation.check_fits(pixels * 3 * 4, 'a batch of images')
-    program = Program(config, mesh)
-    state, size = program.abstract_state, sharding.bytes_per_device
-    accumulation.check_fits(size(state) + size(state.params) + size(program.abstract_batch),
-                            'what a step begins with (parameters, their gradients, optimizer '
-                            'state and the batch)')
-    if not config.accum_steps:
-        program = accumulation.choose(program, reserved=bytes_read_ahead(program))
+    program = program_that_fits(config, mesh, teacher)
+    constants = tuple(pretrained.place_params(abstract, teacher_params)
+                      for abstract in program.abstract_constants)
     settings = dict(batch_size=config.batch_size, image_size=config.image_size,
                     preprocess=config.preprocess, files_at_once=dataset.files_at_once,
                     max_broken_fraction=dataset.max_broken_fraction, share=share)
@@ -90,7 +91,21 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
         shuffle_buffer=dataset.shuffle_buffer, **settings)
     return Run(workdir, program.config, program, train_data, eval_data, train_batches,
                pipeline.eval_batches(eval_data, **settings),
-               fewshot.evaluator(program, train_data, eval_data, settings)), weights
+               fewshot.evaluator(program, train_data, eval_data, settings), constants), weights
+
+
+def program_that_fits(config: FrozenConfigDict, mesh: Mesh, teacher: Teacher | None) -> Program:
+    """The program of a complete config, its batch in few parts; UserError if it needs too much."""
+    pixels = math.prod(config.image_size) * config.batch_size // sharding.batch_parts(mesh)
+    accumulation.check_fits(pixels * 3 * 4, 'a batch of images')
+    program = Program(config, mesh, teacher=teacher)
+    accumulation.check_fits(
+        sharding.bytes_per_device((program.arguments, program.abstract_state.params)),
+        'what a step begins with (parameters, their gradients, optimizer state, the batch and the '
+        'parameters of a teacher)')
+    if config.accum_steps:
+        return program
+    return accumulation.choose(program, reserved=bytes_read_ahead(program))
 
 
 def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
@@ -125,11 +140,11 @@ def bytes_read_ahead(program: Program) -> float:
 def require_memory(program: Program) -> None:
     """Raises UserError if the compiled step does not fit, where it would be killed without a word.
 
-    That is on CPU: other devices refuse by themselves. The state is in memory already.
+    That is on CPU: other devices refuse by themselves. State and constants are in memory already.
     """
     if jax.default_backend() == 'cpu':
         needed = accumulation.bytes_needed(program.train_step) - sharding.bytes_per_device(
-            program.abstract_state)
+            (program.abstract_state, program.abstract_constants))
         accumulation.check_fits(needed + bytes_read_ahead(program), 'a training step')
 
 

@@ -9,7 +9,7 @@ import collections
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import flax.linen as nn
 import jax
@@ -87,14 +87,15 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def state_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
-    """A NamedSharding for every array of a training state, or of its parameters alone.
+def abstract(tree: PyTree, mesh: Mesh) -> PyTree:
+    """The arrays of a training state, or parameters alone, as shapes with their NamedSharding.
 
-    The path of optimizer state ends with that of the parameter to which it belongs.
+    They are jax.ShapeDtypeStruct; for the result those of `tree` suffice. The path of optimizer
+    state ends with that of the parameter to which it belongs.
     """
     return jax.tree.map_with_path(
-        lambda path, x: NamedSharding(mesh, PartitionSpec(*_split(_axes(path), x.shape, mesh))),
-        tree)
+        lambda path, x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(
+            mesh, PartitionSpec(*_split(_axes(path), x.shape, mesh)))), tree)
 
 
 def unsplit(params: PyTree, mesh: Mesh) -> list[str]:
@@ -121,17 +122,20 @@ def check_batch(batch_size: int, accum_steps: int, mesh: Mesh) -> None:
                         f'devices (data x fsdp){accumulated}. The nearest that is: {near}.')
 
 
-def check_model(config: ConfigDict, mesh: Mesh) -> None:
-    """Raises UserError unless the tensor axis divides the heads and MLPs of `config.model`."""
+def check_model(config: Mapping, mesh: Mesh, name: str = 'model') -> None:
+    """Raises UserError unless the tensor axis divides the heads and MLPs of a model.
+
+    `config` are its fields, as `config.model`; messages call it `name`.
+    """
     tensor = mesh.shape['tensor']
     if tensor > 1 and 'num_heads' not in config:
         raise UserError(f'mesh.tensor is {tensor}, which splits attention heads and MLPs, and this '
                         'model has none: set mesh.tensor=1 and use mesh.fsdp.')
     for field in ('num_heads', 'mlp_dim'):
         if config.get(field, 0) % tensor:
-            raise UserError(f'model.{field} {config[field]} is not divisible by mesh.tensor '
+            raise UserError(f'{name}.{field} {config[field]} is not divisible by mesh.tensor '
                             f'{tensor}. Choose a tensor axis that divides '
-                            f'{math.gcd(config.num_heads, config.mlp_dim)}.')
+                            f'{math.gcd(config["num_heads"], config["mlp_dim"])}.')
 
 
 def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:

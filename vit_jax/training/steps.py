@@ -11,18 +11,21 @@ from jaxtyping import Array, PyTree
 from vit_jax.evaluators.batches import Batch, split
 from vit_jax.training import mixup as mixup_lib
 from vit_jax.training.state import TrainState
+from vit_jax.training.teacher import Teacher
 
 
-def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
-               tx: optax.GradientTransformation, schedule: optax.Schedule, loss: Callable,
-               seed: int, accum_steps: int = 1, ema_decay: float = 0.0,
-               mixup: float = 0.0, mixup_with: str = 'reversed', factors: PyTree | None = None,
+def train_step(state: TrainState, batch: Batch, teacher_params: PyTree = None, *,
+               model: nn.Module, tx: optax.GradientTransformation, schedule: optax.Schedule,
+               loss: Callable, seed: int, teacher: Teacher | None = None, accum_steps: int = 1,
+               ema_decay: float = 0.0, mixup: float = 0.0, mixup_with: str = 'reversed',
+               factors: PyTree | None = None,
                place_grads: Callable[[PyTree], PyTree] = lambda grads: grads
                ) -> tuple[TrainState, dict[str, Array]]:
     """One update from one batch.
 
     Args:
       batch: `image` and `label`, see batches.Batch.
+      teacher, teacher_params: whose logits are the targets; None: labels are.
       schedule: only to report the learning rate, which `tx` applies itself.
       loss: from losses.make_loss.
       seed: randomness of step k is fold_in(key(seed), k).
@@ -35,7 +38,8 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
       place_grads: constrains gradients to the devices that hold the parameters.
 
     Returns the new state, and float32 scalars of this step: loss (nats, mean over the batch),
-    grad_norm (of what is trained, before clipping), update_norm, learning_rate.
+    grad_norm (of what is trained, before clipping), update_norm, learning_rate; with a teacher also
+    agreement, see Teacher.loss.
     """
     step_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
@@ -45,22 +49,24 @@ def train_step(state: TrainState, batch: Batch, *, model: nn.Module,
                                   params, factors)
         logits = model.apply({'params': params}, batch['image'], train=True,
                              rngs={'dropout': key, 'corruption': jax.random.fold_in(key, 1)})
-        return loss(logits, batch['label']).mean()
+        if teacher is not None:
+            return teacher.loss(teacher_params, logits, batch, loss)
+        return loss(logits, batch['label']).mean(), {}
 
     def value_and_grad(params, batch, key):
-        value, grads = jax.value_and_grad(mean_loss)(params, batch, key)
+        value, grads = jax.value_and_grad(mean_loss, has_aux=True)(params, batch, key)
         return value, place_grads(grads)
 
     if mixup:
         batch = mixup_lib.mix(batch, mixup, jax.random.fold_in(step_key, mixup_lib.STREAM),
                               model.num_classes, mixup_with)
-    value, grads = accumulate(value_and_grad, state.params, batch, step_key, accum_steps)
+    (value, more), grads = accumulate(value_and_grad, state.params, batch, step_key, accum_steps)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema_params = state.ema_params
     if ema_params is not None:
         ema_params = optax.incremental_update(params, ema_params, 1 - ema_decay)
-    metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads),
+    metrics = {'loss': value, **more, 'grad_norm': optax.tree.norm(grads),
                'update_norm': optax.tree.norm(updates), 'learning_rate': schedule(state.step)}
     return TrainState(state.step + 1, params, opt_state, ema_params), metrics
 
