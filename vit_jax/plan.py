@@ -20,7 +20,7 @@ from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least
 from vit_jax.planning import report, targets
 from vit_jax.planning.estimate import Target
-from vit_jax.training import accumulation, chips, pretrained
+from vit_jax.training import accumulation, chips, pretrained, teacher
 
 
 @cli.command
@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     jax.config.update('jax_enable_compilation_cache', False)
     chips.get(options.chip)
     config = resolve(config)
-    found = report.make(config, make_target(options), options.search)
+    target = make_target(options)._replace(teacher=teacher.load(config)[0])
+    found = report.make(config, target, options.search)
     print(report.text(found))
     if options.json:
         print(json.dumps(found))

@@ -1,12 +1,14 @@
 """What is found by compiling, with a compiler that is told what a step needs."""
 
 import jax
+import numpy as np
 import pytest
 
 from tests.support.programs import small_config
 from vit_jax.errors import UserError
 from vit_jax.planning import estimate, report
 from vit_jax.training import chips, sharding
+from vit_jax.training.teacher import Teacher
 
 IDLE = {'flops_per_device': 0, 'sent_bytes': {}, 'collectives': {}, 'memory_traffic': 0}
 
@@ -105,6 +107,16 @@ def test_batches_in_memory_are_those_of_training():
     memory = estimate.memory(program, 10**9)
     assert memory['batches'] == (1 + sharding.BATCHES_UNDER_WAY) * image_label_and_mask
     assert sum(memory.values()) == 2 * memory['peak'] == 2 * 10**9
+
+
+def test_memory_of_a_teacher():
+    """Of its parameters each device has the part that the mesh gives it."""
+    shapes = {'head': {'kernel': jax.ShapeDtypeStruct((32, 6), np.float32)}}
+    teacher = Teacher(None, {}, shapes, 0, (32, 32), None, None, 1.0, 1.0)
+    config = small_config(**{'mesh.fsdp': 8, 'mesh.data': 1})
+    memory = estimate.memory(target(0)._replace(teacher=teacher).program(config), 10**9)
+    assert memory['teacher'] == 32 * 6 * 4 // 8
+    assert sum(memory.values()) == 2 * memory['peak']
 
 
 def test_compiled_step():

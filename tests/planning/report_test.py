@@ -9,9 +9,9 @@ from vit_jax.training import chips
 GIB = chips.GIB
 PLAN = {
     'chip': 'h100', 'devices': 8, 'mesh': {'data': 2, 'fsdp': 4, 'tensor': 1}, 'compiler': 'cpu',
-    'batch_size': 4096, 'accum_steps': 2, 'parameters': 86_567_656,
+    'batch_size': 4096, 'accum_steps': 2, 'parameters': 86_567_656, 'teacher_parameters': 0,
     'memory': {'params': GIB, 'optimizer': 2 * GIB, 'gradients': GIB, 'batches': GIB // 2,
-               'activations': 4 * GIB, 'peak': 17 * GIB // 2},
+               'activations': 4 * GIB, 'peak': 17 * GIB // 2, 'teacher': 0},
     'memory_limit': 72 * GIB, 'fits': True, 'whole_on_every_device': [],
     'model_flops': 8 * 989 * 10**12, 'num_steps': 3600, 'flops_per_device': 989 * 10**12,
     'sent_bytes': {'all-reduce': 1000, 'all-gather': 234}, 'collectives': {
@@ -47,6 +47,14 @@ def test_text():
         assert line in lines
     assert 'at least 01:00:00, 0.3 device-days' in lines[-1]
     assert 'THIS DOES NOT FIT.' not in lines
+
+
+def test_text_of_a_teacher():
+    lines = report.text(PLAN | {'teacher_parameters': 236_335_000, 'memory': PLAN['memory'] | {
+        'teacher': GIB // 4}}).splitlines()
+    assert lines[0].endswith('86,567,656 parameters, 236,335,000 of the teacher')
+    assert '  teacher                   0.250 GiB' in lines
+    assert any('of the model (three forward passes, one of the teacher)' in line for line in lines)
 
 
 def test_text_of_what_does_not_fit():

@@ -16,6 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax.planning import collectives
 from vit_jax.training import accumulation, chips, sharding
 from vit_jax.training.program import Program
+from vit_jax.training.teacher import Teacher
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +26,13 @@ AIM = 0.97  # of the memory in that search: memory is not quite linear in the ba
 
 
 class Target(NamedTuple):
-    """The devices that a step is compiled for."""
+    """The devices that a step is compiled for, and the teacher that it needs, if any."""
 
     name: str  # of the chip in chips.CHIPS
     devices: list[jax.Device]
     simulated: bool  # whether they are those of the CPU, whose compiler gives rougher numbers
     limit: float  # bytes of a device that a step may take
+    teacher: Teacher | None = None
 
     def program(self, config: ConfigDict, changes: Mapping[str, Any] | None = None) -> Program:
         """The program of a complete config, with `changes` by field, on these devices.
@@ -39,7 +41,8 @@ class Target(NamedTuple):
         """
         config = config_lib.changed(config, changes or {})
         platform = 'tpu' if chips.CHIPS[self.name].dims else 'cpu' if self.name == 'cpu' else 'gpu'
-        return Program(config, sharding.make_mesh(config.mesh, self.devices), platform)
+        return Program(config, sharding.make_mesh(config.mesh, self.devices), platform,
+                       self.teacher)
 
 
 class Step(NamedTuple):
@@ -102,12 +105,13 @@ def memory(program: Program, needed: int) -> dict[str, int]:
     """The bytes of a device at the peak (`needed`), by what they hold.
 
     params (and their average if there is one), optimizer (its state), gradients (as large as the
-    parameters), batches (that of the step and those under way), activations (all else: what the
-    backward pass needs, and temporary memory).
+    parameters), teacher (its parameters), batches (that of the step and those under way),
+    activations (all else: what the backward pass needs, and temporary memory).
     """
     state, size = program.abstract_state, sharding.bytes_per_device
     parts = {'params': size((state.params, state.ema_params)), 'optimizer': size(state.opt_state),
              'gradients': size(state.params),
+             'teacher': size(program.abstract_constants),
              'batches': (1 + sharding.BATCHES_UNDER_WAY) * size(program.abstract_batch)}
     return parts | {'activations': max(needed - sum(parts.values()), 0), 'peak': needed}
 

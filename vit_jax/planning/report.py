@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from vit_jax.models import cost
@@ -25,6 +26,7 @@ def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
         'compiler': 'cpu' if target.simulated else 'tpu',
         'batch_size': config.batch_size, 'accum_steps': config.accum_steps,
         'parameters': cost.of_model(program.model, config.image_size).parameters,
+        'teacher_parameters': sum(x.size for x in jax.tree.leaves(program.abstract_constants)),
         'memory': estimate.memory(program, step.needed),
         'memory_limit': int(target.limit), 'fits': fits,
         'whole_on_every_device': sharding.unsplit(program.abstract_state.params, program.mesh),
@@ -87,9 +89,11 @@ def text(plan: dict[str, Any]) -> str:
     """The plan in words."""
     mesh = ' x '.join(f'{name} {size}' for name, size in plan['mesh'].items())
     split = f' in {plan["accum_steps"]} parts' if plan['accum_steps'] > 1 else ''
+    size = plan['teacher_parameters']
+    teacher = f', {size:,} of the teacher' if size else ''
     return '\n'.join([
         f'{plan["devices"]} {plan["chip"]}, mesh {mesh}, batch {plan["batch_size"]:,}{split}, '
-        f'{plan["parameters"]:,} parameters',
+        f'{plan["parameters"]:,} parameters{teacher}',
         *_memory_lines(plan), *_work_lines(plan), *_time_lines(plan)])
 
 
@@ -100,8 +104,8 @@ def _memory_lines(plan):
     lines = [f'memory per device, by the compiler of the {compiler}']
     lines += [f'  {name:<22}{sizes[field] / chips.GIB:9.3f} GiB' for name, field in (
         ('parameters', 'params'), ('optimizer state', 'optimizer'), ('gradients', 'gradients'),
-        ('batches', 'batches'), ('activations and work', 'activations'), ('peak', 'peak'),
-        ('may be used', 'limit'))]
+        ('teacher', 'teacher'), ('batches', 'batches'), ('activations and work', 'activations'),
+        ('peak', 'peak'), ('may be used', 'limit')) if sizes[field]]
     lines += [f'  mesh.fsdp {plan["mesh"]["fsdp"]} divides no axis of {name}: every device holds '
               'it whole' for name in plan['whole_on_every_device']]
     if not plan['fits']:
@@ -119,7 +123,9 @@ def _memory_lines(plan):
 
 
 def _work_lines(plan):
-    flops = f'FLOPs per step: {plan["model_flops"]:.4g} of the model (three forward passes)'
+    teacher = ', one of the teacher' if plan['teacher_parameters'] else ''
+    flops = (f'FLOPs per step: {plan["model_flops"]:.4g} of the model (three forward passes'
+             f'{teacher})')
     if 'sent_bytes' not in plan:
         return [flops]
     sent = plan['sent_bytes']
