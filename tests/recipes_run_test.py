@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from tests.support import small
 from tests.support.runs import ROOT, environment
+from vit_jax import weights
 from vit_jax.workdir import metrics
 
 ARGUMENTS = {'vit': 'b16,jft', 'finetune': 'ti16,directory', 'vtab': 'ti16,svhn',
@@ -18,6 +20,7 @@ SMALL = {'dataset.name': 'digits', 'dataset.train_split': 'train', 'dataset.eval
          'log_every': 1, 'ema_decay': 0, 'model.unroll': 1}
 MODEL = {'patch_size': 8, 'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2}
 RESNET = {'resnet.units': '1,1', 'resnet.width': 32}
+RESNETS = 'bit', 'distill'
 
 
 def config_of(name):
@@ -25,9 +28,14 @@ def config_of(name):
     return f'configs/{name}.py' + (f':{ARGUMENTS[name]}' if name in ARGUMENTS else '')
 
 
-def fields_of(name):
-    """What makes the recipe small."""
-    return SMALL | {f'model.{k}': v for k, v in (RESNET if name == 'bit' else MODEL).items()}
+def fields_of(name, folder):
+    """What makes the recipe small; a teacher is written into the folder."""
+    fields = SMALL | {f'model.{k}': v for k, v in (RESNET if name in RESNETS else MODEL).items()}
+    if name == 'distill':
+        path = str(folder / 'teacher.safetensors')
+        weights.save(small.with_classes(small.make('bit'), list('0123456789')), path, 'vit_jax')
+        fields |= {'teacher.weights': path, 'teacher.image_size': 16}
+    return fields
 
 
 NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py'))
@@ -35,10 +43,10 @@ NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py'))
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [
-    name if name in ('augreg', 'bit') else pytest.param(name, marks=pytest.mark.nightly)
+    name if name in ('augreg', 'bit', 'distill') else pytest.param(name, marks=pytest.mark.nightly)
     for name in NAMES])
 def test_trains(name, run_main, tmp_path):
-    result = run_main(tmp_path, config=config_of(name), fields=fields_of(name))
+    result = run_main(tmp_path, config=config_of(name), fields=fields_of(name, tmp_path))
     assert result.returncode == 0, result.stderr
     rows = metrics.read(tmp_path)
     assert [row['step'] for row in rows if 'train/loss' in row] == [1, 2, 3]
@@ -48,8 +56,8 @@ def test_trains(name, run_main, tmp_path):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize('name', NAMES)
-def test_plans(name):
-    fields = fields_of(name) | {'dataset.num_examples': 1000, 'dataset.num_classes': 10}
+def test_plans(name, tmp_path):
+    fields = fields_of(name, tmp_path) | {'dataset.num_examples': 1000, 'dataset.num_classes': 10}
     result = subprocess.run(
         [sys.executable, '-m', 'vit_jax.plan', f'--config={config_of(name)}', '--chip=cpu',
          '--devices=1', '--no-search', '--json',

@@ -7,7 +7,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
 
-plain, augreg, masked = load('plain'), load('augreg'), load('masked')
+plain, augreg, masked, distill = map(load, ('plain', 'augreg', 'masked', 'distill'))
 
 
 def complete(config):
@@ -94,7 +94,39 @@ def test_masked_patches_are_those_of_appendix_b12():
         complete(config_lib.changed(config, {'augment.mixup': 0.2}))
 
 
+@pytest.mark.parametrize(('arg', 'size', 'batch', 'steps', 'temperature', 'rate', 'decay'), [
+    ('imagenet2012', 224, 4096, 367_835, 1.0, 0.03, 3e-4),  # bit_i1k.py of big_vision
+    ('oxford_flowers102,fast', 128, 512, 19_922, 10.0, 0.003, 3e-4),  # bigsweep_flowers_pet.py
+    ('oxford_flowers102', 128, 512, 199_219, 1.0, 0.001, 1e-4),
+    ('oxford_flowers102,long', 128, 512, 1_992_188, 1.0, 0.0003, 1e-5),
+    ('oxford_iiit_pet,fast', 128, 512, 6469, 5.0, 0.01, 1e-3),
+    ('oxford_iiit_pet,medium', 128, 512, 19_406, 10.0, 0.003, 3e-4),
+    ('oxford_iiit_pet,long', 128, 512, 194_062, 2.0, 0.003, 1e-5)])
+def test_distill_is_that_of_big_vision(arg, size, batch, steps, temperature, rate, decay):
+    config = complete(distill.get_config(arg))
+    o, dataset, teacher = config.optimizer, config.dataset, config.teacher
+    of_imagenet = arg == 'imagenet2012'
+    assert (config.image_size, teacher.image_size) == ((size, size), (size, size))
+    assert (config.batch_size, o.learning_rate, o.weight_decay) == (batch, rate, decay)
+    dataset.num_examples = dataset.num_examples or {
+        'oxford_flowers102': 1020, 'oxford_iiit_pet': 3312}[dataset.name]
+    assert config_lib.total_steps(config) == steps
+    assert (o.name, o.b1, o.b2, o.mu_dtype, o.clip_norm, o.schedule, o.decay_scaling) == (
+        'adam', 0.9, 0.999, 'bfloat16', 1.0, 'cosine', 'schedule')
+    assert o.warmup_steps == (5000 if of_imagenet else 1500)
+    assert (teacher.temperature, teacher.share) == (temperature, 1.0)
+    assert (config.augment.mixup, config.augment.mixup_with) == (1.0, 'next')
+    assert (config.augment.crop, config.augment.min_area, config.augment.flip) == (
+        'inception', 0.05, True)
+    assert size / config.preprocess.crop_ratio == (256 if of_imagenet else 160)
+    assert dataset.train_split == {'imagenet2012': 'train[:98%]', 'oxford_flowers102': 'train',
+                                   'oxford_iiit_pet': 'train[:90%]'}[dataset.name]
+    assert config.model.resnet.units == (3, 4, 6, 3)
+
+
 def test_recipes_say_what_they_do_not_have():
+    with pytest.raises(UserError, match="the length is 'quick'. .*one of: fast, medium, long"):
+        distill.get_config('oxford_iiit_pet,quick')
     with pytest.raises(UserError, match="number of epochs is '100'. .*one of: 90, 150, 300"):
         plain.get_config('s16,100')
     with pytest.raises(UserError, match='no level of augmentation is published for h14 on '

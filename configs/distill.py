@@ -1,0 +1,79 @@
+"""Distillation: "A good teacher is patient and consistent" (arXiv 2106.05237).
+
+    python -m vit_jax.main --config=configs/distill.py --workdir=DIR
+    python -m vit_jax.main --config=configs/distill.py:oxford_iiit_pet,fast \
+        --config.teacher.weights=WEIGHTS --workdir=DIR
+
+The argument is DATASET[,LENGTH]: imagenet2012, the default, oxford_flowers102 or oxford_iiit_pet,
+and for these two fast, medium (the default) or long. A BiT ResNet-50x1 learns the probabilities of
+a BiT ResNet-152x2, both seeing the same crop, mixed by MixUp with a uniform share, and no labels.
+The teacher of ImageNet is read from the Hugging Face hub; those of the other sets are expected in
+the current directory, under their names in gs://bit_models/distill, unless you fine-tune your own.
+For another student, such as a ViT, add --config.teacher.weights=WEIGHTS to its recipe, as to
+--config=configs/plain.py:s16,300.
+Every number is that of big_vision's configs/proj/distill (bit_i1k.py, bigsweep_flowers_pet.py).
+Published accuracy on ImageNet: 82.8 of the student and 83.0 of the teacher (README there; figure 1
+and table 1 of the paper say after how many epochs); 300 epochs take 15 hours of a TPU v3-32.
+Ours differs in three ways: MixUp is over the whole batch and not that of each device; evaluation
+resizes by bilinear interpolation and not by averaging areas; activations are in bfloat16.
+"""
+
+from vit_jax.config import base
+from vit_jax.errors import check_choice
+
+TEACHER = 'timm:resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k'
+# Of each length: epochs, temperature, learning rate, weight decay.
+SMALL_SETS = {
+    'oxford_flowers102': {'fast': (10_000, 10.0, 3e-3, 3e-4), 'medium': (100_000, 1.0, 1e-3, 1e-4),
+                          'long': (1_000_000, 1.0, 3e-4, 1e-5)},
+    'oxford_iiit_pet': {'fast': (1000, 5.0, 1e-2, 1e-3), 'medium': (3000, 10.0, 3e-3, 3e-4),
+                        'long': (30_000, 2.0, 3e-3, 1e-5)},
+}
+
+
+def get_config(arg: str = 'imagenet2012'):
+    """The config of DATASET[,LENGTH], for example 'oxford_iiit_pet,fast'."""
+    dataset, _, length = arg.partition(',')
+    config = base('r50x1')
+    config.recipe = f'patient and consistent teaching, {arg}'
+    check_choice('the data set', dataset, ('imagenet2012', *SMALL_SETS))
+    config.model.dtype = 'bfloat16'
+    config.augment.update(mixup=1.0, mixup_with='next')
+    config.preprocess.update(fit='cover', antialias=False)
+    config.optimizer.update(name='adam', b1=0.9, b2=0.999, mu_dtype='bfloat16', clip_norm=1.0,
+                            schedule='cosine', decay_scaling='schedule')
+    if dataset == 'imagenet2012':
+        check_choice('the length', length, ('',))
+        imagenet2012(config)
+    else:
+        check_choice('the length', length or 'medium', tuple(SMALL_SETS[dataset]))
+        small_set(config, dataset, *SMALL_SETS[dataset][length or 'medium'])
+    config.teacher.image_size = config.image_size  # the same view, not enlarged
+    return config
+
+
+def imagenet2012(config):
+    """1,200 epochs, of 98 % of the training images, at 224 px."""
+    config.num_epochs = 1200.0
+    config.batch_size = 4096
+    config.image_size = (224, 224)
+    config.teacher.update(weights=TEACHER, temperature=1.0)
+    config.dataset.update(name='imagenet2012', train_split='train[:98%]', num_examples=1_255_544,
+                          eval_split='train[99%:]', test_split='validation', num_classes=1000)
+    config.preprocess.crop_ratio = 224 / 256
+    config.optimizer.update(learning_rate=0.03, weight_decay=3e-4, warmup_steps=5000)
+
+
+def small_set(config, dataset, epochs, temperature, learning_rate, weight_decay):
+    """Crops of 128 px."""
+    config.num_epochs = float(epochs)
+    config.batch_size = 512
+    config.image_size = (128, 128)
+    name = {'oxford_flowers102': 'flowers', 'oxford_iiit_pet': 'pet'}[dataset]
+    config.teacher.update(weights=f'R152x2_T_{name}128.npz', temperature=temperature)
+    flowers = name == 'flowers'
+    config.dataset.update(name=dataset, train_split='train' if flowers else 'train[:90%]',
+                          eval_split='validation' if flowers else 'train[90%:]', test_split='test')
+    config.preprocess.crop_ratio = 128 / 160
+    config.optimizer.update(learning_rate=learning_rate, weight_decay=weight_decay,
+                            warmup_steps=1500)
