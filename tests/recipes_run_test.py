@@ -12,7 +12,7 @@ from vit_jax import weights
 from vit_jax.workdir import metrics
 
 ARGUMENTS = {'vit': 'b16,jft', 'finetune': 'ti16,directory', 'vtab': 'ti16,svhn',
-             'augreg': 's16,imagenet21k,medium1'}
+             'augreg': 's16,imagenet21k,medium1', 'scaling': 'depth,16'}
 SMALL = {'dataset.name': 'digits', 'dataset.train_split': 'train', 'dataset.eval_split': 'test',
          'dataset.num_examples': 0, 'dataset.num_classes': 0, 'dataset.label': '',
          'image_size': 16, 'batch_size': 16, 'accum_steps': 1, 'num_steps': 3, 'num_epochs': 0,
@@ -21,6 +21,8 @@ SMALL = {'dataset.name': 'digits', 'dataset.train_split': 'train', 'dataset.eval
 MODEL = {'patch_size': 8, 'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2}
 RESNET = {'resnet.units': '1,1', 'resnet.width': 32}
 RESNETS = 'bit', 'distill'
+FEWSHOT = {'evals.fewshot.dataset': 'digits', 'evals.fewshot.train_split': 'train',
+           'evals.fewshot.test_split': 'test'}
 
 
 def config_of(name):
@@ -31,6 +33,8 @@ def config_of(name):
 def fields_of(name, folder):
     """What makes the recipe small; a teacher is written into the folder."""
     fields = SMALL | {f'model.{k}': v for k, v in (RESNET if name in RESNETS else MODEL).items()}
+    if name == 'scaling':
+        fields |= FEWSHOT
     if name == 'distill':
         path = str(folder / 'teacher.safetensors')
         weights.save(small.with_classes(small.make('bit'), list('0123456789')), path, 'vit_jax')

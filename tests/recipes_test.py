@@ -1,13 +1,17 @@
 """Recipes number by number against their sources (ViT's own: config_test.py)."""
 
+import re
+
 import pytest
 
 from tests.support.runs import load
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.models import cost
 
 plain, augreg, masked, distill = map(load, ('plain', 'augreg', 'masked', 'distill'))
+scaling, vit = load('scaling'), load('vit')
 
 
 def complete(config):
@@ -122,6 +126,57 @@ def test_distill_is_that_of_big_vision(arg, size, batch, steps, temperature, rat
     assert dataset.train_split == {'imagenet2012': 'train[:98%]', 'oxford_flowers102': 'train',
                                    'oxford_iiit_pet': 'train[:90%]'}[dataset.name]
     assert config.model.resnet.units == (3, 4, 6, 3)
+
+
+@pytest.mark.parametrize(('arg', 'layers', 'width', 'mlp', 'patch', 'heads'), [
+    ('', 8, 1024, 2048, 32, 16),  # appendix D.2; 64 numbers a head, as in table 1's B and L
+    ('depth,16', 16, 1024, 2048, 32, 16), ('depth,64', 64, 1024, 2048, 32, 16),
+    ('width,2048', 8, 2048, 2048, 32, 32), ('mlp,8192', 8, 1024, 8192, 32, 16),
+    ('patch,16', 8, 1024, 2048, 16, 16), ('all,2', 16, 2048, 4096, 16, 32)])
+def test_shapes_are_scaled_from_the_base_of_appendix_d2(arg, layers, width, mlp, patch, heads):
+    config = complete(scaling.get_config(arg))
+    model, row = config.model, vit.get_config('l32,jft')
+    assert (model.num_layers, model.hidden_size, model.mlp_dim, model.patch_size, model.num_heads,
+            model.representation_size) == (layers, width, mlp, (patch, patch), heads, width)
+    few = config.evals.fewshot
+    assert (few.shots, few.dataset, few.test_split) == ((5,), 'imagenet2012', 'validation')
+    for field in ('optimizer', 'loss', 'dataset', 'preprocess', 'augment', 'num_epochs',
+                  'batch_size'):  # not in D.2: table 3's nearest row
+        assert config[field] == row[field], field
+    differs = [name for name in model if model[name] != row.model[name]]
+    assert set(differs) <= {'num_layers', 'hidden_size', 'mlp_dim', 'patch_size', 'num_heads',
+                            'representation_size'}
+
+
+@pytest.mark.slow
+def test_relative_compute_is_what_the_docstring_says():
+    stated = re.findall(r'(\w+,\d+) (\d+\.\d+)', scaling.__doc__)
+    assert len(stated) == 6
+
+    def flops(arg=''):
+        config = scaling.get_config(arg)
+        return cost.of_model(models.build(config.model, 1000), config.image_size).flops
+    base = flops()
+    for arg, ratio in stated:
+        assert flops(arg) / base == pytest.approx(float(ratio), abs=0.05), arg
+
+
+@pytest.mark.parametrize('dimension', ['depth', 'width', 'mlp', 'patch'])
+def test_the_lines_of_figure_8_meet_in_the_base(dimension):
+    assert scaling.get_config(f'{dimension},{scaling.BASE[dimension]}').model == (
+        scaling.get_config('all,1').model) == scaling.get_config().model
+
+
+@pytest.mark.parametrize(('arg', 'message'), [
+    ('heads,8', "what is scaled is 'heads'. .*one of: depth, width, mlp, patch, all"),
+    ('depth', "'depth' is no shape: expected a whole number of layers, .* as in depth,64"),
+    ('depth,0', "'depth,0' is no shape"), ('width,1.5', "'width,1.5' is no shape"),
+    ('all,3', "'all,3' is no shape: .* or all,2, all,4 or all,8"),
+    ('width,1000', 'hidden_size 1000 does not divide among 15 heads'),
+    ('patch,30', 'image_size 224x224 is not divisible by patch_size 30x30')])
+def test_shapes_that_cannot_be(arg, message):
+    with pytest.raises(UserError, match=message):
+        complete(scaling.get_config(arg))
 
 
 def test_recipes_say_what_they_do_not_have():
