@@ -12,7 +12,8 @@ from vit_jax import weights
 from vit_jax.workdir import metrics
 
 ARGUMENTS = {'vit': 'b16,jft', 'finetune': 'ti16,directory', 'vtab': 'ti16,svhn',
-             'augreg': 's16,imagenet21k,medium1', 'scaling': 'depth,16'}
+             'augreg': 's16,imagenet21k,medium1', 'bit_pretrain': 'r50x1,jft',
+             'scaling': 'depth,16'}
 SMALL = {'dataset.name': 'digits', 'dataset.train_split': 'train', 'dataset.eval_split': 'test',
          'dataset.num_examples': 0, 'dataset.num_classes': 0, 'dataset.label': '',
          'image_size': 16, 'batch_size': 16, 'accum_steps': 1, 'num_steps': 3, 'num_epochs': 0,
@@ -20,7 +21,7 @@ SMALL = {'dataset.name': 'digits', 'dataset.train_split': 'train', 'dataset.eval
          'log_every': 1, 'ema_decay': 0, 'model.unroll': 1}
 MODEL = {'patch_size': 8, 'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2}
 RESNET = {'resnet.units': '1,1', 'resnet.width': 32}
-RESNETS = 'bit', 'distill'
+RESNETS = 'bit', 'bit_pretrain', 'distill'
 FEWSHOT = {'evals.fewshot.dataset': 'digits', 'evals.fewshot.train_split': 'train',
            'evals.fewshot.test_split': 'test'}
 

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from tests.support.runs import load
@@ -9,9 +10,10 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import cost
+from vit_jax.training import optimizer
 
 plain, augreg, masked, distill = map(load, ('plain', 'augreg', 'masked', 'distill'))
-scaling, vit = load('scaling'), load('vit')
+scaling, bit_pretrain, vit = load('scaling'), load('bit_pretrain'), load('vit')
 
 
 def complete(config):
@@ -179,9 +181,33 @@ def test_shapes_that_cannot_be(arg, message):
         complete(scaling.get_config(arg))
 
 
+@pytest.mark.parametrize(('dataset', 'epochs', 'falls', 'steps'), [
+    ('imagenet2012', 90, (30, 60, 80), 28_151), ('imagenet21k', 90, (30, 60, 80), 310_823),
+    ('jft', 40, (10, 23, 30, 37), None)])
+def test_bit_pretrains_as_in_section_33(dataset, epochs, falls, steps):
+    """Of arXiv 1912.11370; loss and evaluation as in big_vision's bit_i1k.py and bit_i21k.py."""
+    config = complete(bit_pretrain.get_config(f'r50x1,{dataset}'))
+    o, augment = config.optimizer, config.augment
+    assert (config.num_epochs, config.batch_size, config.image_size) == (epochs, 4096, (224, 224))
+    assert (o.name, o.momentum, o.learning_rate, o.warmup_steps, o.clip_norm) == (
+        'sgd', 0.9, pytest.approx(0.03 * 4096 / 256), 5000, 0)
+    assert (o.weight_decay, o.decay_scaling) == (1e-4, 'gradient')
+    assert (augment.crop, augment.flip, augment.mixup) == ('inception', True, 0)
+    assert (config.loss.name, config.model.head_bias_init) == (
+        ('softmax', 0) if dataset == 'imagenet2012' else ('sigmoid', -10))
+    if steps:
+        assert config_lib.total_steps(config) == steps  # round(90 * examples / 4096)
+    rate = optimizer.make_schedule(o, 1000 * epochs)  # of epochs of 1000 steps
+    for n, epoch in enumerate(falls):
+        np.testing.assert_allclose([rate(1000 * epoch), rate(1000 * epoch + 1)],
+                                   [0.48 / 10**n, 0.048 / 10**n], rtol=1e-5)
+
+
 def test_recipes_say_what_they_do_not_have():
     with pytest.raises(UserError, match="the length is 'quick'. .*one of: fast, medium, long"):
         distill.get_config('oxford_iiit_pet,quick')
+    with pytest.raises(UserError, match="data set is 'jft300m'. Did you mean jft"):
+        bit_pretrain.get_config('r50x1,jft300m')
     with pytest.raises(UserError, match="number of epochs is '100'. .*one of: 90, 150, 300"):
         plain.get_config('s16,100')
     with pytest.raises(UserError, match='no level of augmentation is published for h14 on '

@@ -122,10 +122,12 @@ FIELDS = {  # by dotted name
     'optimizer.momentum': Field(0.9, RATE, 'sgd'),
     'optimizer.weight_decay': Field(0.0, number(least=0),
                                     'decoupled, multiplied by the learning rate'),
-    'optimizer.decay_scaling': Field('learning_rate', one_of('learning_rate', 'schedule'),
+    'optimizer.decay_scaling': Field('learning_rate',
+                                     one_of('learning_rate', 'schedule', 'gradient'),
                                      'what weight_decay is multiplied by: the learning rate, or '
                                      'its share of the peak, so that another peak decays as much '
-                                     '(big_vision)'),
+                                     '(big_vision); gradient: it is not decoupled, but added to '
+                                     'the gradient (BiT), which momentum enlarges'),
     'optimizer.decay_names': Field(('kernel',), TEXTS, 'parameters of these names decay'),
     'optimizer.clip_norm': Field(0.0, number(least=0), 'of the global gradient norm; 0: none'),
     'optimizer.lr_factors': Field(

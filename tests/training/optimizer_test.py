@@ -100,6 +100,22 @@ def test_sgd_with_momentum_by_hand():
     np.testing.assert_allclose(updates['bias'], [-0.5 * (0.9 * 2 + 4)], rtol=1e-6)
 
 
+def test_decay_in_the_gradient_by_hand():
+    """SGD as BiT's, whose momentum takes the decay along: on kernels, after clipping."""
+    config = settings(name='sgd', learning_rate=0.5, schedule='constant', weight_decay=0.1,
+                      decay_scaling='gradient', clip_norm=1.0)
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+    params = {'kernel': jnp.array([2.0]), 'bias': jnp.array([-3.0])}
+    state, x, momentum = tx.init(params), np.array([2.0, -3.0]), 0.0
+    for grad in np.array([[3.0, 4.0], [0.1, -0.2], [0.0, 0.0]]):
+        updates, state = tx.update({'kernel': jnp.array(grad[:1], jnp.float32),
+                                    'bias': jnp.array(grad[1:], jnp.float32)}, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+        momentum = 0.9 * momentum + grad / max(1, np.linalg.norm(grad)) + 0.1 * x * [1, 0]
+        x = x - 0.5 * momentum
+        np.testing.assert_allclose([*params['kernel'], *params['bias']], x, rtol=1e-5)
+
+
 def test_lion_by_hand():
     config = settings(name='lion', learning_rate=0.1, b2=0.99, schedule='constant')
     tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))

@@ -51,8 +51,9 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
     """Clipping, then the algorithm, then decoupled weight decay, then the learning rate.
 
     Weight decay is optax's: multiplied by the learning rate (`decay_scaling` may leave out its
-    peak), and here only for parameters whose last name is in `config.decay_names`. Parameters with
-    factor 0 are frozen: they have no part in the gradient norm, no optimizer state and no decay.
+    peak, or add the decay to the clipped gradient), and here only for parameters whose last name is
+    in `config.decay_names`. Parameters with factor 0 are frozen: they have no part in the gradient
+    norm, no optimizer state and no decay.
 
     `config` is `config.optimizer`; `factors` are from lr_factors, None being 1 for all parameters.
     """
@@ -70,6 +71,8 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
          'adafactor': _adafactor(config)}[config.name],
         optax.add_decayed_weights(decay, mask=decays),
         optax.scale_by_learning_rate(schedule)]
+    if config.decay_scaling == 'gradient':
+        parts[1:3] = reversed(parts[1:3])
     if config.layer_decay < 1:
         parts.append(_layer_decay(config.layer_decay))
     chain = optax.chain(*parts)
