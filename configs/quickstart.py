@@ -7,7 +7,7 @@
 1,437 training and 360 test images of 8x8 pixels, written by 43 people, shown at 16x16 with random
 crops that move and stretch them; a ViT of 4 layers on 4x4 patches. Expected: 98 % eval accuracy
 after two minutes of training on 2 CPU cores (measured: docs/results.md). The argument is a family:
-vit, hybrid, resnet or axial, each with a member small enough for a laptop.
+vit, hybrid, resnet, axial or axial_resnet, each with a member small enough for a laptop.
 """
 
 from vit_jax.config import base
@@ -23,6 +23,8 @@ FAMILIES = {
     'resnet': ('r50x1', dict(resnet=dict(
         variants.bit_resnet(units=(1, 2), width=32), num_groups=8))),
     'axial': ('axial_b16', dict(TRANSFORMER, num_layers=2, patch_size=(4, 4))),
+    'axial_resnet': ('axial_r50', dict(resnet=dict(
+        variants.axial_resnet(units=(1, 2), width=32), num_groups=8))),
 }
 
 

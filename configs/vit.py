@@ -11,7 +11,9 @@ Images are prepared as in vision_transformer: a random part in training, the who
 square in evaluation, by bilinear interpolation that is not antialiased. Averages instead of a class
 token, --config.model.pool=gap, want --config.optimizer.learning_rate=3e-4 on JFT (appendix D.3).
 MODEL is any name of vit_jax/models/variants.py: ViTs, hybrids such as r50_b16, BiT ResNets such as
-r50x1, axial_b16. Table 3 has no rows for some of them: those take the nearest, and the log says so.
+r50x1, axial_b16, axial_r50. Table 3 has no rows for some of them: those take the nearest, and the
+log says so. Figure 13 compares the axial ones with b16, b32 and r50x1 on JFT-300M, by
+few-shot accuracy on ImageNet (config.evals.fewshot, 5 shots).
 """
 
 import re
@@ -36,7 +38,7 @@ ROWS = {'imagenet2012': ('b16', 'b32', 'l16', 'l32', 'h14'),
 # The model whose row on JFT-300M a model without one takes, by the size in its name.
 NEAREST = {'ti': 'b16', 's': 'b16', 'b': 'b16', 'l': 'l16', 'h': 'h14', 'g': 'h14', 'G': 'h14',
            'so400m': 'h14', 'r_ti': 'r50_b16', 'r26_s': 'r50_b32', 'r152x4': 'r152x2',
-           'r200x3': 'r152x2', 'axial_b': 'b16'}
+           'r200x3': 'r152x2', 'axial_b': 'b16', 'axial_r': 'r50x1'}
 
 
 def get_config(arg: str = 'b16'):
@@ -54,7 +56,7 @@ def get_config(arg: str = 'b16'):
     config.batch_size = 4096
     config.model.dtype = 'bfloat16'
     config.preprocess.update(fit='squash', crop_ratio=1.0, antialias=False)
-    if name not in variants.RESNETS:
+    if 'hidden_size' in config.model:
         config.model.update(dropout_rate=0.0 if dataset == 'jft' else 0.1,
                             representation_size=config.model.hidden_size)
     config.optimizer.update(name='adam', b1=0.9, b2=0.999, warmup_steps=10_000)

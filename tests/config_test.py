@@ -1,4 +1,5 @@
 import itertools
+import json
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_every_pretraining_config_loads(model, dataset):
     o = config.optimizer
     found = (config.batch_size, o.name, o.b1, o.b2, o.warmup_steps)
     assert found == (4096, 'adam', 0.9, 0.999, 10_000)
-    if model not in variants.RESNETS:
+    if 'hidden_size' in config.model:
         assert config.model.representation_size == config.model.hidden_size
 
 
@@ -85,6 +86,7 @@ def test_a_model_without_a_row_takes_the_nearest():
     assert vit.get_config('r26_s32,jft').optimizer.learning_rate == 8e-4
     assert vit.get_config('l14,jft').optimizer.learning_rate == 4e-4
     assert vit.get_config('axial_b32,jft').optimizer.learning_rate == 3e-4  # appendix D.3
+    assert vit.get_config('axial_r50,jft').optimizer.learning_rate == 1e-3  # that of R50x1
 
 
 @pytest.mark.parametrize('dataset', ['imagenet21k', 'jft'])
@@ -269,7 +271,7 @@ def test_the_documentation_is_that_of_the_tables():
     assert (ROOT / 'docs/config.md').read_text() == config_lib.markdown()
 
 
-@pytest.mark.parametrize('name', ['b16', 'r50_b16', 'r50x1', 'axial_b16'])
+@pytest.mark.parametrize('name', ['b16', 'r50_b16', 'r50x1', 'axial_b16', 'axial_r50'])
 def test_every_field_stands_in_a_table(name):
     rows = set(config_lib.FIELDS).union(*models.tables().values(), ['model.resnet'])
     assert config_lib.flatten(config_lib.base(name)).keys() <= rows
@@ -309,6 +311,19 @@ def test_what_the_user_gave_is_left_as_it_is():
     config_lib.complete(config, 50, 7, accum_steps=2)
     config_lib.changed(given, {'seed': 3})
     assert given.to_dict() == before
+
+
+@pytest.mark.parametrize(('name', 'field', 'value'), [
+    ('b16', 'model.layer_scale_init', 0.1), ('r50x1', 'model.axial_heads', 8),
+    ('r50x1', 'optimizer.decay_scaling', 'gradient')])
+def test_a_run_goes_on_with_the_default_of_a_field_that_it_did_not_have(name, field, value):
+    new = config_lib.base(name)
+    section, _, key = field.partition('.')
+    old = json.loads(new.to_json())
+    default = old[section].pop(key)
+    assert config_lib.differences(old, new) == []
+    assert config_lib.differences(old, config_lib.changed(new, {field: value})) == [
+        f'{field}: {default!r} in the workdir, {value!r} now']
 
 
 def test_what_was_chosen_holds_where_the_config_leaves_the_choice():

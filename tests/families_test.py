@@ -20,7 +20,7 @@ def accuracy(run_main, workdir, family, fields):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.parametrize('family', ['hybrid', 'axial', 'vit', 'resnet'])
+@pytest.mark.parametrize('family', ['hybrid', 'axial', 'vit', 'resnet', 'axial_resnet'])
 def test_family(family, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', family, {}) >= 0.8
 

@@ -21,13 +21,15 @@ SMALL = {'dataset.name': 'digits', 'dataset.train_split': 'train', 'dataset.eval
          'log_every': 1, 'ema_decay': 0, 'model.unroll': 1}
 MODEL = {'patch_size': 8, 'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2}
 RESNET = {'resnet.units': '1,1', 'resnet.width': 32}
-RESNETS = 'bit', 'bit_pretrain', 'distill'
+RESNETS = 'bit', 'bit_pretrain', 'distill', 'axial_r50'
 FEWSHOT = {'evals.fewshot.dataset': 'digits', 'evals.fewshot.train_split': 'train',
            'evals.fewshot.test_split': 'test'}
 
 
 def config_of(name):
     """FILE or FILE:ARGUMENT."""
+    if name == 'axial_r50':
+        return 'configs/vit.py:axial_r50,jft'
     return f'configs/{name}.py' + (f':{ARGUMENTS[name]}' if name in ARGUMENTS else '')
 
 
@@ -43,12 +45,13 @@ def fields_of(name, folder):
     return fields
 
 
-NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py'))
+NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py')) + ['axial_r50']
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [
-    name if name in ('augreg', 'bit', 'distill') else pytest.param(name, marks=pytest.mark.nightly)
+    name if name in ('augreg', 'bit', 'distill', 'axial_r50')
+    else pytest.param(name, marks=pytest.mark.nightly)
     for name in NAMES])
 def test_trains(name, run_main, tmp_path):
     result = run_main(tmp_path, config=config_of(name), fields=fields_of(name, tmp_path))

@@ -208,7 +208,8 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
 def differences(old, new) -> list[str]:
     """Fields of two configs that differ and must not if a run is to continue, one line each."""
     old, new = flatten(old), flatten(new)
-    old = {k: v for k, v in flatten(base()).items() if k in new} | old  # a field newer than the run
+    defaults = flatten(base('r50x1')) | flatten(base())
+    old = {k: v for k, v in defaults.items() if k in new} | old  # a field newer than the run
     lines = []
     for field in sorted(old.keys() | new.keys()):
         a, b = old.get(field, 'absent'), new.get(field, 'absent')

@@ -16,7 +16,10 @@ TRANSFORMER = dict(hidden_size=16, num_layers=1, mlp_dim=24, num_heads=2)
 BIT = dict(resnet=dict(variants.bit_resnet((1, 3), width=8), num_groups=4))
 HYBRID = dict(TRANSFORMER, patch_size=(1, 1),
               resnet=dict(variants.hybrid_resnet((3, 1), width=8), num_groups=4))
+AXIAL = dict(axial_heads=2, resnet=dict(variants.axial_resnet((1, 2), width=8), num_groups=4))
 both = pytest.mark.parametrize('fields', [BIT, HYBRID], ids=['bit', 'hybrid'])
+each = pytest.mark.parametrize('fields', [BIT, HYBRID, pytest.param(
+    AXIAL, marks=pytest.mark.slow)], ids=['bit', 'hybrid', 'axial'])
 
 
 def random_images(*shape):
@@ -97,7 +100,8 @@ def test_units_of_a_hybrid_start_as_the_identity():
 
 
 @pytest.mark.parametrize(('fields', 'grids'), [
-    (BIT, [(5, 7), (5, 7), (3, 4)]), (HYBRID, [(5, 7), (5, 7), (3, 4)])], ids=['bit', 'hybrid'])
+    (BIT, [(5, 7), (5, 7), (3, 4)]), (AXIAL, [(5, 7), (5, 7), (3, 4)]),
+    (HYBRID, [(5, 7), (5, 7), (3, 4)])], ids=['bit', 'axial', 'hybrid'])
 def test_every_halving_rounds_up(fields, grids):
     model = models.build(fields, 5)
     assert model.grid((18, 26)) == grids[-1]
@@ -105,7 +109,7 @@ def test_every_halving_rounds_up(fields, grids):
         functools.partial(model.init_with_output, return_intermediates=True), jax.random.key(0),
         random_images(2, 18, 26, 4))
     assert logits.shape == (2, 5)
-    if fields is BIT:
+    if fields is not HYBRID:
         assert [x.shape[1:3] for x in outputs['stages']] == grids
         assert outputs['representation'].shape == (2, 64)
     else:
@@ -122,7 +126,7 @@ def test_intermediates_leave_the_logits_alone():
                                   apply(models.build(BIT, 0), {'params': params}, images))
 
 
-@both
+@each
 def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
     images = random_images(1, 16, 16, 3)
     low = models.build(fields, 5, dtype='bfloat16')
@@ -140,7 +144,7 @@ def test_hybrids_take_normalised_features():
 
 
 @pytest.mark.parametrize(('model', 'fields', 'message'), [
-    ('r50x1', dict(dropout_rate=0.1), "model has no field 'dropout_rate'. Its fields are: dtype"),
+    ('r50x1', dict(dropout_rate=0.1), "no field 'dropout_rate'. Its fields are: axial_heads, dty"),
     ('r50x1', dict(hidden_size=64), "model has no field 'hidden_size'"),
     ('b16', dict(resnet=dict(units=(1,))), 'model.resnet lacks fixed_padding, group_norm_epsilon'),
     ({}, {}, 'model lacks hidden_size, .*start from a name')])

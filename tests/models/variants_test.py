@@ -16,7 +16,8 @@ PUBLISHED = {'ti16': 5_717_416, 's16': 22_050_664, 'b16': 86_567_656, 'l16': 304
              'h14': 632_045_800, 'g14': 1_012_611_432, 'G14': 1_844_440_680,
              'so400m14': 413_597_656, 'r_ti16': 6_337_704, 'r26_s32': 36_431_912,
              'r50_b16': 98_659_112, 'r50_l32': 328_994_856, 'r50x1': 25_549_352,
-             'r101x1': 44_541_480, 'r152x2': 236_335_208, 'r152x4': 936_533_224}
+             'r101x1': 44_541_480, 'r152x2': 236_335_208, 'r152x4': 936_533_224,
+             'axial_r50': 11_585_448}
 
 
 @functools.cache
@@ -34,7 +35,7 @@ def test_published_parameter_counts(name):
 
 
 def test_every_size_has_a_published_count():
-    assert {re.match(r'so400m|\D', n).group() for n in PUBLISHED if n[0] != 'r'} == {
+    assert {re.match(r'so400m|\D', n).group() for n in PUBLISHED if n[0] not in 'ra'} == {
         re.match(r'so400m|\D', size).group() for size in variants.SIZES}
 
 
@@ -59,6 +60,30 @@ def resnet_count(units, width, preactivation):
     return total, channels
 
 
+def axial_resnet_count(units, width, heads, side):
+    """Axial-DeepLab, section 3.2 and figure 2, with norms that shift no attention logits."""
+    total, channels, length = 7 * 7 * 3 * width + 2 * width, width, side // 4
+    for stage, number in enumerate(units):
+        w, out = 2 * width * 2**stage, 4 * width * 2**stage
+        for unit in range(number):
+            key = w // heads // 2  # and query; a value is twice as long
+            attention = (w * 2 * w + 2 * 2 * w) + 3 * heads + (2 * length - 1) * 4 * key + 2 * 2 * w
+            total += (channels * w + 2 * w) + 2 * attention + (w * out + 2 * out)
+            if unit == 0:
+                total, length = total + channels * out + 2 * out, length // (1 + (stage > 0))
+            channels = out
+    return total + channels * 1000 + 1000
+
+
+def test_axial_resnet_is_the_source_s_without_dead_parameters():
+    """axial50s of github.com/csrhddlam/axial-deeplab counts 11,586,216, axial50l 43,973,480.
+
+    Each has 32 layers of attention with 24 biases of logits, that the softmax takes out again.
+    """
+    assert PUBLISHED['axial_r50'] == 11_586_216 - 32 * 24
+    assert axial_resnet_count((3, 4, 6, 3), 64, 8, 224) == 43_973_480 - 32 * 24
+
+
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=[] if name in PUBLISHED else pytest.mark.slow)
     for name in variants.names()])
@@ -67,6 +92,8 @@ def test_every_name_counts_as_its_formula(name):
     if name in variants.RESNETS:
         total, channels = resnet_count(v['resnet']['units'], v['resnet']['width'], True)
         assert count(name) == total + 2 * channels + channels * 1000 + 1000
+    elif name in variants.AXIAL_RESNETS:
+        assert count(name) == axial_resnet_count(*variants.AXIAL_RESNETS[name], 224)
     elif name in variants.HYBRIDS:
         total, channels = resnet_count(v['resnet']['units'], 64, False)
         tokens = 49 if name == 'r_ti16' else (224 // int(name[-2:])) ** 2
@@ -82,7 +109,7 @@ def test_the_paper_s_hybrids_and_resnets_are_there():
     assert set(variants.names()) >= {
         'r_ti16', 'r26_s32', *(f'r50_{s}{p}' for s, p in itertools.product('bl', (16, 32))),
         'r50x1', 'r50x2', 'r101x1', 'r152x1', 'r152x2', 'r152x4', 'r200x3', 'axial_b16',
-        'axial_b32'}
+        'axial_b32', 'axial_r50'}
 
 
 def test_constants_of_the_resnets():
@@ -93,6 +120,9 @@ def test_constants_of_the_resnets():
     assert variants.get('r152x2')['resnet'] == dict(
         units=(3, 8, 36, 3), width=128, preactivation=True, fixed_padding=True, num_groups=32,
         group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
+    assert variants.get('axial_r50') == dict(axial_heads=8, resnet=dict(
+        units=(3, 4, 6, 3), width=32, preactivation=False, fixed_padding=True, num_groups=32,
+        group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance'))
 
 
 @pytest.mark.parametrize(('name', 'near'), [('b17', 'b16'), ('B/16', 'b16|6'), ('vit_b16', 'b16'),
@@ -138,4 +168,4 @@ def test_fields_and_defaults_of_config_model():
         attention_dropout_rate=0.0, stochastic_depth_rate=0.0, layer_scale_init=0.0, gelu='tanh',
         layer_norm_epsilon=1e-6)
     assert models.fields('r50x1') == computation | dict(
-        resnet=variants.bit_resnet((3, 4, 6, 3)))
+        resnet=variants.bit_resnet((3, 4, 6, 3)), axial_heads=0)

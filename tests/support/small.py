@@ -32,8 +32,10 @@ MODELS = {
     'hybrid': HYBRID | dict(resnet=variants.hybrid_resnet((1, 3), **WIDTH)),
     'bit': dict(resnet=variants.bit_resnet((2, 1, 3), **WIDTH)),
     'axial': VIT | dict(attention='axial', pool='gap', position='learned_2d'),
+    'axial-resnet': dict(resnet=variants.axial_resnet((1, 2), **WIDTH), axial_heads=4),
 }
-IMAGES = {'rectangle': (16, 12, 5), 'root': (24, 24, 3), 'hybrid': (32, 24, 3), 'bit': (24, 24, 3)}
+IMAGES = {'rectangle': (16, 12, 5), 'root': (24, 24, 3), 'hybrid': (32, 24, 3), 'bit': (24, 24, 3),
+          'axial-resnet': (24, 16, 3)}
 PATHS = {'google': 'x.npz', 'big_vision': 'x.npz', 'timm': 'x', 'huggingface': 'x',
          'torchvision': 'x.safetensors', 'vit_jax': 'x.safetensors'}
 FILES = [*PATHS.items(), ('timm', 'x.safetensors'), ('timm', 'x.pth'), ('torchvision', 'x.pth')]

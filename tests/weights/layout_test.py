@@ -22,6 +22,7 @@ HOLDS = {
     'rectangle': ('google', 'big_vision', 'timm', 'huggingface', 'vit_jax'),
     'root': ('google', 'timm', 'vit_jax'), 'hybrid': ('google', 'timm', 'vit_jax'),
     'bit': ('google', 'big_vision', 'timm', 'vit_jax'), 'axial': ('vit_jax',),
+    'axial-resnet': ('vit_jax',),
 }
 
 

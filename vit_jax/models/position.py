@@ -28,6 +28,7 @@ class Position(nn.Module):
     grid: tuple[int, int]  # (rows, columns) of patches
     num_heads: int  # for 'relative'
     class_token: bool = False  # whether one precedes the patches
+    stddev: float = 0.02  # of the learned kinds at first
 
     def at_stem(self, x: Float[Array, 'batch tokens hidden']):
         """Returns the tokens for the first layer, and the embedding that all layers share or None.
@@ -77,7 +78,7 @@ class Position(nn.Module):
                 f'the position embedding ({self.kind}, {name}) was made with shape {found.shape} '
                 f'and these {self.grid[0]}x{self.grid[1]} patches need {shape}. Use images of the '
                 'size that the parameters were trained on, or resize the embedding first.')
-        return self.param(name, nn.initializers.normal(stddev=0.02), shape)
+        return self.param(name, nn.initializers.normal(self.stddev), shape)
 
 
 def sincos_2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:

@@ -1,8 +1,9 @@
 """ResNets with GroupNorm and standardised convolutions (BiT, arXiv 1912.11370).
 
-One code path for the two that the paper uses. The baseline is BiT's: it normalises before each
+One code path for those that the paper uses. The baseline is BiT's: it normalises before each
 convolution and pads by a fixed amount. That of the paper's released hybrids normalises after each
-convolution and pads as TensorFlow does.
+convolution and pads as TensorFlow does. AxialResNet (appendix D.6) normalises after and pads as
+BiT, and has axial attention over twice the features in place of 3x3 convolutions.
 """
 
 import functools
@@ -18,6 +19,7 @@ from vit_jax import fields
 from vit_jax.errors import UserError, check_names
 from vit_jax.fields import SWITCH, number, one_of, several, whole
 from vit_jax.models import variants
+from vit_jax.models.axial_resnet import AxialAttention
 from vit_jax.models.stack import Dtype, RematPolicy, Unroll, check_images, remat, stack
 
 
@@ -58,6 +60,7 @@ class ResidualUnit(nn.Module):
     conv: functools.partial  # StdConv with the fields that all layers share
     norm: functools.partial  # GroupNorm with those
     preactivation: bool  # normalise before each convolution, else after it
+    axial: functools.partial | None = None  # AxialAttention with the fields that all layers share
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch height width channels']):
@@ -79,15 +82,25 @@ class ResidualUnit(nn.Module):
 
     def normalised_after(self, x, projects):
         """ResNet-v1.5; starts as the identity, its last scale being zero."""
-        y = nn.relu(self.norm(name='norm1')(self.conv(self.features, 1, 1, name='conv1')(x)))
-        y = self.conv(self.features, 3, self.stride, name='conv2')(y)
-        y = nn.relu(self.norm(name='norm2')(y))
-        y = self.conv(4 * self.features, 1, 1, name='conv3')(y)
+        features = 2 * self.features if self.axial else self.features
+        y = nn.relu(self.norm(name='norm1')(self.conv(features, 1, 1, name='conv1')(x)))
+        if self.axial:
+            y = self.along_columns_and_rows(y)
+        else:
+            y = self.norm(name='norm2')(self.conv(features, 3, self.stride, name='conv2')(y))
+        y = self.conv(4 * self.features, 1, 1, name='conv3')(nn.relu(y))
         y = self.norm(name='norm3', scale_init=nn.initializers.zeros)(y)
         if projects:
             x = self.conv(4 * self.features, 1, self.stride, name='conv_proj')(x)
             x = self.norm(name='norm_proj')(x)
         return nn.relu(x + y)
+
+    def along_columns_and_rows(self, y):
+        """Axial attention; with a stride, the means of 2x2 points, or of those that there are."""
+        y = self.axial(name='column')(y.swapaxes(1, 2)).swapaxes(1, 2)
+        y = self.axial(name='row')(y)
+        stride = (self.stride,) * 2
+        return nn.avg_pool(y, stride, stride, 'SAME', count_include_pad=False)
 
 
 class Stage(nn.Module):
@@ -126,6 +139,7 @@ class Backbone(nn.Module):
     dtype: jax.typing.DTypeLike  # this and the following: as in ViT
     unroll: int
     remat_policy: str
+    axial_heads: int = 0  # as in ResNet
 
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels']
@@ -136,6 +150,9 @@ class Backbone(nn.Module):
                                  dtype=self.dtype)
         norm = functools.partial(nn.GroupNorm, num_groups=self.num_groups,
                                  epsilon=self.group_norm_epsilon, dtype=self.dtype)
+        axial = functools.partial(
+            AxialAttention, self.axial_heads, conv, norm, self.group_norm_epsilon,
+            self.dtype) if self.axial_heads else None
         x = conv(self.width, 7, 2, name='root_conv')(images)
         if not self.preactivation:
             x = nn.relu(norm(name='root_norm')(x))
@@ -144,7 +161,7 @@ class Backbone(nn.Module):
         outputs = [nn.max_pool(x, (3, 3), (2, 2), 'VALID' if self.fixed_padding else 'SAME')]
         for i, units in enumerate(self.units):
             unit = dict(features=self.width * 2**i, conv=conv, norm=norm,
-                        preactivation=self.preactivation)
+                        preactivation=self.preactivation, axial=axial)
             stage = Stage(units, 1 if i == 0 else 2, unit, self.unroll, self.remat_policy,
                           name=f'stage{i + 1}')
             outputs.append(stage(outputs[-1]))
@@ -169,7 +186,9 @@ class ResNet(nn.Module):
     """The paper's baseline (section 4.1), images to logits; other fields are as in ViT."""
 
     num_classes: int
-    resnet: dict  # fields of Backbone, without dtype, unroll and remat_policy
+    resnet: dict  # fields of Backbone, without dtype and the following ones
+    axial_heads: Annotated[int, whole(0), 'heads of the axial attention that stands in place of '
+                           '3x3 convolutions (appendix D.6); 0: convolutions'] = 0
     head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
     dtype: Dtype = 'float32'
     unroll: Unroll = 0
@@ -186,7 +205,8 @@ class ResNet(nn.Module):
         """
         check_images(images)
         stages = Backbone(**self.resnet, dtype=self.dtype, unroll=self.unroll,
-                          remat_policy=self.remat_policy, name='resnet')(images)
+                          remat_policy=self.remat_policy, axial_heads=self.axial_heads,
+                          name='resnet')(images)
         x = stages[-1]
         if self.resnet['preactivation']:
             x = nn.relu(nn.GroupNorm(self.resnet['num_groups'],
@@ -209,3 +229,9 @@ class ResNet(nn.Module):
         check_backbone(self.resnet)
         if not self.resnet['units']:
             raise UserError('model.resnet.units is empty: a ResNet needs at least one stage.')
+        if self.axial_heads and self.resnet['preactivation']:
+            raise UserError('model.resnet.preactivation is True, and units with axial attention '
+                            'normalise after it: set it to False, or model.axial_heads to 0.')
+        if self.axial_heads and self.resnet['width'] % self.axial_heads:
+            raise UserError(f'model.resnet.width {self.resnet["width"]} does not divide among '
+                            f'{self.axial_heads} heads (model.axial_heads).')

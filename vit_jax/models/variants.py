@@ -3,7 +3,9 @@
 Sizes: Ti and S from arXiv 2012.12877 and 2106.10270, B, L and H from ViT (arXiv 2010.11929)
 table 1, g and G from Scaling (arXiv 2106.04560) table 2, So400m from arXiv 2305.13035. Hybrids and
 ResNets: ViT section 4.1 and table 6, R+Ti/16 and R26+S/32 from arXiv 2106.10270, units of each
-ResNet from BiT (arXiv 1912.11370).
+ResNet from BiT (arXiv 1912.11370). Axial models: ViT appendix D.6, which does not state the width
+of AxialResNet-50: it is that of axial50s in github.com/csrhddlam/axial-deeplab, the one that its
+commands train; axial50l has twice the width, resnet.width=64.
 """
 
 import re
@@ -50,19 +52,21 @@ RESNETS = {
 # In names such as timm's vit_tiny_patch16_224 and Hugging Face's vit-base-patch16-224.
 _ELSEWHERE = {'tiny': 'ti', 'small': 's', 'base': 'b', 'large': 'l', 'huge': 'h', 'giant': 'g',
               'gigantic': 'G', 'so400m': 'so400m'}
-AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}  # appendix D.6
+AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}
+#           units of each stage, width, heads
+AXIAL_RESNETS = {'axial_r50': ((3, 4, 6, 3), 32, 8)}
 
 
 def names() -> list[str]:
-    """All model names: 'ti4', ..., 'so400m32', then axial models, hybrids and ResNets."""
-    return [*TRANSFORMERS, *AXIAL, *HYBRIDS, *RESNETS]
+    """All model names: 'ti4', ..., 'so400m32', then axial ViTs, hybrids and ResNets."""
+    return [*TRANSFORMERS, *AXIAL, *HYBRIDS, *RESNETS, *AXIAL_RESNETS]
 
 
 def get(name: str) -> dict:
     """Fields of vit.ViT, or of resnet.ResNet for RESNETS; what is left out has its default there.
 
     A name is a size and a patch size in pixels, for example 'b16' ('g14' and 'G14' are two models),
-    or a key of AXIAL, HYBRIDS or RESNETS. Raises UserError, with the nearest names, for others.
+    or a key of one of the following tables. Raises UserError, with the nearest names, for others.
     """
     if name in TRANSFORMERS:
         return _transformer(*TRANSFORMERS[name])
@@ -74,13 +78,16 @@ def get(name: str) -> dict:
     if name in RESNETS:
         units, factor = RESNETS[name]
         return {'resnet': bit_resnet(units, 64 * factor)}
+    if name in AXIAL_RESNETS:
+        units, width, heads = AXIAL_RESNETS[name]
+        return {'resnet': axial_resnet(units, width), 'axial_heads': heads}
     nearest = nearest_names(name, names())
     if match := re.search(rf'({"|".join(_ELSEWHERE)})[-_]patch(\d+)', str(name)):
         ours = f'{_ELSEWHERE[match[1]]}{match[2]}'
         nearest = f'Here it is {ours}. ' if ours in TRANSFORMERS else nearest
     raise UserError(f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
                     f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
-                    f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS])}.')
+                    f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS, *AXIAL_RESNETS])}.')
 
 
 def name_of(model: Mapping) -> str | None:
@@ -92,7 +99,8 @@ def _sizes(fields):
     resnet, patch = fields.get('resnet') or {}, fields.get('patch_size', ())
     patch = (patch, patch) if isinstance(patch, int) else tuple(patch)
     return (*(fields.get(name) for name in ('hidden_size', 'num_layers', 'mlp_dim')), patch,
-            fields.get('attention', 'full'), tuple(resnet.get('units', ())), resnet.get('width'))
+            fields.get('attention', 'full'), tuple(resnet.get('units', ())), resnet.get('width'),
+            fields.get('axial_heads', 0))
 
 
 def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:
@@ -106,6 +114,11 @@ def bit_resnet(units: tuple[int, ...], width: int = 64) -> dict:
     """Fields of resnet.Backbone for the baseline, as in BiT; timm has 1e-8 on the variance."""
     return dict(units=units, width=width, preactivation=True, fixed_padding=True, num_groups=32,
                 group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
+
+
+def axial_resnet(units: tuple[int, ...], width: int = 64) -> dict:
+    """Fields of resnet.Backbone for AxialResNet, whose norms stand after convolutions."""
+    return bit_resnet(units, width) | dict(preactivation=False)
 
 
 def _transformer(size, patch):

@@ -85,7 +85,7 @@ def _allowed_values(model, path):
         return PLAIN | only(google.FORMULAS) | dict(
             resnet=(None,), position=('learned_1d', 'sincos_2d'), pool=('cls', 'gap', 'map'))
     of_kind = variants.bit_resnet if model['resnet']['preactivation'] else variants.hybrid_resnet
-    return google.formulas_of(of_kind(()))
+    return google.formulas_of(of_kind(())) | PLAIN
 
 
 def _finish(arrays, weights):

@@ -1,0 +1,86 @@
+"""AxialResNet equals an independent implementation; what it shares with ResNets: resnet_test.py."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from tests.support import axial_reference
+from tests.support.parameters import apply, randomised
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.models import axial_resnet, cost, resnet, variants
+from vit_jax.weights import adapt
+
+SMALL = dict(models.fields('axial_r50'), axial_heads=2, resnet=dict(
+    variants.axial_resnet((1, 2), width=8), num_groups=4))
+
+CONV = functools.partial(resnet.StdConv, fixed_padding=True, epsilon=1e-10, epsilon_on='variance',
+                         dtype='float32')
+NORM = functools.partial(resnet.nn.GroupNorm, num_groups=4, epsilon=1e-5)
+
+
+def images(*shape):
+    return jax.random.uniform(jax.random.key(1), shape, minval=-1)
+
+
+@pytest.mark.parametrize('size', [
+    (12, 20), pytest.param((16, 24), marks=pytest.mark.slow)], ids=str)  # 3x5 points do not halve
+def test_logits_are_those_of_the_definition(size):
+    batch = images(2, *size, 3)
+    model = models.build(SMALL, 5)
+    params = randomised(model, batch)
+    expected = np.stack([axial_reference.axial_resnet(params, x, SMALL) for x in batch])
+    logits = apply(model, {'params': params}, batch)
+    assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(('heads', 'length'), [(1, 3), (4, 1)])
+def test_attention_along_lines(heads, length):
+    x = images(2, 3, length, 16)
+    layer = axial_resnet.AxialAttention(heads, CONV, NORM, 1e-5, 'float32')
+    params = randomised(layer, x)
+    expected = [axial_reference.attend(np.asarray(one, np.float64), jax.tree.map(
+        lambda p: np.asarray(p, np.float64), params), heads, 4) for one in x]
+    np.testing.assert_allclose(apply(layer, {'params': params}, x), expected, atol=2e-5)
+
+
+def test_units_start_as_the_identity():
+    unit = resnet.ResidualUnit(4, 1, CONV, NORM, preactivation=False, axial=functools.partial(
+        axial_resnet.AxialAttention, 2, CONV, NORM, 1e-5, 'float32'))
+    x = np.abs(images(2, 6, 4, 16))
+    (y, _), variables = jax.jit(unit.init_with_output)(jax.random.key(0), x)
+    np.testing.assert_array_equal(y, x)
+    assert variables['params'].keys() == {'conv1', 'norm1', 'column', 'row', 'conv3', 'norm3'}
+
+
+def test_multiplications_of_the_source():
+    """Table 1 of arXiv 2003.07853: 2.8 billion for the conv-stem model at 224 px."""
+    assert round(cost.of_model(models.build('axial_r50', 1000), (224, 224)).flops / 2e9, 1) == 2.8
+
+
+def test_weights_fit_images_of_another_size():
+    """The embeddings of offsets are interpolated, as those of an axial ViT; nothing else is."""
+    model = models.build(SMALL, 5)
+    params = randomised(model, images(1, 16, 24, 3))
+    target = jax.eval_shape(model.init, jax.random.key(0), images(1, 32, 24, 3))['params']
+    fitted, changes = adapt.adapt(params, target, grid=(4, 3), source_grid=None)
+    resized = {c.name for c in changes if c.action == 'resized'}
+    assert resized == {f'resnet/stage{s}/{unit}/column/position/relative'
+                       for s, unit in ((1, 'first'), (2, 'first'), (2, 'rest'))}
+    logits = jax.eval_shape(model.apply, {'params': fitted | {'head': params['head']}},
+                            images(1, 32, 24, 3))
+    assert logits.shape == (1, 5)
+    with pytest.raises(UserError, match=r'\(relative, relative\) was made with shape \(7, 1, 16\)'):
+        jax.eval_shape(model.apply, {'params': params}, images(1, 32, 24, 3))
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    (dict(axial_heads=3), r'model.resnet.width 8 does not divide among 3 heads \(model.axial_head'),
+    (dict(axial_heads=-1), 'model.axial_heads is -1: expected a whole number, at least 0'),
+    (dict(resnet=SMALL['resnet'] | dict(preactivation=True)),
+     'model.resnet.preactivation is True, and units with axial attention normalise after it')])
+def test_fields_that_do_not_fit(change, message):
+    with pytest.raises(UserError, match=message):
+        models.build(SMALL | change, 5)
