@@ -1,7 +1,9 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
+from sklearn.utils.class_weight import compute_class_weight
 
 from tests.support.runs import ROOT, load, resolved
 from vit_jax import config as config_lib
@@ -256,6 +258,9 @@ NAN, INF = float('nan'), float('inf')
     ('teacher.share', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
     ('teacher.checksum', (-1, 2**31), 'a whole number, at least 0'),
     ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and below 1'),
+    ('loss.class_weights', ((1.0, -1.0), (NAN, 1.0), (INF, 1.0), (0.0, 0.0), ('balance',),
+                            ('balanced', 1.0)), 'balanced, or numbers, at least 0 and not all 0'),
+    ('dataset.balance', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
     ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
     ('model.head_bias_init', (INF,), 'a finite number'),
     ('dataset.max_broken_fraction', (-1.0, NAN), 'a number, at least 0 and at most 1'),
@@ -285,6 +290,25 @@ def test_a_complete_config_has_the_numbers_of_the_data_and_refuses_others():
     with pytest.raises(UserError, match='dataset.num_classes is 7 in the config but .* has 8. If '
                                         'the data is right, add --config.dataset.num_classes=8'):
         resolved(tiny(dataset__num_classes=7), 50, 8)
+
+
+def test_weights_of_classes():
+    """Those of scikit-learn's class_weight='balanced'; in a plan the counts are not known."""
+    config = config_lib.checked(tiny(loss__class_weights=('balanced',)))
+    counts = [5, 45, 1]
+    found = config_lib.complete(config, 51, 3, class_counts=counts).loss.class_weights
+    labels = np.repeat(np.arange(3), counts)
+    np.testing.assert_allclose(found, compute_class_weight(
+        'balanced', classes=np.arange(3), y=labels), rtol=1e-12)
+    assert config_lib.complete(config, 51, 3).loss.class_weights == ()
+    config.loss.class_weights = (1, 2)
+    assert config_lib.complete(config, 51, 2).loss.class_weights == (1, 2)
+    with pytest.raises(UserError, match='loss.class_weights are 2 and .* has 3 classes: give one'):
+        config_lib.complete(config, 51, 3)
+    with pytest.raises(UserError, match=r'loss.class_weights is \(1, 2\) and masked.target pixels, '
+                       r"which uses no labels: set '--config.loss.class_weights=\(\)'$"):
+        config_lib.checked(config_lib.changed(config, {
+            'masked.target': 'pixels', 'model.pool': 'gap', 'model.representation_size': 0}))
 
 
 def test_durations():

@@ -7,7 +7,7 @@ resnet.py. Nothing else has defaults.
 
 import fnmatch
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -110,10 +110,11 @@ def _check(config):
     model.grid(config.image_size)
     if config.masked.target != 'none':
         masked.check(model, config.masked.target)
-        if config.augment.mixup:
-            raise UserError(f'augment.mixup is {config.augment.mixup} and masked.target '
-                            f'{config.masked.target}: MixUp mixes labels, and these are not used. '
-                            'Set augment.mixup=0.')
+        for field, value, off in (('augment.mixup', config.augment.mixup, 0),
+                                  ('loss.class_weights', config.loss.class_weights, '()')):
+            if value:
+                raise UserError(f'{field} is {value} and masked.target {config.masked.target}, '
+                                f"which uses no labels: set '--config.{field}={off}'")
     if config.teacher.weights:
         _check_teacher(config)
     if config.model.get('pool') == 'none':
@@ -132,14 +133,19 @@ def _check_teacher(config):
     if config.loss.name != 'softmax':
         raise UserError(f'{name} and loss.name {config.loss.name}: distillation compares '
                         'probabilities that sum to one. Set loss.name=softmax.')
+    if config.teacher.share == 1 and config.loss.class_weights:
+        raise UserError(f'{name} and teacher.share 1: labels, for which loss.class_weights are, '
+                        'are not used. Lower teacher.share, or leave out the weights.')
 
 
 def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: int,
-             multi_label: bool = False, accum_steps: int = 0) -> ml_collections.FrozenConfigDict:
+             multi_label: bool = False, accum_steps: int = 0,
+             class_counts: Sequence[int] | None = None) -> ml_collections.FrozenConfigDict:
     """The immutable config of a run: one from `checked`, with what is known of its data.
 
-    `num_examples` is counted in the training split. `accum_steps`, which a continued run has
-    chosen, is used where the config leaves the choice.
+    `num_examples` is counted in the training split, as are `class_counts`, which make balanced
+    loss.class_weights; without them, as in a plan, there are none. `accum_steps`, which a continued
+    run has chosen, is used where the config leaves the choice.
     """
     config = config.copy_and_resolve_references()
     for name, found in (('num_examples', num_examples), ('num_classes', num_classes),
@@ -154,6 +160,13 @@ def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: 
         raise UserError(f'loss.name is {config.loss.name}, whose targets sum to one, and the '
                         f'images of {config.dataset.name!r} have several labels: add '
                         '--config.loss.name=sigmoid')
+    weights = config.loss.class_weights
+    if 'balanced' in weights:
+        config.loss.class_weights = tuple(num_examples / (num_classes * count)
+                                          for count in class_counts or ())
+    elif len(weights) not in (0, num_classes):
+        raise UserError(f'loss.class_weights are {len(weights)} and {config.dataset.name!r} has '
+                        f'{num_classes} classes: give one for each, in the order of the labels.')
     config.accum_steps = config.accum_steps or accum_steps
     return ml_collections.FrozenConfigDict(config)
 

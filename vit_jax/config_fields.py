@@ -6,6 +6,9 @@ The command line, the checks, --help and docs/config.md are made from this table
 from vit_jax.fields import RATE, SIDES, SWITCH, TEXT, TEXTS, Field, number, one_of, several, whole
 from vit_jax.models import masked, representation
 
+_WEIGHTS = several(number(least=0), 'balanced, or numbers, at least 0 and not all 0, one for each '
+                   'class, with commas between them')
+
 FIELDS = {  # by dotted name
     'recipe': Field('', TEXT, 'where the numbers come from; logged at the start'),
     'seed': Field(0, whole(-2**63, 2**63 - 1)._replace(words='a whole number of 64 bits'),
@@ -34,6 +37,9 @@ FIELDS = {  # by dotted name
     'dataset.num_classes': Field(0, whole(0), '0: ask the data'),
     'dataset.multi_label': Field(False, SWITCH, 'any number of labels for an image, which needs '
                                  'the loss sigmoid; False: ask the data'),
+    'dataset.balance': Field(0.0, number(least=0, most=1), 'share of the training examples that '
+                             'is drawn so that every class comes equally often; the others come '
+                             'as in the data'),
     'dataset.max_broken_fraction': Field(0.01, number(least=0, most=1),
                                          'more unreadable images than this stop the run'),
     'dataset.shuffle_buffer': Field(16_384, whole(1),
@@ -94,6 +100,11 @@ FIELDS = {  # by dotted name
 
     'loss.name': Field('softmax', one_of('softmax', 'sigmoid'), 'of the cross-entropy'),
     'loss.label_smoothing': Field(0.0, RATE, 'share of the label that all classes have in common'),
+    'loss.class_weights': Field(
+        (), _WEIGHTS._replace(fit=lambda x: x in (('balanced',), ['balanced']) or (
+            _WEIGHTS.fit(x) and any(x) == bool(x))),
+        'what a label of each class counts in training; balanced: n / (k n_c) for n_c of n images '
+        'and k classes; empty: 1'),
 
     'teacher.weights': Field('', TEXT, 'a model whose logits are the targets (distillation, arXiv '
                              '2106.05237): as pretrained; empty: none'),

@@ -24,7 +24,7 @@ OTHERS = ('', ' ', 'x', 'None', 'True', 'false', '[]', '()', '{}', '(1,2)', '1,2
           'train[:0%]', 'train[5:2]', 'train[', 'b16', 'cls', 'digits', '"', "'", '$HOME', '%s')
 MAY_BE_NEGATIVE = ('mesh.', 'seed', 'model.head_bias_init')
 AT_MOST_1 = ('loss.label_smoothing', 'augment.min_area', 'preprocess.crop_ratio', 'ema_decay',
-             'dataset.max_broken_fraction', 'preprocess.mean', 'preprocess.std',
+             'dataset.balance', 'dataset.max_broken_fraction', 'preprocess.mean', 'preprocess.std',
              'model.dropout_rate')
 FILES = ('none', 'empty', 'text', 'binary', 'directory', 'fifo', 'raises', 'number')
 

@@ -39,3 +39,51 @@ def test_positions_of_the_processes_make_the_step():
 def test_seeds_of_order_and_augmentation_differ():
     found = [seed for run in (0, 1, -1, 2**40) for seed in order.stream_seeds(run)]
     assert len(set(found)) == 8
+
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), (1, 2, 5, 12)))
+
+
+def shown(positions, share=1.0, seed=0, labels=LABELS):
+    """The examples at positions."""
+    return order.balanced(labels, share, seed)(tf.constant(positions, tf.int64)).numpy()
+
+
+def test_every_round_has_every_class_and_a_class_shows_all_its_examples_before_one_again():
+    rounds = shown(range(4 * 120)).reshape(120, 4)
+    labels = LABELS[rounds]
+    np.testing.assert_array_equal(np.sort(labels), np.tile(np.arange(4), (120, 1)))
+    assert len({tuple(row) for row in labels}) > 20  # of 24 orders of classes
+    for label, count in enumerate((1, 2, 5, 12)):
+        times = rounds[labels == label].reshape(-1, count)
+        np.testing.assert_array_equal(
+            np.sort(times), np.tile(np.flatnonzero(label == LABELS), (len(times), 1)))
+        assert len({tuple(row) for row in times}) > (0, 1, 15, 9)[label]
+
+
+def test_balanced_examples_are_those_of_seed_and_position():
+    whole = shown(range(2000))
+    for some in ([1999], [3, 3, 700], range(1234, 1301)):
+        np.testing.assert_array_equal(shown(some), whole[list(some)])
+    assert shown([4 * 10**12])[0] < len(LABELS)
+    assert np.mean(shown(range(2000), seed=1) == whole) < 0.3
+
+
+def test_other_positions_are_those_of_the_whole_set():
+    """Also in which order: a quarter is balanced, evenly spread, and the rest are epochs."""
+    found, balanced = shown(range(400), 0.25), np.arange(400) % 4 == 3
+    np.testing.assert_array_equal(found[balanced], shown(range(100)))
+    rest = order.shuffled_index(tf.range(300, dtype=tf.int64), len(LABELS), 0)
+    np.testing.assert_array_equal(found[~balanced], rest)
+
+
+def test_permutations_of_a_class_are_fair_and_its_own():
+    labels = np.array([0] * 3 + [1] * 3)
+    rounds = shown(range(2 * 3 * 600), labels=labels).reshape(-1, 2)
+    rounds.sort()
+    first, second = rounds[:, 0].reshape(-1, 3), rounds[:, 1].reshape(-1, 3) - 3
+    for times in (first, second):
+        _, counts = np.unique(times, axis=0, return_counts=True)
+        # Chi-square with 5 degrees of freedom is below 20.5 but for 1 in 1000.
+        assert ((counts - 100) ** 2 / 100).sum() < 20.5
+    assert abs(np.mean((first == second).all(1)) - 1 / 6) < 0.06

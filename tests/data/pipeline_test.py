@@ -73,6 +73,25 @@ def test_processes_together_see_what_one_sees(kind, tmp_path):
         assert_equal(joined, whole)
 
 
+def test_balanced_batches_begin_anywhere_on_any_number_of_processes(tmp_path):
+    """Of 27 examples of one class and 4 of the other a batch has four each."""
+    data = make('directory', tmp_path, balance=1.0)
+    for path in sorted(tmp_path.glob('train/b/*'))[4:]:
+        path.unlink()
+    whole = data.batches(14)
+    assert [batch['label'].sum() for batch in whole] == [4] * 14
+    assert all(sorted(n for n in numbers([batch]) if n % 2) == [1, 3, 5, 7] for batch in whole)
+    first = [n for n in numbers(whole) if n % 2 == 0]
+    assert sorted(first[:27]) == sorted(first[27:54]) == list(range(0, 54, 2))
+    assert_equal(data.batches(5, start=9), whole[9:])
+    parts = [data.batches(14, 0, process, 4) for process in range(4)]
+    assert_equal([{key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
+                  for step in zip(*parts, strict=True)], whole)
+    data.balance = 0.5
+    # Of 200 examples 100 are balanced, and 100 are three epochs and seven examples.
+    assert 0 <= sum(batch['label'].sum() for batch in data.batches(25)) - 50 - 3 * 4 <= 4
+
+
 @pytest.mark.slow
 def test_randaugment_is_that_of_the_position_in_the_run():
     plain, data = (Data('digits', batch_size=200, num_ops=num_ops) for num_ops in (0, 2))

@@ -173,3 +173,22 @@ def test_evaluation_folders_must_be_those_of_training(tmp_path):
 def test_digits_and_slices_say_what_they_know():
     assert "it has 'train' and 'test'" in message(
         'digits', 'validation')
+
+
+def test_classes_are_counted_where_labels_are_known(tmp_path):
+    write_images(tmp_path / 'train', {'ant': 3, 'bee': 0, 'cat': 5, 'dog': 0})
+    source = sources.open_source(str(tmp_path), 'train')
+    with pytest.raises(UserError, match=r'dataset.balance needs examples of every class, and 2 of '
+                       '4 have none: bee, dog. Take a larger split, or remove empty folders'):
+        sources.class_counts(source, 'dataset.balance')
+    (tmp_path / 'train' / 'bee').rmdir()
+    (tmp_path / 'train' / 'dog').rmdir()
+    source = sources.open_source(str(tmp_path), 'train')
+    np.testing.assert_array_equal(sources.class_counts(source, ''), [3, 5])
+    source.labels = None  # as a TFDS set has them
+    with pytest.raises(UserError, match='loss.class_weights needs the label of every training '
+                       'image, and those of TFDS sets are known when they are read. Take a dir'):
+        sources.class_counts(source, 'loss.class_weights')
+    source.multi_label = True
+    with pytest.raises(UserError, match='image, and images have several labels. Take a directory'):
+        sources.class_counts(source, 'dataset.balance')

@@ -39,6 +39,7 @@ class Data:
     crop: str = 'inception'
     preprocess: Mapping = dataclasses.field(default_factory=lambda: PREPROCESS)
     num_ops: int = 0  # of RandAugment
+    balance: float = 0.0
     shuffle_buffer: int = 10
     max_broken_fraction: float = 0.5
 
@@ -55,7 +56,8 @@ class Data:
                                    'cutout': 1}}
         return pipeline.train_batches(
             self.source(split), augment=augment, seed=self.seed, start_step=start,
-            shuffle_buffer=self.shuffle_buffer, share=(process, processes), **self._common())
+            shuffle_buffer=self.shuffle_buffer, share=(process, processes),
+            balance=self.balance, **self._common())
 
     def evaluation(self, process=0, processes=1, split='train'):
         return pipeline.eval_batches(self.source(split), share=(process, processes),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from tests.support import interop
 from vit_jax.training import losses
 
 
@@ -49,3 +50,44 @@ def test_large_logits_stay_finite():
             jnp.array([[1e4, -1e4]]))
         assert np.isfinite(value)
         assert np.isfinite(grad).all()
+
+
+WEIGHTS = (0.0, 0.3, 2.5, 1.0, 7.0)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('kind', ['classes', 'mixed'])
+def test_class_weights_are_those_of_pytorch(kind, smoothing):
+    """Of each example; PyTorch's own mean divides the sum by that of the weights of the labels."""
+    torch = interop.require('torch')
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, (6, 5)).astype(np.float32)
+    labels = np.array([0, 1, 2, 3, 4, 2])
+    if kind == 'mixed':
+        labels = (0.7 * np.eye(5)[labels] + 0.3 * np.eye(5)[labels[::-1]]).astype(np.float32)
+    given = [torch.from_numpy(x) for x in (logits, labels)]
+    settings = dict(weight=torch.tensor(WEIGHTS), label_smoothing=smoothing)
+    expected = torch.nn.CrossEntropyLoss(reduction='none', **settings)(*given).numpy()
+    ours = losses.make_loss('softmax', smoothing, WEIGHTS)(jnp.asarray(logits), jnp.asarray(labels))
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    if kind == 'classes':
+        mean = torch.nn.CrossEntropyLoss(**settings)(*given).numpy()
+        np.testing.assert_allclose(ours.sum() / np.take(WEIGHTS, labels).sum(), mean, rtol=1e-5)
+
+
+def test_class_weights_of_several_labels_are_those_of_pytorch():
+    torch = interop.require('torch')
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, (6, 5)).astype(np.float32)
+    labels = rng.integers(0, 2, (6, 5)).astype(np.float32)
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(WEIGHTS), reduction='none')(
+        torch.from_numpy(logits), torch.from_numpy(labels)).sum(-1)
+    ours = losses.make_loss('sigmoid', class_weights=WEIGHTS)(jnp.asarray(logits), labels)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
+def test_equal_weights_are_none(name):
+    logits, labels = jax.random.normal(jax.random.key(0), (6, 5)) * 3, jnp.arange(6) % 5
+    np.testing.assert_allclose(losses.make_loss(name, 0.1, (1,) * 5)(logits, labels),
+                               losses.make_loss(name, 0.1)(logits, labels), rtol=1e-6)

@@ -33,9 +33,10 @@ def train(program, steps=5):
     return state, losses
 
 
+WEIGHTS = {'loss.class_weights': (0.1, 1.4, 1.0, 0.0, 1.2, 0.5)}
 CASES = {'vit': ('vit', {}), 'hybrid': ('hybrid', {}), 'resnet': ('resnet', {}),
-         'accumulation': ('vit', {'accum_steps': 2, 'ema_decay': 0.9}),
-         'mixup': ('vit', {'accum_steps': 2, 'augment.mixup': 0.8}),
+         'accumulation': ('vit', {'accum_steps': 2, 'ema_decay': 0.9, **WEIGHTS}),
+         'mixup': ('vit', {'accum_steps': 2, 'augment.mixup': 0.8, **WEIGHTS}),
          'adafactor': ('vit', {'optimizer.name': 'adafactor', 'optimizer.learning_rate': 1e-3})}
 
 
@@ -230,6 +231,18 @@ def test_another_split_is_another_program(kind):
     assert split.abstract_state is program.abstract_state
     with pytest.raises(UserError, match='batch_size 16 is not divisible by 8 devices .* x 3 accum'):
         program.with_accum_steps(3)
+
+
+def test_class_weights_are_for_training_alone():
+    params, found = None, []
+    for fields in ({}, WEIGHTS):
+        program = program_on(small_config(**fields), data=1, fsdp=1, tensor=1)
+        params = params or program.initial_state().params
+        batch = sharding.shard_batch(batch_of(program.config, 0),
+                                     sharding.batch_sharding(program.mesh))
+        found.append((float(program.eval_step(params, batch)['loss']), train(program, 1)[1][0]))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] != found[1][1]
 
 
 def test_config_that_changes_later_changes_no_step():

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from tests.support.steps import assert_close, random_batch, setup
-from vit_jax.training import mixup
+from vit_jax.training import losses, mixup
 
 
 def randomised(state):
@@ -69,6 +69,23 @@ def test_mixup_of_the_whole_batch_also_in_parts():
             found = jax.jit(functools.partial(step, mixup=0.4, accum_steps=parts))(state, batch)
             assert_close((found[0].params, found[1]), (expected[0].params, expected[1]))
     assert abs(expected[1]['loss'] - jax.jit(step)(state, batch)[1]['loss']) > 1e-4
+
+
+def test_weighted_loss_is_divided_by_the_batch_also_in_parts():
+    """With MixUp, against NumPy: nothing depends on which weights come into which part."""
+    state, step, model, _ = setup()
+    state, batch, weights = randomised(state), random_batch(12), np.array([0.1, 4.0, 1.0])
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), mixup.STREAM)
+    mixed = mixup.mix(batch, 0.4, key, 3)
+    logits = np.asarray(jax.jit(model.apply)({'params': state.params}, mixed['image']), np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = -(weights * mixed['label'] * log_p).sum() / 12
+    step = functools.partial(step, loss=losses.make_loss('softmax', 0.0, tuple(weights)), mixup=0.4)
+    whole, metrics = jax.jit(step)(state, batch)
+    np.testing.assert_allclose(metrics['loss'], expected, rtol=1e-5)
+    for parts in (3, 12):
+        found = jax.jit(functools.partial(step, accum_steps=parts))(state, batch)
+        assert_close((found[0].params, found[1]), (whole.params, metrics))
 
 
 def test_without_mixup_the_step_is_what_it_was():

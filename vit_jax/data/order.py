@@ -1,8 +1,10 @@
 """Which example has which position: functions of the seed, never of time, threads or hosts.
 
 Row j of step s has position g = s * batch_size + j of the run. In epoch g // n, a source with
-random access shows the permutation (seed, g // n) of its n examples.
+random access shows the permutation (seed, g // n) of its n examples, unless classes are balanced.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -12,6 +14,13 @@ from vit_jax.data.host_tensorflow import tf
 # Of the cipher behind the permutation: with few rounds and small numbers as seeds, it nearly
 # returns the identity.
 _ROUNDS = 16
+# Takes the place of an epoch in the key of what `balanced` draws.
+_CLASSES = -2
+# Of how many positions a share is a whole number.
+_PARTS = 2**20
+# Neighbours stay neighbours with a probability of 2**-24.
+_SWAPS = 24
+_MANY = 2**60
 
 
 def stream_seeds(seed: int) -> tuple[int, int]:
@@ -47,6 +56,49 @@ def shuffled_index(position: Int64[tf.Tensor, ' k'], num_examples: int, seed: in
     index = permute(position % num_examples, tf.gather(keys, which), num_examples)
     # The raw operation loses the shape where every row has a key of its own.
     return tf.ensure_shape(index, position.shape)
+
+
+def balanced(labels: Int32[np.ndarray, ' examples'], share: float, seed: int
+             ) -> Callable[[Int64[tf.Tensor, ' k']], Int64[tf.Tensor, ' k']]:
+    """The function from positions to indices of examples that shows all classes equally often.
+
+    It does so at a share of the positions, evenly spread; the others are those of `shuffled_index`.
+    They are cut into rounds that have every class once, in random order, and a class shows a random
+    permutation of its examples, then another. `labels` are 0, 1, ..., each of them at least once.
+    """
+    counts, num_classes = np.bincount(labels), int(labels.max()) + 1
+    table, sizes = tf.constant(np.argsort(labels, kind='stable')), tf.constant(counts)
+    begins = tf.constant(np.cumsum(counts) - counts)
+    part = max(1, round(share * _PARTS))
+    keys = tf.random.stateless_uniform([num_classes + 1, 3], [seed, _CLASSES], minval=None,
+                                       maxval=None, dtype=tf.int32)  # the last is of the rounds
+
+    def index_at(position):
+        before = position * part // _PARTS  # balanced positions, and so where it stands in them
+        time = before // num_classes
+        label = _permute_few(before % num_classes, time, keys[-1], num_classes)
+        size = tf.gather(sizes, label)
+        place = _permute_few(time % size, time // size, tf.gather(keys, label), size)
+        index = tf.ensure_shape(tf.gather(table, tf.gather(begins, label) + place), position.shape)
+        return index if part == _PARTS else tf.where(
+            (position + 1) * part // _PARTS > before, index,
+            shuffled_index(position - before, len(labels), seed))
+    return index_at
+
+
+def _permute_few(index, time, key, size):
+    """Where permutation number `time` of range(size), which may be small, takes each index.
+
+    The operation behind `permute` permutes 2**16 numbers or more, and again until one is below the
+    size. These are swaps (Hoang, Morris, Rogaway, An Enciphering Scheme Based on a Card Shuffle,
+    2012): a number and its mirror image at a random place change places or not.
+    """
+    for turn in range(_SWAPS):
+        begin = (time * _SWAPS + turn) * (size + 1)
+        mirrored = (permute(begin, key, _MANY) - index) % size
+        bits = permute(begin + 1 + tf.maximum(index, mirrored), key, _MANY)
+        index = tf.where(bits % 2 > 0, mirrored, index)
+    return index
 
 
 def positions_of_step(step, batch_size: int, share: tuple[int, int]) -> Int64[tf.Tensor, ' local']:

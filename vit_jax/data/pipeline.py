@@ -34,8 +34,8 @@ Batch = dict[str, np.ndarray]
 
 def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int], seed: int,
                   augment: Mapping, preprocess: Mapping, shuffle_buffer: int, files_at_once: int,
-                  max_broken_fraction: float, start_step: int = 0, share: tuple[int, int] = (0, 1)
-                  ) -> Iterator[Batch]:
+                  max_broken_fraction: float, start_step: int = 0, share: tuple[int, int] = (0, 1),
+                  balance: float = 0.0) -> Iterator[Batch]:
     """Endless batches of one process, from `start_step` on.
 
     Args:
@@ -45,6 +45,7 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
       shuffle_buffer, files_at_once: how a source that is read in sequence is shuffled.
       max_broken_fraction: of the split; more broken images end the run.
       share: (index of this process, number of processes).
+      balance: share of the positions at which classes come equally often, see order.balanced.
 
     Returns:
       image float32 [local, height, width, 3], normalised; label int32 [local], or float32 [local,
@@ -60,9 +61,11 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
             'reads its own share; take fewer processes or a larger split')
     broken = BrokenImages(source, max_broken_fraction)
     order_seed, augment_seed = order.stream_seeds(seed)
+    shown = order.balanced(source.labels, balance, order_seed) if balance else functools.partial(
+        order.shuffled_index, num_examples=source.num_examples, seed=order_seed)
 
     def index_at(position):
-        return broken.next_valid(order.shuffled_index(position, source.num_examples, order_seed))
+        return broken.next_valid(shown(position))
 
     items = _items(source, batch_size, share, _ENDLESS, index_at, functools.partial(
         sequential.shuffled, seed=order_seed, window=shuffle_buffer, files_at_once=files_at_once,

@@ -98,6 +98,25 @@ def _is_directory(name):
     return not tfds_source.is_registered(first)
 
 
+def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
+    """The number of examples of each class, which `field` needs.
+
+    Raises UserError where labels are not known before they are read, or a class has no example.
+    """
+    if source.labels is None:
+        reason = ('images have several labels' if source.multi_label else
+                  'those of TFDS sets are known when they are read')
+        raise UserError(f'{field} needs the label of every training image, and {reason}. Take a '
+                        'directory SPLIT/CLASS/images, or loss.class_weights=NUMBER,... for each '
+                        'class, without dataset.balance.')
+    counts = np.bincount(source.labels, minlength=len(source.class_names))
+    if empty := [source.class_names[k] for k in np.flatnonzero(counts == 0)]:
+        raise UserError(f'{field} needs examples of every class, and {len(empty)} of {len(counts)} '
+                        f'have none: {folders.some(empty)}. Take a larger split, or remove empty '
+                        'folders.')
+    return counts
+
+
 def split_name(split: str) -> str:
     """The split of which 'train[:90%]' is a slice; UserError if it is not written like that."""
     return _parse_split(split)[0]

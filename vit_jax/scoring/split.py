@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
                   ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sections `dataset` and `loss` of the config of a run, or the defaults.
+    """The sections `dataset` and `loss`, unweighted, of the config of a run, or the defaults.
 
     Values in `given`, by field of the first, replace theirs where they are not empty. Raises
     UserError where neither a run nor they say what to score.
@@ -38,7 +38,7 @@ def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
     elif not (given['name'] and given['eval_split']):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
     return (dataset | {field: value for field, value in given.items() if value},
-            loss | ({'name': loaded.loss} if loaded.loss else {}))
+            loss | ({'name': loaded.loss} if loaded.loss else {}) | {'class_weights': ()})
 
 
 def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str | None,

@@ -1,6 +1,6 @@
 """Classification losses and that of distillation, one value per example."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,14 @@ LOSSES = {
 }
 
 
-def make_loss(name: str, label_smoothing: float = 0.0) -> Callable:
+def make_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] = ()
+              ) -> Callable:
     """Returns a function (logits, labels) -> loss per example in nats, by a name of LOSSES.
 
     `label_smoothing` is the share of a target spread evenly over all classes (arXiv 1512.00567).
+    `class_weights` multiply what each class, as a label, adds to the loss: those of a mixed or
+    smoothed target in its shares, as PyTorch's CrossEntropyLoss(weight) and
+    BCEWithLogitsLoss(pos_weight). Nothing is divided by the sum of weights.
     """
     def loss(logits: Float[Array, 'batch classes'],
              labels: Int[Array, ' batch'] | Float[Array, 'batch classes']
@@ -28,7 +32,14 @@ def make_loss(name: str, label_smoothing: float = 0.0) -> Callable:
         """
         if jnp.issubdtype(labels.dtype, jnp.integer):
             labels = jax.nn.one_hot(labels, logits.shape[-1])
-        return LOSSES[name](logits, optax.losses.smooth_labels(labels, label_smoothing))
+        targets = optax.losses.smooth_labels(labels, label_smoothing)
+        if not class_weights:
+            return LOSSES[name](logits, targets)
+        weighted = targets * jnp.asarray(class_weights, jnp.float32)
+        if name == 'softmax':
+            return LOSSES[name](logits, weighted)
+        terms = weighted * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits)
+        return -terms.sum(axis=-1)
     return loss
 
 

@@ -54,12 +54,14 @@ class Program:
         self.num_steps = config_lib.total_steps(config)
         self.model = models.build(config.model, config.dataset.num_classes)
         self._loss, self._sums_of = losses.make_loss(**config.loss), None
+        self._eval_loss = losses.make_loss(config.loss.name, config.loss.label_smoothing)
         self.encoder, self.encoder_params = self.model, lambda params: params
         if config.masked.target != 'none':
             self.encoder = self.model.clone(num_classes=0)
             self.encoder_params = operator.itemgetter('vit')
             self.model = masked_patches.build(self.model, config.masked, config.preprocess)
-            self._loss, self._sums_of = masked.loss, masked.sums
+            self._loss = self._eval_loss = masked.loss
+            self._sums_of = masked.sums
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
         image_shape = (*config.image_size, 3)
         self.lr_factors = None
@@ -117,7 +119,7 @@ class Program:
         self._train_step = jax.jit(train_step, donate_argnums=0,
                                    out_shardings=(self._shardings, everywhere))
         eval_step = functools.partial(classification.eval_step, model=self.model,
-                                      loss=self._loss, accum_steps=accum_steps,
+                                      loss=self._eval_loss, accum_steps=accum_steps,
                                       sums_of=self._sums_of)
         self._eval_step = jax.jit(eval_step, out_shardings=everywhere)
         self._compiled = None

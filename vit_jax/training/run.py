@@ -77,7 +77,8 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(config, train_data.num_examples, len(train_data.class_names),
                                  train_data.multi_label,
-                                 accum_steps=begun[0]['accum_steps'] if begun else 0)
+                                 accum_steps=begun[0]['accum_steps'] if begun else 0,
+                                 class_counts=_class_counts(config, train_data))
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
     program = program_that_fits(config, mesh, teacher)
@@ -88,7 +89,7 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
                     max_broken_fraction=dataset.max_broken_fraction, share=share)
     train_batches = functools.partial(
         pipeline.train_batches, train_data, seed=config.seed, augment=config.augment,
-        shuffle_buffer=dataset.shuffle_buffer, **settings)
+        shuffle_buffer=dataset.shuffle_buffer, balance=dataset.balance, **settings)
     return Run(workdir, program.config, program, train_data, eval_data, train_batches,
                pipeline.eval_batches(eval_data, **settings),
                fewshot.evaluator(program, train_data, eval_data, settings), constants), weights
@@ -108,6 +109,15 @@ def program_that_fits(config: FrozenConfigDict, mesh: Mesh, teacher: Teacher | N
     return accumulation.choose(program, reserved=bytes_read_ahead(program))
 
 
+def _class_counts(config, data):
+    """Of the training split, where the config needs them."""
+    for field, needs in (('dataset.balance', config.dataset.balance),
+                         ('loss.class_weights', 'balanced' in config.loss.class_weights)):
+        if needs:
+            return sources.class_counts(data, field).tolist()
+    return None
+
+
 def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
     """The training and the evaluation split, labelled alike; the same on all processes."""
     train = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir,
@@ -125,7 +135,8 @@ def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
     consensus.check_equal('the data', {
         'training images': train.num_examples, 'evaluation images': evaluation.num_examples,
         'several labels': train.multi_label, 'classes': len(names),
-        'checksum of their names': zlib.crc32('\n'.join(names).encode())})
+        'checksum of their names': zlib.crc32('\n'.join(names).encode()),
+        'checksum of labels': 0 if train.labels is None else zlib.crc32(train.labels.tobytes())})
     return train, evaluation
 
 
