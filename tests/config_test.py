@@ -225,7 +225,10 @@ def tiny(**fields):
      "teacher.weights is 'x.npz' and loss.name sigmoid: distillation compares probabilities"),
     ({'teacher__weights': 'x.npz', 'masked__target': 'pixels', 'model__pool': 'gap'},
      "teacher.weights is 'x.npz' and masked.target pixels: a teacher knows classes"),
+    ({'teacher__weights': 'x.npz', 'loss__class_weights': (1, 2)},
+     'teacher.share 1: labels, for which loss.class_weights are, are not used. Lower teacher'),
     ({'teacher__image_size': (1, 2, 3)}, r'teacher.image_size \(1, 2, 3\): expected one positive'),
+    ({'patience': 3, 'eval_every': 0}, 'patience is 3 and eval_every 0, which evaluates only at'),
     ({'accum_steps': 3}, 'batch_size 4096 is not divisible by accum_steps 3')])
 def test_impossible_values(fields, message):
     with pytest.raises(UserError, match=message):

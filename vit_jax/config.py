@@ -20,8 +20,9 @@ from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
 
 # A run may continue with other values of these; every other field decides the result.
-MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'mesh.*', 'model.unroll',
-              'model.remat_policy', 'evals.*', 'dataset.data_dir', 'dataset.max_broken_fraction',
+MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric', 'patience',
+              'mesh.*', 'model.unroll', 'model.remat_policy', 'evals.*', 'dataset.data_dir',
+              'dataset.max_broken_fraction',
               'transfer.take',  # the values that were taken are compared themselves
               'teacher.weights')  # so is teacher.checksum
 
@@ -76,7 +77,8 @@ def final(config: ml_collections.ConfigDict, split: str, seed: int) -> ml_collec
         'dataset.eval_split': config.dataset.test_split,
         'dataset.final_split': '',  # a run has nothing to do with it
         'eval_every': 0,
-        'keep_best': False})
+        'keep_best': False,
+        'patience': 0})
 
 
 def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None = None
@@ -120,6 +122,9 @@ def _check(config):
     if config.model.get('pool') == 'none':
         raise UserError('model.pool is none, which gives logits for every token, and an image has '
                         'one label: set model.pool to cls, gap or map.')
+    if config.patience and not config.eval_every:
+        raise UserError(f'patience is {config.patience} and eval_every 0, which evaluates only at '
+                        'the end: set eval_every to a number of steps, or patience to 0.')
     if config.accum_steps and config.batch_size % config.accum_steps:
         raise UserError(f'batch_size {config.batch_size} is not divisible by accum_steps '
                         f'{config.accum_steps}.')

@@ -109,3 +109,13 @@ def test_what_may_surprise_is_said(tmp_path, caplog):
     assert f'training {head:,} of {total:,} parameters' in caplog.text
     assert 'ema_decay 0.99 is high for 48 steps: at the end 62 % of the average' in caplog.text
     assert 'Try 0.7917, or 0 for no average' in caplog.text
+
+
+def test_the_metric_that_decides_is_one_that_the_run_has(tmp_path):
+    with pytest.raises(UserError, match="best_metric is 'fewshot/5shot': expected one of those "
+                       'that this run evaluates, eval/accuracy, eval/accuracy_top5, eval/loss. '
+                       'Few-shot accuracies come with evals.fewshot.shots.'):
+        resolve(tmp_path, best_metric='fewshot/5shot')
+    config = resolve(tmp_path, best_metric='fewshot/5shot', **{
+        'evals.fewshot.shots': (1, 5), 'evals.fewshot.test_split': 'test'}).config
+    assert run_lib.metric_names(config)[3:] == ['fewshot/1shot', 'fewshot/5shot']

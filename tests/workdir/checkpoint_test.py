@@ -33,11 +33,11 @@ def _state():
     return setup(ema=True, optimizer_name='adam')[0]
 
 
-def saved(directory, state, steps, keep=3, keep_best=False, metrics=None):
-    checkpointer = checkpoint.Checkpointer(str(directory), keep, keep_best)
+def saved(directory, state, steps, keep=3, keep_best=False, metrics=None, name='eval/accuracy'):
+    checkpointer = checkpoint.Checkpointer(str(directory), keep, keep_best, name)
     for step in steps:
         if metrics is not None:
-            checkpointer.scored(step, metrics[step])
+            checkpointer.scores[step] = metrics[step]
         checkpointer.save(step, state.replace(step=jnp.int32(step)))
     checkpointer.wait()
     return checkpointer
@@ -89,11 +89,19 @@ def test_the_best_is_named_and_found_again(tmp_path, state):
         'step': 2, 'eval/accuracy': 0.9, 'checkpoint': 'checkpoints/2'}
     # A run that goes on learns the accuracies from its metrics.
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 1, True)
-    for step in accuracy:
-        checkpointer.scored(step, accuracy[step])
+    checkpointer.scores.update(accuracy)
     checkpointer.save(5, state)
     assert checkpointer.wait() == 5
     assert (checkpointer.best(), folders(tmp_path)) == (2, ['2', '5'])
+
+
+def test_of_losses_the_lowest_is_kept(tmp_path, state):
+    loss = {1: 0.4, 2: 0.2, 3: 0.3, 4: float('nan')}
+    saved(tmp_path, state, [1, 2, 3, 4], keep=1, keep_best=True, metrics=loss,
+          name='eval/loss').close()
+    assert folders(tmp_path) == ['2', '4']
+    assert json.loads((tmp_path / 'best.json').read_text()) == {
+        'step': 2, 'eval/loss': 0.2, 'checkpoint': 'checkpoints/2'}
 
 
 def test_saving_says_nothing(tmp_path, state, caplog):

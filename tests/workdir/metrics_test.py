@@ -101,3 +101,21 @@ def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
         log.close()
         assert ('metrics.jsonl differs from what this run had written' in caplog.text) == differs
     log.compare(None)  # an older checkpoint
+
+
+def test_the_best_is_the_highest_and_of_losses_the_lowest():
+    values = {3: 0.5, 6: 0.8, 9: 0.8, 12: 0.1, 15: float('nan')}
+    assert metrics.best(values, range(20), 'fewshot/5shot') == 9  # of equal ones the newest
+    assert metrics.best(values, [3, 12, 15], 'eval/accuracy') == 3
+    assert metrics.best(values, range(20), 'eval/loss') == 12
+    assert metrics.best(values, [1, 2], 'eval/loss') is None
+
+
+@pytest.mark.parametrize(('values', 'name', 'expected'), [
+    ([], 'eval/accuracy', 0), ([0.5], 'eval/accuracy', 0), ([0.5, 0.4, 0.6], 'eval/accuracy', 0),
+    ([0.5, 0.6, 0.6, 0.6], 'eval/accuracy', 2), ([0.5, 0.6, 0.6, 0.6], 'eval/loss', 3),
+    ([0.5, 0.6, float('nan')], 'eval/accuracy', 1), ([float('nan'), 0.6], 'eval/loss', 0)])
+def test_values_since_the_best_are_counted(values, name, expected):
+    """One that is equal to the best is no better."""
+    by_step = {10 * k: value for k, value in enumerate(values)}
+    assert metrics.since_best(dict(reversed(by_step.items())), name) == expected

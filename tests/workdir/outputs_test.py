@@ -75,6 +75,26 @@ def test_how_a_run_ends(outputs, state, caplog):
     assert 'the best    ' in caplog.text
 
 
+def test_patience_is_lost_by_the_rows_alone(tmp_path, caplog):
+    """Whoever opens them: a run that goes on counts as the one before."""
+    accuracies, found = [0.5, 0.7, 0.6, 0.7, 0.8], []
+    for step, accuracy in enumerate(accuracies, 1):
+        for patience in (0, 2, 3):
+            checkpoints = Checkpointer(str(tmp_path), 2, False)
+            outputs = Outputs(str(tmp_path), step, 9, checkpoints, Meter(8, 9, 1e6, None), patience)
+            if not outputs.has_evaluation(step):
+                outputs.log_evaluation(step, EVALUATION | {'eval/accuracy': accuracy}, 0.25)
+            found.append(outputs.has_lost_patience())
+            assert outputs.is_complete(step) == found[-1]
+            if found[-1]:
+                outputs.conclude(step, None)
+            outputs.close()
+            checkpoints.close()
+    assert [k for k, lost in enumerate(found) if lost] == [3 * 3 + 1]  # the fourth, with 2
+    assert ('stopped early after step 4 of 9: eval/accuracy has not become better in 2 '
+            'evaluations. To go on, raise patience.') in caplog.text
+
+
 def losses_of(folder, state, stop=None):
     """train/loss of 9 steps, logged every 4th, in runs that are saved at 3 and 6 or stop there."""
     losses = [jnp.float32(x) for x in (0.1, 1.7, 0.3, 2.9, 1.1, 0.7, 0.2, 3.3, 0.4)]

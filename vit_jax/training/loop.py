@@ -39,7 +39,8 @@ def train(config: ConfigDict, workdir: str) -> int:
             '--workdir': workdir, 'version of jax': jax.__version__})
         stack.enter_context(record.lock(workdir))
         run, weights = run_lib.resolve(config, workdir)
-        checkpoints = Checkpointer(workdir, run.config.keep_checkpoints, run.config.keep_best)
+        checkpoints = Checkpointer(workdir, run.config.keep_checkpoints, run.config.keep_best,
+                                   run.config.best_metric)
         stack.callback(checkpoints.close)
         state = run_lib.initial_or_restored_state(run, checkpoints, weights)
         del weights  # the host needs them no longer
@@ -49,14 +50,15 @@ def train(config: ConfigDict, workdir: str) -> int:
         record.write(workdir, run.config, run.train_data.class_names)
         meter = Meter(run.config.batch_size, num_steps, run.program.flops_per_step(),
                       chips.peak_flops(jax.devices()[0].device_kind))
-        outputs = Outputs(workdir, step, num_steps, checkpoints, meter)
+        outputs = Outputs(workdir, step, num_steps, checkpoints, meter, run.config.patience)
         stack.callback(outputs.close)
         # Before anything is closed, which could wait for a process that is lost.
         stack.enter_context(launch.leave_on_error())
         run_lib.announce(run, state)
-        if step == num_steps and outputs.has_evaluation(step):
-            log.info('the run is complete at step %d: to continue, raise num_steps or num_epochs. '
-                     'Checkpoints: %s', step, checkpoints.directory)
+        if outputs.is_complete(step):
+            log.info('the run is complete at step %d: to continue, raise %s. Checkpoints: %s', step,
+                     'num_steps or num_epochs' if step == num_steps else 'patience',
+                     checkpoints.directory)
         else:
             with logging_redirect_tqdm([logging.getLogger('vit_jax')]):
                 state = update(run, state, outputs, interrupts)
@@ -69,12 +71,13 @@ def train(config: ConfigDict, workdir: str) -> int:
 def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts) -> TrainState:
     """The steps that are left (section 4.1): batch, update, log, evaluate, save.
 
-    Returns the state, saved, after the last step, or after the one during which a signal came.
+    Returns the state, saved, after the last step, or after the one during which a signal came or
+    patience was lost.
     """
     program, step, values = run.program, int(state.step), None
     if run.due('eval', step) and not outputs.has_evaluation(step):
         evaluate(run, state, outputs, interrupts)  # the run was interrupted before it
-    if step == program.num_steps:
+    if step == program.num_steps or outputs.has_lost_patience():
         return state
     begin = time.perf_counter()
     outputs.show('compiling the training step')
@@ -83,7 +86,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     run_lib.require_memory(program)
     outputs.meter.start(step)
     batches = sharding.feed(outputs.meter.timed(run.train_batches(start_step=step)), program.mesh)
-    while step < program.num_steps and not interrupts.anywhere():
+    while step < program.num_steps and not (outputs.has_lost_patience() or interrupts.anywhere()):
         before = values
         state, values = train_step(state, next(batches), *run.constants)
         step += 1

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from vit_jax import config as config_lib
 from vit_jax.data import folders, pipeline, sources
 from vit_jax.errors import UserError
+from vit_jax.evaluators import classification
 from vit_jax.processes import consensus
 from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
 from vit_jax.training import teacher as teacher_lib
@@ -66,12 +67,7 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     mesh = sharding.make_mesh(config.mesh)
     share = sharding.data_share(mesh)
     dataset = config.dataset
-    if begun and not dataset.eval_split:  # what was chosen at the start
-        dataset.eval_split = begun[0]['dataset']['eval_split']
-        if '[' not in dataset.train_split:
-            dataset.train_split = begun[0]['dataset']['train_split']
-    dataset.train_split, dataset.eval_split = folders.choose_splits(
-        dataset.name, dataset.train_split, dataset.eval_split)
+    _choose_splits(dataset, begun)
     train_data, eval_data = open_data(dataset)
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
@@ -79,6 +75,10 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
                                  train_data.multi_label,
                                  accum_steps=begun[0]['accum_steps'] if begun else 0,
                                  class_counts=_class_counts(config, train_data))
+    if config.best_metric not in (known := metric_names(config)):
+        raise UserError(f'best_metric is {config.best_metric!r}: expected one of those that this '
+                        f'run evaluates, {", ".join(known)}. Few-shot accuracies come with '
+                        'evals.fewshot.shots.')
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
     program = program_that_fits(config, mesh, teacher)
@@ -107,6 +107,23 @@ def program_that_fits(config: FrozenConfigDict, mesh: Mesh, teacher: Teacher | N
     if config.accum_steps:
         return program
     return accumulation.choose(program, reserved=bytes_read_ahead(program))
+
+
+def _choose_splits(dataset, begun):
+    """Sets those that the config leaves open, as at the start where the run has begun."""
+    if begun and not dataset.eval_split:
+        dataset.eval_split = begun[0]['dataset']['eval_split']
+        if '[' not in dataset.train_split:
+            dataset.train_split = begun[0]['dataset']['train_split']
+    dataset.train_split, dataset.eval_split = folders.choose_splits(
+        dataset.name, dataset.train_split, dataset.eval_split)
+
+
+def metric_names(config: ConfigDict) -> list[str]:
+    """The numbers of every evaluation that tell how good the model is, for best_metric."""
+    return ['eval/accuracy', 'eval/accuracy_top5', 'eval/loss',
+            *[classification.MEAN_AVERAGE_PRECISION] * config.dataset.multi_label,
+            *(f'fewshot/{count}shot' for count in config.evals.fewshot.shots)]
 
 
 def _class_counts(config, data):

@@ -28,21 +28,22 @@ from vit_jax.workdir import fingerprint, metrics, record
 
 log = logging.getLogger(__name__)
 
-BEST = 'best.json'  # names the most accurate checkpoint, for people
+BEST = 'best.json'  # names the best checkpoint, for people
 
 
 class Checkpointer:
-    """The checkpoints of one run: the newest `keep` and, with `keep_best`, the most accurate.
+    """The checkpoints of one run: the newest `keep` and, with `keep_best`, the best by `metric`.
 
-    They are in `directory`, an absolute path, one folder per saved step.
+    They are in `directory`, an absolute path, one folder per saved step. `scores` are the values of
+    the metric by step, of all evaluations: before or after the step is saved.
     """
 
-    def __init__(self, workdir: str, keep: int, keep_best: bool):
+    def __init__(self, workdir: str, keep: int, keep_best: bool, metric: str = metrics.ACCURACY):
         self.directory = record.checkpoint_directory(workdir)
         self.restored = {}  # `extra` of the checkpoint that was restored
         self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
         self._best_file = os.path.join(workdir, BEST) if keep_best else None
-        self._scores = {}
+        self.scores, self.metric = {}, metric
         self._policies = [preservation_policy.LatestN(keep)] + [self] * keep_best
         self._open()
 
@@ -56,17 +57,13 @@ class Checkpointer:
                     lightweight_initialize=True))
 
     def best(self) -> int | None:
-        """The most accurate of the saved steps that have been evaluated."""
-        return metrics.best(self._scores, self._manager.all_steps())
-
-    def scored(self, step: int, accuracy: float) -> None:
-        """Tells the eval/accuracy after `step`, before or after that is saved."""
-        self._scores[step] = accuracy
+        """The best of the saved steps that have been evaluated."""
+        return metrics.best(self.scores, self._manager.all_steps(), self.metric)
 
     def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
         """Orbax asks which checkpoints are the best: of several equal ones the newest."""
         del context
-        best = metrics.best(self._scores, [checkpoint.step for checkpoint in checkpoints])
+        best = metrics.best(self.scores, [each.step for each in checkpoints], self.metric)
         return [checkpoint.step == best for checkpoint in checkpoints]
 
     def save(self, step: int, state: PyTree, extra: dict[str, Any] | None = None) -> None:
@@ -129,7 +126,7 @@ class Checkpointer:
             self._named = best
             try:
                 record.write_json(self._best_file, {
-                    'step': best, 'eval/accuracy': self._scores[best],
+                    'step': best, self.metric: self.scores[best],
                     'checkpoint': os.path.join(record.CHECKPOINTS, str(best))})
             except UserError as error:  # nothing needs the file
                 log.warning('%s', error)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import zlib
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 FILE = 'metrics.jsonl'
-ACCURACY = 'eval/accuracy'  # decides which checkpoint is best
+ACCURACY = 'eval/accuracy'
 
 
 class MetricsLog:
@@ -153,17 +154,31 @@ def _row(line):
     return row
 
 
-def scores(workdir: str) -> dict[int, float]:
-    """eval/accuracy by step of a run's metrics."""
-    return {row['step']: row[ACCURACY] for row in read(workdir) if ACCURACY in row}
+def scores(rows: Iterable[Mapping[str, float]], name: str) -> dict[int, float]:
+    """The number of that name by step, of the rows that have it."""
+    return {row['step']: row[name] for row in rows if name in row}
 
 
 def last_accuracy(workdir: str) -> float:
     """eval/accuracy at the end of a finished run, in [0, 1]."""
-    return [*scores(workdir).values()][-1]
+    return [*scores(read(workdir), ACCURACY).values()][-1]
 
 
-def best(accuracies: Mapping[int, float], steps: Iterable[int]) -> int | None:
-    """The step of the highest accuracy, the newest of equal ones; None where none has any."""
-    return max((step for step in steps if step in accuracies), default=None,
-               key=lambda step: (accuracies[step], step))
+def best(values: Mapping[int, float], steps: Iterable[int], name: str) -> int | None:
+    """The step of the highest value, the newest of equal ones; None where none has any.
+
+    Where the values are called a loss, it is that of the lowest.
+    """
+    return max((step for step in steps if step in values), default=None,
+               key=lambda step: (_goodness(values[step], name), step))
+
+
+def _goodness(value, name):
+    """The better the higher; what is not a number is worst."""
+    return -math.inf if math.isnan(value) else -value if 'loss' in name else value
+
+
+def since_best(values: Mapping[int, float], name: str) -> int:
+    """How many of the last values, in the order of steps, are no better than one before."""
+    goodness = [_goodness(values[step], name) for step in sorted(values)]
+    return len(goodness) - 1 - goodness.index(max(goodness)) if goodness else 0

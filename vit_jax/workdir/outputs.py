@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from vit_jax.errors import DivergedError, UserError
 from vit_jax.processes import consensus
-from vit_jax.workdir import curves, progress
+from vit_jax.workdir import curves, metrics, progress
 from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.live_line import LiveLine
 from vit_jax.workdir.metrics import ACCURACY, MetricsLog
@@ -21,14 +21,13 @@ class Outputs:
     """The open files of a run of `num_steps` steps that begins at or continues from `step`."""
 
     def __init__(self, workdir: str, step: int, num_steps: int, checkpoints: Checkpointer,
-                 meter: progress.Meter):
-        self.meter = meter
+                 meter: progress.Meter, patience: int = 0):
+        """`patience`: evaluations without a better checkpoints.metric that end it; 0: none do."""
+        self.meter, self._patience = meter, patience
         self._workdir, self._num_steps, self._checkpoints = workdir, num_steps, checkpoints
         self._metrics = MetricsLog(workdir, step)
         self._metrics.compare(checkpoints.restored.get('metrics'))
-        for row in self._metrics.rows:
-            if ACCURACY in row:
-                checkpoints.scored(row['step'], row[ACCURACY])
+        checkpoints.scores.update(metrics.scores(self._metrics.rows, checkpoints.metric))
         # Of the training loss since the last row of it, as the checkpoint has it.
         interval = checkpoints.restored.get('interval', {})
         self._sum, self._steps = interval.get('sum', 0.0), interval.get('steps', 0)
@@ -72,8 +71,9 @@ class Outputs:
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float) -> None:
         """Writes the result and duration of an evaluation, and draws the curves."""
+        values = consensus.from_main(lambda: values)  # what follows from them is to be the same
         self._metrics.write(step, values | {'eval/seconds': seconds})
-        self._checkpoints.scored(step, values[ACCURACY])
+        self._checkpoints.scores[step] = values[self._checkpoints.metric]
         if consensus.is_main():
             curves.draw(self._metrics.rows, self._workdir)
         precision = values.get('eval/mean_average_precision')
@@ -88,6 +88,15 @@ class Outputs:
     def has_evaluation(self, step: int) -> bool:
         """Whether the model after `step` has been evaluated."""
         return any(row['step'] == step and 'eval/loss' in row for row in self._metrics.rows)
+
+    def is_complete(self, step: int) -> bool:
+        """Whether nothing is left after `step`: the run is at its end, or has lost patience."""
+        return self.has_lost_patience() or (step == self._num_steps and self.has_evaluation(step))
+
+    def has_lost_patience(self) -> bool:
+        """Whether so many evaluations were no better than one before; from the rows alone."""
+        return 0 < self._patience <= metrics.since_best(
+            self._checkpoints.scores, self._checkpoints.metric)
 
     def save(self, step: int, state: PyTree, values: dict[str, Array]) -> None:
         """Starts saving the state after `step`, once its rows of metrics are on disk.
@@ -120,7 +129,11 @@ class Outputs:
         """Waits until everything is on disk, and logs how the run ended: early if by a signal."""
         self._line.close()
         last = self._checkpoints.wait()
-        if step == self._num_steps and self.has_evaluation(step):
+        if self.is_complete(step):
+            if step < self._num_steps:
+                log.info('stopped early after step %d of %d: %s has not become better in %d '
+                         'evaluations. To go on, raise patience.', step, self._num_steps,
+                         self._checkpoints.metric, self._patience)
             checkpoint = f'{self._checkpoints.directory}/%d'
             best = self._checkpoints.best()
             log.info('done: %d steps\n  curves      %s\n  checkpoint  %s\n  the best    %s\n'

@@ -23,16 +23,17 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     directory = record.checkpoint_directory(workdir)
     saved = record.saved_steps(directory)
     steps = sorted(saved, reverse=True) if step is None else [step] * (step in saved)
-    if step is None and record.read(workdir)[0].get('keep_best'):
-        scores = {}
+    config = record.read(workdir)[0] if step is None else {}
+    if config.get('keep_best'):
+        scores, name = {}, config.get('best_metric', metrics.ACCURACY)
         try:
-            scores = metrics.scores(workdir)
+            scores = metrics.scores(metrics.read(workdir), name)
         except UserError as error:
             log.warning('the best checkpoint is not known: %s', error)
-        if (best := metrics.best(scores, steps)) is not None:
+        if (best := metrics.best(scores, steps, name)) is not None:
             steps.sort(key=lambda step: step == best, reverse=True)
-            log.info('the best checkpoint is taken, of step %d (accuracy %.2f %%): --step names '
-                     'another', best, 100 * scores[best])
+            log.info('the best checkpoint is taken, of step %d (%s %.4f): --step names another',
+                     best, name, scores[best])
     for candidate in steps:
         try:
             return _read_params(epath.Path(directory) / str(candidate)), candidate
