@@ -263,6 +263,8 @@ NAN, INF = float('nan'), float('inf')
     ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and below 1'),
     ('loss.class_weights', ((1.0, -1.0), (NAN, 1.0), (INF, 1.0), (0.0, 0.0), ('balance',),
                             ('balanced', 1.0)), 'balanced, or numbers, at least 0 and not all 0'),
+    ('dataset.subset', ('0', '-5', '1e3', 'all', '-1%', '1,2', '%'),
+     'empty, a number of images, or a share of them such as 10%'),
     ('dataset.balance', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
     ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
     ('model.head_bias_init', (INF,), 'a finite number'),

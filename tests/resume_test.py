@@ -36,6 +36,10 @@ def fields_of(request):
             own['dataset.data_dir'] = sets[source]
         if source == 'tfrecord':
             own['dataset.label'] = 'label/2'
+        if source == 'directory':
+            own |= {'dataset.balance': 0.5, 'loss.class_weights': 'balanced'}
+        else:
+            own['dataset.subset'] = '90%'
         return TINY | own
     return fields
 

@@ -3,6 +3,8 @@
 The command line, the checks, --help and docs/config.md are made from this table.
 """
 
+import re
+
 from vit_jax.fields import RATE, SIDES, SWITCH, TEXT, TEXTS, Field, number, one_of, several, whole
 from vit_jax.models import masked, representation
 
@@ -33,7 +35,12 @@ FIELDS = {  # by dotted name
     'dataset.test_split': Field('', TEXT, 'scored once at the end by vit_jax.sweep'),
     'dataset.final_split': Field('', TEXT, 'what vit_jax.sweep trains the winner on; empty: all of '
                                  'the split of which train_split is a part'),
-    'dataset.num_examples': Field(0, whole(0), 'of train_split; 0: ask the data'),
+    'dataset.subset': Field('', TEXT._replace(
+        words='empty, a number of images, or a share of them such as 10%', has_commas=False,
+        fit=lambda x: isinstance(x, str) and re.fullmatch(r'([1-9]\d*|\d+(\.\d+)?%)?', x)),
+        'what is taken of train_split, by a fixed permutation, so that a smaller subset is '
+        'contained in a larger one; empty: all'),
+    'dataset.num_examples': Field(0, whole(0), 'of train_split or its subset; 0: ask the data'),
     'dataset.num_classes': Field(0, whole(0), '0: ask the data'),
     'dataset.multi_label': Field(False, SWITCH, 'any number of labels for an image, which needs '
                                  'the loss sigmoid; False: ask the data'),

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from vit_jax.data import pipeline, sources
+from vit_jax.data import pipeline, sources, subsets
 
 COUNT = 53  # examples of the small sets; a prime, so that no batch or window fits
 KINDS = ('digits', 'directory', 'tfrecord', 'array_record')
@@ -40,11 +40,13 @@ class Data:
     preprocess: Mapping = dataclasses.field(default_factory=lambda: PREPROCESS)
     num_ops: int = 0  # of RandAugment
     balance: float = 0.0
+    subset: str = ''
     shuffle_buffer: int = 10
     max_broken_fraction: float = 0.5
 
     def source(self, split='train'):
-        return sources.open_source(self.name, split, data_dir=self.data_dir)
+        source = sources.open_source(self.name, split, data_dir=self.data_dir)
+        return subsets.subset(source, self.subset, split)
 
     def batches(self, count, start=0, process=0, processes=1, split='train'):
         """The first batches of training from step `start` on."""

@@ -119,3 +119,20 @@ def test_the_metric_that_decides_is_one_that_the_run_has(tmp_path):
     config = resolve(tmp_path, best_metric='fewshot/5shot', **{
         'evals.fewshot.shots': (1, 5), 'evals.fewshot.test_split': 'test'}).config
     assert run_lib.metric_names(config)[3:] == ['fewshot/1shot', 'fewshot/5shot']
+
+
+def test_the_numbers_of_a_subset_are_those_of_the_run(tmp_path):
+    """Also where a recipe states those of the whole."""
+    fields = {'dataset.subset': '10%', 'dataset.num_examples': 1437, 'num_steps': 0,
+              'num_epochs': 4.0, 'loss.class_weights': ('balanced',), 'dataset.balance': 1.0}
+    run = resolve(tmp_path, **fields)
+    counts = np.bincount(run.train_data.labels)
+    assert (run.config.dataset.num_examples, counts.sum(), run.program.num_steps) == (144, 144, 18)
+    np.testing.assert_allclose(run.config.loss.class_weights, 14.4 / counts)
+    labels = np.concatenate([next(run.train_batches(start_step=k))['label'] for k in range(5)])
+    assert (np.bincount(labels) == 16).all()
+    record.write(str(tmp_path), run.config, tuple('0123456789'))
+    (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
+    assert resolve(tmp_path, **fields).config.loss == run.config.loss
+    with pytest.raises(UserError, match="dataset.subset: '10%' in the workdir, '144' now"):
+        resolve(tmp_path, **fields | {'dataset.subset': '144'})

@@ -28,7 +28,7 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     Args:
       dataset: from split.data_and_loss.
       shots, l2: '1,5,10', the values that are tried.
-      train_split: where examples are drawn; None: that of `dataset`.
+      train_split: where examples are drawn; None: that of `dataset`, and its subset.
       name: one of representation.NAMES.
 
     Returns `dataset`, both splits, `representation`, its size `num_features`, the numbers of
@@ -38,8 +38,9 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     l2 = numbers('--fewshot_l2', l2, float, fields.number(above=0))
     check_at_least('--fewshot_seeds', seeds, 1)
     representation.check(model, name)
-    mesh, train_split = split.make_mesh(batch_size), train_split or dataset['train_split']
-    train, test = open_sources(dataset, train_split)
+    mesh, subset = split.make_mesh(batch_size), '' if train_split else dataset['subset']
+    train_split = train_split or dataset['train_split']
+    train, test = open_sources(dataset, train_split, subset)
     classes, where = train.class_names, f'{dataset["name"]}, {train_split},'
     if train.labels is not None:  # now, and not after the work
         fewshot.check_examples(train.labels, classes, shots, where)
@@ -53,16 +54,17 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
             'num_test': len(found[1].labels), 'broken': broken, 'fewshot': rows}
 
 
-def open_sources(dataset: dict[str, Any], train_split: str) -> tuple[Any, Any]:
+def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tuple[Any, Any]:
     """Where examples are drawn, and what is scored; UserError where they are the same."""
-    from vit_jax.data import sources  # imports TensorFlow
+    from vit_jax.data import sources, subsets  # imports TensorFlow
 
     name, data_dir, test_split, label = (
         dataset[x] for x in ('name', 'data_dir', 'eval_split', 'label'))
     if train_split == test_split:
         raise UserError(f'--fewshot_split and --split are both {test_split}: expected images to '
                         'learn from and others to be scored on.')
-    train = sources.open_source(name, train_split, data_dir, label=label)
+    train = subsets.subset(sources.open_source(name, train_split, data_dir, label=label), subset,
+                           train_split)
     test = sources.open_source(name, test_split, data_dir, train.class_names, label)
     fewshot.check_single_label(train, name)
     split.check_equal_data(train, test)

@@ -34,7 +34,7 @@ def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
         config, _ = record.read(found[0])
         dataset, loss = dataset | config['dataset'], loss | config['loss']
         if given['name'] not in (None, dataset['name']):
-            dataset['label'] = ''  # the run's is a feature of its own data set
+            dataset['label'] = dataset['subset'] = ''  # the run's are of its own data set
     elif not (given['name'] and given['eval_split']):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
     return (dataset | {field: value for field, value in given.items() if value},

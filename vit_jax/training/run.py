@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.data import folders, pipeline, sources
+from vit_jax.data import folders, pipeline, sources, subsets
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.processes import consensus
@@ -136,9 +136,12 @@ def _class_counts(config, data):
 
 
 def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
-    """The training and the evaluation split, labelled alike; the same on all processes."""
-    train = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir,
+    """The training split, or its subset, and that of evaluation, the same on all processes."""
+    whole = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir,
                                 label=dataset.label)
+    train = subsets.subset(whole, dataset.subset, dataset.train_split)
+    if dataset.subset and dataset.num_examples == whole.num_examples:  # as recipes state it
+        dataset.num_examples = train.num_examples
     names = train.class_names
     if len(names) < 2:
         raise UserError(f"'{dataset.name}' has one class, {names[0]}: a classifier needs two or "

@@ -1,0 +1,69 @@
+"""Parts of a training split by a fixed order, in which a smaller one is contained in a larger."""
+
+import numpy as np
+from jaxtyping import Int64
+
+from vit_jax.data import order
+from vit_jax.data.host_tensorflow import tf
+from vit_jax.data.sequential import Pieces
+from vit_jax.data.sources import Source
+from vit_jax.errors import UserError
+
+# Of the permutation; any numbers would do, and others would change every subset.
+_KEY = (1_523_766_341, -822_190_767, 417_089_203)
+
+
+def subset(source: Source, size: str, split: str) -> Source:
+    """The first examples of a permutation that only depends on how many there are.
+
+    Of files that are read in sequence, the first of each file in proportion to its length: TFDS has
+    shuffled them when it wrote them. `size` is '1000' or '10%', '' for all, and `split` a name for
+    messages. Raises UserError where these are none, or more than there are.
+    """
+    if not size:
+        return source
+    total, pieces = source.num_examples, source.pieces
+    count = round(float(size[:-1]) * total / 100) if size.endswith('%') else int(size)
+    if not 1 <= count <= total:
+        raise UserError(f'dataset.subset is {size}, which are {count} images, and {split} has '
+                        f'{total}: expected 1 to {total}, or a share of them.')
+    if pieces is None:
+        return _Subset(source, order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy())
+    take = _shares(pieces.take, count)
+    first = np.cumsum(take) - take
+    shorter = Pieces(*(x[take > 0] for x in (pieces.filename, pieces.skip, take, first)))
+    return _Subset(source, np.arange(count) + np.repeat(pieces.first - first, take), shorter)
+
+
+def _shares(sizes, count):
+    """How many of each are taken to make `count`, in proportion; of a larger count no fewer."""
+    def taken(share):
+        return np.minimum(sizes, np.floor(share * sizes + 0.5).astype(np.int64))
+
+    low, high = 0.0, 2.0
+    for _ in range(100):  # until no number is between them
+        middle = (low + high) / 2
+        low, high = (middle, high) if taken(middle).sum() <= count else (low, middle)
+    found = taken(low)
+    found[np.flatnonzero(taken(high) > found)[:count - found.sum()]] += 1
+    return found
+
+
+class _Subset:
+    """Some examples of a source, by their indices there; `pieces` are theirs alone."""
+
+    def __init__(self, source: Source, indices: Int64[np.ndarray, ' k'],
+                 pieces: Pieces | None = None):
+        self.num_examples, self.pieces = len(indices), pieces
+        self.class_names, self.multi_label = source.class_names, source.multi_label
+        self.labels = None if source.labels is None else source.labels[indices]
+        self.unreadable = {int(k): source.unreadable[int(indices[k])] for k in np.flatnonzero(
+            np.isin(indices, list(source.unreadable)))}
+        self.load, self._source = source.load, source
+        self._indices, self._table = indices, tf.constant(indices)
+
+    def fetch(self, indices):
+        return self._source.fetch(tf.gather(self._table, indices))
+
+    def name_of(self, index):
+        return self._source.name_of(int(self._indices[index]))
