@@ -8,6 +8,7 @@ import re
 from vit_jax.fields import RATE, SIDES, SWITCH, TEXT, TEXTS, Field, number, one_of, several, whole
 from vit_jax.models import masked, representation
 
+_FILTERS = ('bilinear', 'bicubic', 'lanczos3', 'area')
 _WEIGHTS = several(number(least=0), 'balanced, or numbers, at least 0 and not all 0, one for each '
                    'class, with commas between them')
 
@@ -63,6 +64,8 @@ FIELDS = {  # by dotted name
     'augment.crop_ratio': Field(0.9375, number(least=0.01, most=1),
                                 'resize: share of the sides that is cut out; BiT takes 480 px of '
                                 '512 and 128 of 160'),
+    'augment.resize': Field('same', one_of('same', *_FILTERS), 'the filter in training; same: as '
+                            'in evaluation'),
     'augment.flip': Field(True, SWITCH, 'left-right, of every second image at random'),
     'augment.randaugment.num_ops': Field(0, whole(0, 16), 'RandAugment (arXiv 1909.13719): so many '
                                          'of its 16 operations, one after another; 0: none'),
@@ -85,8 +88,8 @@ FIELDS = {  # by dotted name
                             'vision_transformer; as cover, with the rounding of those'),
     'preprocess.crop_ratio': Field(0.875, number(least=0.01, most=1),
                                    'central crop, share of the resized side'),
-    'preprocess.resize': Field('bilinear', one_of('bilinear', 'bicubic', 'lanczos3'),
-                               'the filter; this and the following are for training, too'),
+    'preprocess.resize': Field('bilinear', one_of(*_FILTERS), 'the filter; area: the mean over the '
+                               'area of a pixel; this and the following are for training, too'),
     'preprocess.antialias': Field(True, SWITCH,
                                   'average over all pixels of a larger image; '
                                   'vision_transformer and big_vision do not'),

@@ -81,7 +81,7 @@ def test_other_kinds_of_files_are_broken_for_both(tmp_path):
             decode_in_pipeline(encoded)
 
 
-@pytest.mark.parametrize('method', ['bilinear', 'bicubic', 'lanczos3'])
+@pytest.mark.parametrize('method', resizing.METHODS)
 @pytest.mark.parametrize(('image_size', 'crop_ratio'), [((32, 32), 0.875), ((96, 64), 1.0)])
 def test_resizing_is_that_of_the_pipeline(method, image_size, crop_ratio, tmp_path):
     encoded = encode(picture(61, 83), 'PNG')
@@ -177,7 +177,7 @@ def thin_window(encoded, size, preprocess):
 
 
 @pytest.mark.parametrize(('shape', 'method'), [((1, 2000), 'bilinear'), ((2000, 2), 'bicubic'),
-                                               ((3, 900), 'lanczos3')])
+                                               ((3, 900), 'lanczos3'), ((700, 2), 'area')])
 def test_thin_images_are_cropped_before_they_are_resized(shape, method, tmp_path):
     size, preprocess = (16, 24), {**base().preprocess, 'resize': method}
     encoded = encode(picture(*shape), 'PNG')

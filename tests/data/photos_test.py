@@ -83,7 +83,7 @@ def test_evaluation_has_the_pixels_of_the_source(chain, method):
 def test_training_has_the_pixels_of_vision_transformer():
     """tf.slice of a random box, tf.image.resize, and a flip, by the same random numbers."""
     augment = dict(crop='inception', min_area=0.05, pad=0, crop_ratio=1.0, flip=True,
-                   randaugment={'num_ops': 0})
+                   resize='same', randaugment={'num_ops': 0})
     settings = dict(resize='bilinear', antialias=False)
     for number, photo in enumerate(photos()):
         keys, pixels = order.augment_bits(3, tf.constant(number, tf.int64), 1)[0], np.asarray(photo)

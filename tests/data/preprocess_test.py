@@ -19,7 +19,7 @@ def train_image(pixels, size, **augment):
     """The function from keys to the augmented image."""
     encoded = encode(Image.fromarray(pixels), 'PNG')
     augment = {'crop': 'none', 'min_area': 0.05, 'pad': 0, 'flip': False,
-               'randaugment': {'num_ops': 0}, **augment}
+               'resize': 'same', 'randaugment': {'num_ops': 0}, **augment}
     return tf.function(lambda keys: preprocess.train_image(tf.constant(encoded), keys, size,
                                                            augment, settings(),
                                                            tf.constant(False))[0])
@@ -55,6 +55,16 @@ def test_evaluation_equals_pillow_in_float(method, source, size, ratio):
     assert image.dtype == tf.float32
     expected = pillow_eval(np.asarray(picture(*source)), size, config)
     np.testing.assert_allclose(image, expected, atol=2e-5)
+
+
+def test_training_may_have_a_filter_of_its_own():
+    pixels = np.asarray(picture(40, 30))
+    by_area = train_image(pixels, (16, 12), resize='area')(keys(0)[0])
+    np.testing.assert_array_equal(by_area, tf.image.resize(pixels, (16, 12), 'area'))
+    same, bilinear = (train_image(pixels, (16, 12), resize=name)(keys(0)[0])
+                      for name in ('same', 'bilinear'))
+    np.testing.assert_array_equal(same, bilinear)
+    assert np.abs(same - by_area).max() > 1
 
 
 def test_image_of_the_right_size_is_only_normalised():

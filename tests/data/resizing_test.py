@@ -61,6 +61,44 @@ def test_both_ways_have_the_pixels_of_the_source(method, antialias, fit, ratio, 
                                ours, atol=0.05)
 
 
+def averaged(pixels, size):
+    """Each new pixel the mean over its area: of every pixel repeated so often that it fits."""
+    for axis, (old, new) in enumerate(zip(pixels.shape[:2], size, strict=True)):
+        repeated = np.repeat(np.moveaxis(pixels, axis, 0), new, axis=0).astype(np.float64)
+        means = repeated.reshape(new, old, *repeated.shape[1:]).mean(axis=1)
+        pixels = np.moveaxis(means, 0, axis)
+    return pixels
+
+
+@pytest.mark.parametrize(('fit', 'ratio'), [('squash', 1.0), ('squash', 0.875), ('cover', 0.875)])
+def test_means_over_areas_are_exact_on_both_ways(fit, ratio):
+    """Where an image shrinks, grows, or has a part of it cut out; antialiased means nothing."""
+    for shape in SHAPES.values():
+        pixels = np.asarray(picture(*shape))
+        new, (top, left) = plan(fit, *shape, ratio)
+        whole = averaged(pixels, new)
+        np.testing.assert_allclose(tf.image.resize(pixels, new, 'area'), whole, atol=0.01)
+        expected = whole[top:top + SIZE[0], left:left + SIZE[1]]
+        preprocess = dict(fit=fit, crop_ratio=ratio, resize='area', antialias=True,
+                          mean=(0.0,) * 3, std=(1 / 255,) * 3)
+        for antialias in (True, False):
+            ours = resizing.resize_and_central_crop(pixels, SIZE, {**preprocess,
+                                                                   'antialias': antialias})
+            assert (ours.shape, ours.dtype) == ((*SIZE, 3), np.float32)
+            np.testing.assert_allclose(ours, expected, atol=1e-3)
+        np.testing.assert_allclose(evaluated(encode(picture(*shape), 'PNG'), SIZE, preprocess),
+                                   ours, atol=0.01)
+
+
+def test_areas_of_whole_pixels_are_pillow_s_box():
+    pixels = np.asarray(picture(72, 64))
+    ours = resizing.resize_and_central_crop(pixels, SIZE, dict(
+        fit='squash', crop_ratio=1.0, resize='area', antialias=True))
+    box = [np.asarray(Image.fromarray(pixels[..., c].astype(np.float32)).resize(
+        SIZE[::-1], Image.BOX)) for c in range(3)]
+    np.testing.assert_allclose(ours, np.stack(box, -1), atol=1e-3)
+
+
 def test_what_is_not_antialiased_differs_where_an_image_shrinks():
     pixels = np.asarray(picture(90, 90))
     one, other = (resizing.resize_and_central_crop(pixels, (16, 16), dict(

@@ -54,6 +54,7 @@ class Data:
 
     def training(self, start=0, process=0, processes=1, split='train'):
         augment = {'crop': self.crop, 'min_area': 0.3, 'pad': 0, 'flip': True,
+                   'resize': 'same',
                    'randaugment': {'num_ops': self.num_ops, 'magnitude': 10, 'translate': 2,
                                    'cutout': 1}}
         return pipeline.train_batches(

@@ -45,8 +45,7 @@ def load(path: str, image_size: tuple[int, int], preprocess: Mapping
 
     `image_size` is (height, width) in pixels; `preprocess` has the fields of `config.preprocess`.
     """
-    check_choice('the resize method of the weights', preprocess['resize'],
-                 tuple(resizing.RESAMPLING))
+    check_choice('the resize method of the weights', preprocess['resize'], resizing.METHODS)
     try:
         rgb = decode(read(path))
     except FileNotFoundError:

@@ -1,5 +1,6 @@
 """From the bytes of an image file to pixels in TensorFlow: decode, crop, resize, normalise."""
 
+import functools
 import io
 from collections.abc import Callable, Mapping
 
@@ -99,11 +100,16 @@ def resize(image: Num[tf.Tensor, 'rows columns 3'], size, preprocess: Mapping, w
     no other.
     """
     method, antialias = preprocess['resize'], preprocess['antialias']
+    begin, extent = ([0, 0], size) if window is None else window
+    if method == 'area':  # whose operation makes no windows
+        return tf.cond(tf.reduce_all(tf.equal(extent, size)), lambda: tf.raw_ops.ResizeArea(
+            images=image[None], size=size)[0], lambda: tf.ensure_shape(tf.numpy_function(
+                functools.partial(resizing.interpolated, method=method),
+                [image, size, begin, extent], tf.float32, stateful=False), [None, None, 3]))
     if method == 'bilinear' and not antialias and window is None:
         # A seventh of the time of the operation below.
         return tf.raw_ops.ResizeBilinear(images=image[None], size=size, half_pixel_centers=True)[0]
     old_size = tf.shape(image)[:2]
-    begin, extent = ([0, 0], size) if window is None else window
     scale = tf.cast(size, tf.float32) / tf.cast(old_size, tf.float32)
 
     # As tf.image.resize does it, which needs a copy of the image in floats and makes no windows.
@@ -129,12 +135,14 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
       augment: `config.augment`. crop='inception' takes a random area (min_area..1) and aspect ratio
         (3/4..4/3); 'pad' resizes, adds `pad` mirrored pixels on each side and crops; 'resize'
         resizes to sides of which `crop_ratio` is the crop (BiT, arXiv 1912.11370, section 3.3);
-        'none' only resizes. With `flip`, half of the images are mirrored. `randaugment` is for
-        randaugment.randaugment.
+        'none' only resizes, all by the filter `resize`, that of `preprocess` if 'same'. With
+        `flip`, half of the images are mirrored. `randaugment` is for randaugment.randaugment.
       preprocess: fields resize and antialias of `config.preprocess`.
       intact: of `decode_part`.
     """
     size = tuple(image_size)
+    if augment['resize'] != 'same':
+        preprocess = {**preprocess, 'resize': augment['resize']}
 
     def box(shape):
         return tf.image.stateless_sample_distorted_bounding_box(

@@ -6,7 +6,7 @@ shape of an image differ in how they round, by a pixel.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Num
@@ -14,6 +14,7 @@ from PIL import Image
 
 RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
               'lanczos3': Image.Resampling.LANCZOS}
+METHODS = (*RESAMPLING, 'area')
 
 # What is antialiased is resized as a whole, unless that takes this many times the pixels of the
 # crop.
@@ -63,8 +64,9 @@ def resize_and_central_crop(image: Num[np.ndarray, 'rows columns 3'], size: tupl
                  for new, side in zip(new_size, size, strict=True))
     if new_size == image.shape[:2]:
         return image[top:top + size[0], left:left + size[1]].astype(np.float32)
-    resized = _antialiased if preprocess['antialias'] else _interpolated
-    return resized(image, new_size, (top, left), size, preprocess['resize'])
+    method = preprocess['resize']
+    resized = _antialiased if preprocess['antialias'] and method != 'area' else interpolated
+    return resized(image, new_size, (top, left), size, method)
 
 
 def _antialiased(image, new_size, begin, size, method):
@@ -81,8 +83,13 @@ def _antialiased(image, new_size, begin, size, method):
     return np.stack([np.asarray(channel.crop(window)) for channel in channels], axis=-1)
 
 
-def _interpolated(image, new_size, begin, size, method):
-    """The same from the nearest pixels alone, as tf.image.resize does it by default."""
+def interpolated(image: Num[np.ndarray, 'rows columns 3'], new_size: Sequence[int],
+                 begin: Sequence[int], size: Sequence[int], method: str
+                 ) -> Float[np.ndarray, 'height width 3']:
+    """The part from `begin` on of the image at new_size, from the nearest pixels alone.
+
+    That is what tf.image.resize does by default. By 'area' a pixel is the mean over its area.
+    """
     # First the axis that leaves less: an image may be a thousand times as wide as high.
     for axis in sorted((0, 1), key=lambda axis: size[axis] / image.shape[axis]):
         places, weights = _taps(image.shape[axis], new_size[axis], begin[axis], size[axis], method)
@@ -93,10 +100,16 @@ def _interpolated(image, new_size, begin, size, method):
 
 def _taps(old, new, begin, count, method):
     """Pixels that each of `count` new ones from `begin` on is made of, and their weights."""
-    radius, kernel = _KERNELS[method]
-    centres = (begin + np.arange(count) + 0.5) * (old / new) - 0.5
-    places = np.floor(centres).astype(int)[:, None] + np.arange(1 - radius, radius + 1)
-    weights = np.where((places >= 0) & (places < old), kernel(centres[:, None] - places), 0)
+    if method == 'area':
+        edges = ((begin + np.arange(count + 1)) * (old / new))[:, None]
+        places = np.floor(edges[:-1]).astype(int) + np.arange(math.ceil(old / new) + 1)
+        weights = np.minimum(edges[1:], places + 1) - np.maximum(edges[:-1], places)
+        weights = np.where(places < old, np.maximum(weights, 0), 0)
+    else:
+        radius, kernel = _KERNELS[method]
+        centres = (begin + np.arange(count) + 0.5) * (old / new) - 0.5
+        places = np.floor(centres).astype(int)[:, None] + np.arange(1 - radius, radius + 1)
+        weights = np.where((places >= 0) & (places < old), kernel(centres[:, None] - places), 0)
     weights /= weights.sum(1, keepdims=True)
     return np.clip(places, 0, old - 1), weights.astype(np.float32)
 

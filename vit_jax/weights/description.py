@@ -115,6 +115,9 @@ def log_other_pixels(weights: Weights, fit: str) -> None:
     if given.get('antialias') is False:
         log.warning('preprocess.antialias is False, and there images are resized with it: large '
                     'photos look smoother.')
+    if given.get('resize') == 'area':
+        log.warning("preprocess.resize is 'area', and there whole pixels are averaged (box): "
+                    'photos may look a little different.')
     if given.get('fit', fit) not in (fit, 'squash'):
         log.warning('preprocess.fit is %r, there it is %r: photos may be cut a pixel aside.',
                     given['fit'], fit)

@@ -101,7 +101,7 @@ def _usual_preprocess(weights):
     if not weights.num_classes:
         return "big_vision's configs of images and texts squash them", google.SQUASHED
     return ("big_vision's configs of classes resize the short side by 256/224 and crop the middle "
-            "(by the method 'area', to which this is nearest)",
+            '(as --preprocess=resize=area does; this is near it)',
             google.SQUASHED | dict(fit='cover', crop_ratio=0.875, antialias=True))
 
 

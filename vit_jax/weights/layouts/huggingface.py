@@ -23,7 +23,7 @@ _SIZES = {'hidden_size': 'hidden_size', 'num_layers': 'num_hidden_layers',
           'num_heads': 'num_attention_heads', 'mlp_dim': 'intermediate_size'}
 _GELU = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu_fast': 'tanh'}
 _LOSSES = {'multi_label_classification': 'sigmoid', 'single_label_classification': 'softmax'}
-_RESAMPLE = {0: 'nearest', 1: 'lanczos3', 2: 'bilinear', 3: 'bicubic', 4: 'area'}  # Pillow's
+_RESAMPLE = {0: 'nearest', 1: 'lanczos3', 2: 'bilinear', 3: 'bicubic', 4: 'box'}  # Pillow's
 
 
 class _Config(msgspec.Struct):
@@ -186,8 +186,9 @@ def _sidecars(weights):
     description.log_other_pixels(weights, 'transformers')
     processor = dict(
         image_processor_type='CLIPImageProcessor', do_resize=True, size=size,
-        resample={name: k for k, name in _RESAMPLE.items()}[given['resize']], do_rescale=True,
-        rescale_factor=1 / 255, do_normalize=True, image_mean=given['mean'],
+        resample={name: k for k, name in _RESAMPLE.items()}[
+            given['resize'].replace('area', 'box')],
+        do_rescale=True, rescale_factor=1 / 255, do_normalize=True, image_mean=given['mean'],
         image_std=given['std'], do_convert_rgb=True)
     if given['fit'] == 'squash' and given['crop_ratio'] == 1:
         processor['image_processor_type'] = 'ViTImageProcessor'

@@ -34,7 +34,7 @@ _HEADS = {'vit_base_patch16_gap_224': 16}
 _GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
 _RESIZE = {'nearest': 'nearest', 'bilinear': 'bilinear', 'bicubic': 'bicubic',
-           'lanczos': 'lanczos3', 'box': 'area'}
+           'lanczos': 'lanczos3', 'box': 'box'}
 _HYBRIDS = {(): 'vit_tiny_r_s16_p8_224', (2, 2, 2, 2): 'vit_small_r26_s32_224',
             (3, 4, 9): 'vit_base_r50_s16_224', (3, 4, 6, 3): 'vit_large_r50_s32_224'}
 _BITS = {((3, 4, 6, 3), 1): '50x1', ((3, 4, 6, 3), 3): '50x3', ((3, 4, 23, 3), 1): '101x1',
@@ -275,7 +275,8 @@ def _sidecars(weights):
     description.log_other_pixels(weights, 'torchvision')
     transformer, given = 'hidden_size' in weights.model, weights.preprocess or {}
     arguments = model_arguments(weights)
-    resize = {ours: theirs for theirs, ours in _RESIZE.items()}.get(given.get('resize'))
+    resize = {ours: theirs for theirs, ours in _RESIZE.items()}.get(
+        given.get('resize', '').replace('area', 'box'))
     images = dict(input_size=(weights.channels(), *weights.image_size()),
                   num_classes=weights.num_classes, fixed_input_size=transformer,
                   crop_pct=given.get('crop_ratio'), interpolation=resize,
