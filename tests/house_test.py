@@ -25,6 +25,7 @@ MAY_IMPORT = {
     'workdir': 'errors config processes',
     'weights': 'errors models config data workdir',
     'evaluators': 'errors models',
+    'inspection': 'errors models config workdir weights',
     'training': 'errors machine models config processes data workdir weights evaluators',
     'scoring': 'errors fields models config processes data workdir weights evaluators training',
     'planning': 'errors models config workdir training',

@@ -36,6 +36,10 @@ class MissingDataError(UserError):
     """A data set is not on this machine, or not in a version that can be opened."""
 
 
+class Inapplicable(UserError):
+    """What was asked for does not exist for this model or with these arguments."""
+
+
 def report(error: BaseException) -> None:
     """Logs the error that ends a command; as one message if a user can mend it."""
     text = str(error)

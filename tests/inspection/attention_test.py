@@ -1,0 +1,73 @@
+"""Attention weights are those that the model computes with, for every kind of model."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.support import reference, small
+from tests.support.parameters import apply, randomised
+from tests.support.vit import DEFAULTS, SMALL, random_images
+from vit_jax import models
+from vit_jax.errors import Inapplicable
+from vit_jax.inspection import attention
+
+IMAGES = random_images(2, 8, 12, 3)
+
+
+def observed(**fields):
+    """(model, parameters, what is observed of IMAGES)."""
+    model = models.build(SMALL, 5, **fields)
+    params = randomised(model, IMAGES)
+    return model, params, attention.observer(model)(params, IMAGES)
+
+
+@pytest.mark.parametrize('fields', [
+    dict(), dict(pool='gap', position='relative', position_at='every_layer'), dict(pool='map')],
+    ids=str)
+def test_weights_and_logits_are_those_of_the_model(fields):
+    """Weights as softmax of queries and keys in float64 NumPy, logits of the ordinary pass."""
+    model, params, found = observed(**fields)
+    tokens = 6 + found.class_token
+    assert found.weights.shape == (3, 2, 4, tokens, tokens)
+    assert found.weights.dtype == np.float32
+    assert (found.grid, found.class_token) == ((2, 3), 'pool' not in fields)
+    for n, image in enumerate(IMAGES):
+        _, weights = reference.vit(params, image, {**DEFAULTS, **SMALL, **fields})
+        np.testing.assert_allclose(found.weights[:, n], weights, atol=1e-5)
+    expected = apply(model, {'params': params}, IMAGES)
+    np.testing.assert_allclose(found.logits, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_axial_weights_among_all_tokens():
+    """A query attends to its row, then to its column; each as the model does."""
+    model, params, found = observed(attention='axial', pool='gap')
+    _, outputs = apply(model, {'params': params}, IMAGES, return_intermediates=True)
+    assert found.weights.shape == (6, 2, 4, 6, 6)
+    weights = np.asarray(found.weights).reshape(3, 2, 2, 4, 2, 3, 2, 3)  # layer, axis, image, head
+    for row in range(2):
+        np.testing.assert_array_equal(weights[:, 0, :, :, row, :, row],
+                                      outputs['row_attention'][:, :, row])
+        np.testing.assert_array_equal(weights[:, 0, :, :, row, :, 1 - row], 0)
+    for column in range(3):
+        np.testing.assert_array_equal(weights[:, 1, :, :, :, column, :, column],
+                                      outputs['column_attention'][:, :, column])
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+
+
+def test_readout():
+    """The class token, the mean, or what the probe of attention pooling attends to."""
+    np.testing.assert_array_equal(attention.readout(observed()[-1]), np.eye(7)[[0, 0]])
+    np.testing.assert_allclose(attention.readout(observed(pool='gap')[-1]), 1 / 6)
+    model, params, found = observed(pool='map')
+    _, outputs = apply(model, {'params': params}, IMAGES, return_intermediates=True)
+    pool = jax.tree.map(lambda x: np.asarray(x, np.float64), params['pool'])
+    for n, tokens in enumerate(np.asarray(outputs['encoded'], np.float64)):
+        _, weights = reference.attend(pool['probe'][0], tokens, pool['attention'])
+        np.testing.assert_allclose(found.pooling[n], weights[:, 0], atol=1e-5)
+    np.testing.assert_allclose(attention.readout(found), found.pooling.mean(1), atol=1e-6)
+
+
+def test_a_model_without_attention():
+    weights = small.make('bit')
+    with pytest.raises(Inapplicable, match='a ResNet has no attention'):
+        attention.observer(models.build(weights.model, weights.num_classes))
