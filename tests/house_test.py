@@ -30,6 +30,7 @@ MAY_IMPORT = {
     'scoring': 'errors fields models config processes data workdir weights evaluators training',
     'planning': 'errors models config workdir training',
     'measuring': 'errors models config training',
+    'drawing': '',
     'terminal': 'machine processes',
     'cli': 'errors machine terminal models config processes workdir weights',
 }
@@ -39,7 +40,7 @@ COMMAND = ' '.join(MAY_IMPORT)
 ONLY_IN = {
     'tensorflow': ('data',), 'tensorflow_datasets': ('data',), 'array_record': ('data',),
     'clu.metric_writers': ('workdir',), 'orbax': ('workdir',),
-    'jax._src': (), 'unittest': (), 'ctypes': ('machine',),
+    'matplotlib': ('workdir', 'drawing'), 'jax._src': (), 'unittest': (), 'ctypes': ('machine',),
 }
 # Names with an underscore in front that are documented all the same.
 PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
@@ -49,6 +50,9 @@ TESTED_ELSEWHERE = {
        for name in ('fewshot', 'split')},
     **{f'measuring/{name}.py': 'parts of one command: tests/benchmark_test.py'
        for name in ('memory', 'peer_process', 'peers', 'profile', 'report', 'workloads')},
+    **{f'{name}.py': 'parts of one command: tests/figures_test.py'
+       for name in ('drawing/canvas', 'drawing/models', 'drawing/photos', 'drawing/runs',
+                    'inspection/arrays', 'inspection/subject')},
     'config_fields.py': 'a table: tests/config_test.py',
     'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
 }

@@ -86,7 +86,7 @@ IMPORTS = """
 import importlib, sys
 for name in ('models', 'main', 'workdir.checkpoint', 'training.steps', 'training.program',
              'weights', 'evaluators.classification', 'processes.launch', 'convert', 'predict',
-             'plan'):
+             'plan', 'figures'):
     importlib.import_module(f'vit_jax.{name}')
     found = {'tensorflow', 'torch', 'timm'} & set(sys.modules)
     assert not found, f'vit_jax.{name} imports {found}'

@@ -39,9 +39,9 @@ def observer(model: nn.Module) -> Callable[[PyTree, Array], Observed]:
 
     @jax.jit
     def forward(params, images):
-        logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
-        pooling = _pooling(model, params, outputs['encoded']) if model.pool == 'map' else None
-        return logits, among_all_tokens(outputs, model.grid(images.shape[1:3])), pooling
+        logits, weights = apply(model, params, images)
+        return (logits, among_all_tokens(weights, model.grid(images.shape[1:3])),
+                weights.get('pooling'))
 
     def observe(params, images):
         return Observed(*forward(params, images), model.grid(images.shape[1:3]),
@@ -55,17 +55,33 @@ def check(model: nn.Module) -> None:
         raise Inapplicable('a ResNet has no attention')
 
 
-def among_all_tokens(outputs: Mapping[str, Array], grid: tuple[int, int]
-                     ) -> Float[Array, 'layers batch heads tokens tokens']:
-    """Weights, or anything of their shapes, by query and key, from what ViT.__call__ returns.
+def apply(model: nn.Module, params: PyTree, images: Float[Array, 'batch height width channels']
+          ) -> tuple[Array, dict[str, Array]]:
+    """Logits, and the attention weights as the model has them, by name.
 
-    `outputs` has `attention`, or `row_attention` and `column_attention`, see Observed.
+    They are `attention`, or `row_attention` and `column_attention`, as in ViT.__call__; and with
+    attention pooling `pooling` [batch, heads, tokens].
     """
-    if 'attention' in outputs:
-        return outputs['attention']
+    logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
+    weights = {name: x for name, x in outputs.items() if name.endswith('attention')}
+    if model.pool == 'map':  # the weights of AttentionPool
+        encoded, pool = outputs['encoded'], params['pool']
+        attention = Attention(model.block.num_heads, 0.0, model.block.dtype)
+        probes = jnp.tile(pool['probe'].astype(encoded.dtype), (len(encoded), 1, 1))
+        _, found = attention.apply({'params': pool['attention']}, probes, encoded,
+                                   return_weights=True)
+        weights['pooling'] = found[:, :, 0]
+    return logits, weights
+
+
+def among_all_tokens(weights: Mapping[str, Array], grid: tuple[int, int]
+                     ) -> Float[Array, 'layers batch heads tokens tokens']:
+    """The `weights` from `apply`, or anything of their shapes, as Observed has them."""
+    if 'attention' in weights:
+        return weights['attention']
     rows, columns = (jnp.eye(n) for n in grid)
-    both = (jnp.einsum('lbrhqk,rs->lbhrqsk', outputs['row_attention'], rows, precision='highest'),
-            jnp.einsum('lbchqk,cd->lbhqckd', outputs['column_attention'], columns,
+    both = (jnp.einsum('lbrhqk,rs->lbhrqsk', weights['row_attention'], rows, precision='highest'),
+            jnp.einsum('lbchqk,cd->lbhqckd', weights['column_attention'], columns,
                        precision='highest'))
     tokens = grid[0] * grid[1]
     stacked = jnp.stack([x.reshape(*x.shape[:3], tokens, tokens) for x in both], axis=1)
@@ -84,13 +100,3 @@ def readout(observed: Observed) -> Float[Array, 'batch tokens']:
     if observed.class_token:
         return jnp.zeros((batch, tokens)).at[:, 0].set(1)
     return jnp.full((batch, tokens), 1 / tokens)
-
-
-def _pooling(model, params, encoded):
-    """The weights of AttentionPool for tokens after the last LayerNorm."""
-    probe = params['pool']['probe'].astype(encoded.dtype)
-    attention = Attention(model.block.num_heads, 0.0, model.block.dtype)
-    _, weights = attention.apply(
-        {'params': params['pool']['attention']},
-        jnp.tile(probe, (len(encoded), 1, 1)), encoded, return_weights=True)
-    return weights[:, :, 0]

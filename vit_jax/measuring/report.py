@@ -10,6 +10,7 @@ import jax
 from vit_jax.measuring import workloads
 from vit_jax.measuring.rounds import Timing
 from vit_jax.measuring.workloads import Workload
+from vit_jax.models import variants
 from vit_jax.training import chips
 from vit_jax.training.program import Program
 
@@ -36,7 +37,8 @@ def make(program: Program, subjects: Mapping[str, Workload], timings: Mapping[st
             found[name] |= {'flops_per_second': speed, 'share_of_matmul': speed / ceiling}
             if sheet:
                 found[name]['share_of_data_sheet'] = speed / (sheet * program.mesh.size)
-    return {'recipe': config.recipe, 'batch_size': config.batch_size,
+    return {'recipe': config.recipe, 'model': variants.name_of(config.model),
+            'batch_size': config.batch_size,
             'image_size': list(config.image_size), 'dtype': config.model.dtype,
             'accum_steps': config.accum_steps or 1, 'device': device.device_kind,
             'devices': program.mesh.size, 'cores': os.cpu_count(),

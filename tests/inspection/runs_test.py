@@ -1,0 +1,121 @@
+"""Rows of runs and benchmarks: what they reached, and what their pre-training took."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support.runs import resolved
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.errors import Inapplicable, UserError
+from vit_jax.inspection import runs
+from vit_jax.models import cost, variants
+from vit_jax.workdir import metrics, record
+
+SMALL = {'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2, 'patch_size': (8, 8)}
+
+
+def write_run(workdir, rows, examples=1000, model=(), **fields):
+    """A workdir with such rows of metrics and a checkpoint folder of its last step."""
+    config = config_lib.base()
+    config.update({'batch_size': 50, 'num_steps': 200, 'image_size': (16, 16), **fields})
+    config.optimizer.warmup_steps = 0
+    config.model.update(SMALL | dict(model))
+    step = rows[-1]['step'] if rows else 1
+    (workdir / record.CHECKPOINTS / str(step)).mkdir(parents=True)
+    record.write(str(workdir), resolved(config, examples, 3), ['ant', 'bee', 'cat'])
+    (workdir / metrics.FILE).write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return str(workdir)
+
+
+def rows(*accuracies, shots=False):
+    found = [{'step': 100 * (k + 1), 'eval/accuracy': accuracy, 'eval/loss': 1.0}
+             for k, accuracy in enumerate(accuracies)]
+    for row in found if shots else []:
+        row |= {'fewshot/5shot': row['eval/accuracy'] / 2, 'fewshot/5shot_deviation': 0.01}
+    return [{'step': 1, 'train/loss': 2.0}, *found]
+
+
+def test_a_row_for_each_evaluation(tmp_path):
+    long = write_run(tmp_path / 'a', rows(0.5, 0.75, shots=True))
+    short = write_run(tmp_path / 'b', rows(0.25), examples=400, image_size=(32, 16))
+    found = runs.evaluations((long, short))
+    assert found['run'].tolist() == [long, long, short]
+    assert found['model'].tolist() == ['16x2'] * 3
+    assert found['family'].tolist() == ['ViT'] * 3
+    np.testing.assert_array_equal(found['accuracy'], [0.5, 0.75, 0.25])
+    np.testing.assert_array_equal(found['final'], [False, True, True])
+    np.testing.assert_allclose(found['epochs'], [5, 10, 12.5])
+    np.testing.assert_array_equal(found['examples'], [1000, 1000, 400])
+    np.testing.assert_array_equal(found['fewshot/5shot'], [0.25, 0.375, np.nan])
+    fields = models.fields('b16') | SMALL
+    square, wide = (3 * 50 * cost.of_model(models.build(fields, 3), size).flops / 1e18
+                    for size in ((16, 16), (32, 16)))
+    np.testing.assert_allclose(found['exaflops'], [100 * square, 200 * square, 100 * wide])
+
+
+def test_compute_and_data_are_those_of_the_pretraining(tmp_path):
+    before = write_run(tmp_path / 'before', rows(0.3, 0.4), examples=9000)
+    tuned = write_run(tmp_path / 'tuned', rows(0.9), pretrained=before, image_size=(64, 64))
+    found, first = runs.evaluations((tuned,)), runs.evaluations((before,))
+    np.testing.assert_allclose(found['exaflops'], first['exaflops'][-1:])
+    np.testing.assert_array_equal(found['examples'], [9000])
+    assert found['accuracy'].tolist() == [0.9]
+    early = write_run(tmp_path / 'early', rows(0.8), pretrained=f'{before}/checkpoints/100')
+    (tmp_path / 'before/checkpoints/100').mkdir()
+    np.testing.assert_allclose(runs.evaluations((early,))['exaflops'], first['exaflops'][:1])
+
+
+def test_unknown_pretraining(tmp_path):
+    other = write_run(tmp_path / 'a', rows(0.9), pretrained='hf:someone/weights')
+    known = write_run(tmp_path / 'b', rows(0.8))
+    assert runs.with_pretraining((other, known))['run'].tolist() == [known]
+    with pytest.raises(Inapplicable, match='the pre-training of these runs is not known'):
+        runs.with_pretraining((other,))
+
+
+def test_names_and_families(tmp_path):
+    ti16 = models.fields('ti16')
+    hybrid = {'resnet': variants.hybrid_resnet((1, 1), 32), 'patch_size': (1, 1)}
+    found = runs.evaluations((
+        write_run(tmp_path / 'a', rows(0.1), model=ti16, image_size=(32, 32)),
+        write_run(tmp_path / 'b', rows(0.1), model=hybrid, image_size=(32, 32))))
+    assert found['model'].tolist() == ['ti16', '16x2']
+    assert found['family'].tolist() == ['ViT', 'hybrid']
+
+
+def test_runs_without_what_a_figure_needs(tmp_path):
+    empty = write_run(tmp_path / 'a', [{'step': 1, 'train/loss': 2.0}])
+    with pytest.raises(Inapplicable, match=f'{empty} has no evaluation: there is no eval/accuracy'):
+        runs.evaluations((empty,))
+    with pytest.raises(Inapplicable, match='no few-shot accuracies: train with --config.evals'):
+        runs.with_few_shots((write_run(tmp_path / 'b', rows(0.5)),))
+    with pytest.raises(UserError, match='is not the workdir of a run'):
+        runs.evaluations((str(tmp_path),))
+
+
+def benchmark(**changes):
+    """What vit_jax.benchmark --json prints, as far as it is read."""
+    return {'recipe': 'a recipe', 'model': 'ti16', 'batch_size': 8, 'image_size': [32, 18],
+            'dtype': 'float32', 'devices': 2, 'device': 'cpu',
+            'subjects': {'matmul': {'seconds': 1}, 'inference': {'images_per_second': 12.5}},
+            **changes}
+
+
+def test_speeds(tmp_path):
+    (tmp_path / 'a').write_text('a table\n' + json.dumps(benchmark()) + '\n')
+    (tmp_path / 'b').write_text(json.dumps(benchmark(model=None, batch_size=16)))
+    found = runs.speeds([str(tmp_path / 'a'), str(tmp_path / 'b')])
+    assert {name: x.tolist() for name, x in found.items()} == {
+        'model': ['ti16', 'a recipe'], 'setting': ['2 x cpu, float32'] * 2, 'pixels': [24, 24],
+        'batch_size': [8, 16], 'images_per_second': [12.5, 12.5]}
+
+
+@pytest.mark.parametrize('text', [None, '', 'no JSON', '3', '{"subjects": {}}',
+                                  json.dumps(benchmark(subjects={'train': {}}))])
+def test_what_is_no_benchmark(tmp_path, text):
+    if text is not None:
+        (tmp_path / 'a').write_text(text)
+    with pytest.raises(UserError, match='--benchmark=.*a cannot be read .*: expected what vit_jax'):
+        runs.speeds([str(tmp_path / 'a')])

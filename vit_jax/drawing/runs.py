@@ -1,0 +1,107 @@
+"""Figures of several runs, and of the speed of several models."""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from vit_jax.drawing import canvas
+from vit_jax.drawing.canvas import Arrays
+
+FAMILIES = {'ViT': ('C0', 'o'), 'hybrid': ('C2', 'D'), 'ResNet': ('C7', 's')}
+
+
+def compute(arrays: Arrays, title: str) -> Any:
+    """Accuracy against pre-training compute, a line for each run (figure 5)."""
+    figure, (axes,) = canvas.charts(1, f'{title}accuracy against pre-training compute')
+    for run in _unique(arrays['run']):
+        own = _rows(arrays, arrays['run'] == run)
+        colour, marker = FAMILIES[own['family'][0]]
+        x, y = own['exaflops'], 100 * own['accuracy']
+        axes.plot(x, y, '-', color=colour, alpha=0.35, linewidth=1)
+        axes.plot(x[-1:], y[-1:], marker, color=colour)
+        axes.annotate(own['model'][0], (x[-1], y[-1]), xytext=(6, -3), fontsize=8,
+                      textcoords='offset points')
+    for family in _unique(arrays['family']):
+        axes.plot([], [], FAMILIES[family][1], color=FAMILIES[family][0], label=family)
+    axes.set(xscale='log', xlabel='pre-training compute (exaFLOPs)', ylabel='accuracy (%)')
+    canvas.legend(figure, axes)
+    return figure
+
+
+def data_size(arrays: Arrays, title: str) -> Any:
+    """Final accuracy against the images of pre-training, a line for each model (figure 4)."""
+    last = _rows(arrays, arrays['final'])
+    kinds = ['accuracy', *_shots(arrays)[:1]]
+    figure, charts = canvas.charts(len(kinds), f'{title}accuracy against pre-training images')
+    for axes, kind in zip(charts, kinds, strict=True):
+        for model in _unique(last['model']):
+            own = _rows(last, last['model'] == model)
+            order = own['examples'].argsort()
+            axes.plot(own['examples'][order], 100 * own[kind][order], 'o-', label=model)
+        axes.set(xscale='log', xlabel='images of pre-training', ylabel=f'{_named(kind)} (%)')
+    canvas.legend(figure, charts[0])
+    return figure
+
+
+def fewshot(arrays: Arrays, title: str) -> Any:
+    """Few-shot accuracy over epochs (figure 9) and compute (figures 8 and 13), by run and shots."""
+    figure, charts = canvas.charts(2, f'{title}few-shot accuracy of frozen features')
+    runs, shots = _unique(arrays['run']), _shots(arrays)
+    for k, run in enumerate(runs):
+        own = _rows(arrays, arrays['run'] == run)
+        for name, style in zip(shots, ('-', '--', ':', '-.') * len(shots), strict=False):
+            y, deviation = 100 * own[name], 100 * own.get(f'{name}_deviation', 0 * own[name])
+            for axes, x in zip(charts, (own['epochs'], own['exaflops']), strict=True):
+                axes.plot(x, y, style, marker='.', color=f'C{k % 10}',
+                          label=f'{_label(run)} ({own["model"][0]}), {_named(name)}')
+                axes.fill_between(x, y - deviation, y + deviation, color=f'C{k % 10}', alpha=0.15,
+                                  linewidth=0)
+    charts[0].set(xlabel='epochs', ylabel='few-shot accuracy (%)')
+    charts[1].set(xlabel='pre-training compute (exaFLOPs)', xscale='log')
+    canvas.legend(figure, charts[0])
+    return figure
+
+
+def speed(arrays: Arrays, title: str) -> Any:
+    """Inference speed and largest batch against image size, by model and setting (figure 12)."""
+    figure, (left, right) = canvas.charts(2, f'{title}inference speed and largest batch measured')
+    settings = _unique(arrays['setting'])
+    for model in _unique(arrays['model']):
+        for setting in settings:
+            own = _rows(arrays, (arrays['model'] == model) & (arrays['setting'] == setting))
+            sizes = np.unique(own['pixels'])
+            name = f'{model}, {setting}' if len(settings) > 1 else model
+            for axes, kind in ((left, 'images_per_second'), (right, 'batch_size')):
+                axes.plot(sizes, [own[kind][own['pixels'] == size].max() for size in sizes], 'o-',
+                          label=name)
+    for axes, what in ((left, 'images per second'), (right, 'images in the batch')):
+        axes.set(xlabel='image size (pixels)', ylabel=what, xscale='log', yscale='log')
+        axes.set_xticks(np.unique(arrays['pixels']), [
+            f'{size:g}' for size in np.unique(arrays['pixels'])])
+        axes.minorticks_off()
+    if len(settings) == 1:
+        left.set_title(settings[0], fontsize=9)
+    canvas.legend(figure, left)
+    return figure
+
+
+def _unique(values):
+    return list(dict.fromkeys(values.tolist()))
+
+
+def _rows(arrays, chosen):
+    return {name: x[chosen] for name, x in arrays.items()}
+
+
+def _shots(arrays):
+    names = [name for name in arrays if name.endswith('shot')]
+    return sorted(names, key=lambda name: (name != 'fewshot/5shot', len(name), name))
+
+
+def _named(kind):
+    return kind.removeprefix('fewshot/').replace('shot', '-shot')
+
+
+def _label(run):
+    return '/'.join(os.path.abspath(run).split(os.sep)[-2:])

@@ -1,0 +1,132 @@
+"""A model and some images, and what figures of them share, computed when first asked for."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jaxtyping import Float, PyTree, UInt8
+
+from vit_jax import weights as weights_lib
+from vit_jax.errors import Inapplicable, UserError, nearest_names
+from vit_jax.inspection import attention, attribution, maps
+from vit_jax.weights import Weights, description
+from vit_jax.weights.model import patch_in_pixels
+
+SHOWN = 6  # images in figures of photos; the others count in attention distances
+
+
+class Choice(NamedTuple):
+    """What is drawn of all that could be, None for the default; numbers count from 0."""
+
+    layer: int | None = None
+    head: int | None = None
+    query: str | None = None  # ROW,COLUMN of a patch
+    target: str | None = None  # name or number of a class
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Weights, with the model and float32 parameters made of them, image files, and a choice."""
+
+    weights: Weights
+    model: nn.Module
+    params: PyTree
+    paths: Sequence[str] = ()
+    choice: Choice = Choice()
+
+    @functools.cached_property
+    def images(self) -> tuple[Float[np.ndarray, 'images height width 3'],
+                              UInt8[np.ndarray, 'images height width 3']]:
+        """As the model takes them, and as people see them.
+
+        Raises Inapplicable for none or a model without attention, UserError for one that cannot be
+        read.
+        """
+        attention.check(self.model)
+        if not self.paths:
+            raise Inapplicable('it is of images: name some files')
+        given = (self.weights.preprocess or {}) | description.complete_preprocess(self.weights)
+        prepared = weights_lib.prepare(dataclasses.replace(self.weights, preprocess=given),
+                                       self.paths)
+        pixels = 255 * (prepared * np.array(given['std']) + np.array(given['mean']))
+        return prepared, np.rint(pixels.clip(0, 255)).astype(np.uint8)
+
+    @functools.cached_property
+    def photos(self) -> UInt8[np.ndarray, 'shown height width 3']:
+        """The first images, for people."""
+        return self.images[1][:SHOWN]
+
+    @functools.cached_property
+    def observed(self) -> dict[str, np.ndarray]:
+        """Of each image: `distance`, `rollout`, `query` (maps.of_query), `head` and `logits`."""
+        images, query, _ = self.images[0], self.query, self.panels
+        patch = patch_in_pixels(self.weights.model)
+        observe, found = attention.observer(self.model), []
+        for image in images:  # one by one: of large models the weights take gigabytes
+            seen = observe(self.params, image[None])
+            found.append({'distance': maps.distances(seen, patch)[:, 0],
+                          'rollout': maps.rollout(seen)[0],
+                          'query': maps.of_query(seen, query)[:, 0],
+                          'head': maps.of_head(seen)[0], 'logits': seen.logits[0]})
+        return jax.tree.map(lambda *x: np.stack(x), *found)
+
+    @property
+    def query(self) -> tuple[int, int] | None:
+        """(row, column) of the patch that was chosen; UserError unless there is such a patch."""
+        if self.choice.query is None:
+            return None
+        rows, columns = self.model.grid(self.weights.image_size())
+        found = re.fullmatch(r'(\d+),(\d+)', self.choice.query)
+        query = found and tuple(map(int, found.groups()))
+        if not query or query[0] >= rows or query[1] >= columns:
+            raise UserError(f'--query={self.choice.query}: expected ROW,COLUMN of one of the '
+                            f'{rows}x{columns} patches, from 0,0 to {rows - 1},{columns - 1}.')
+        return query
+
+    @property
+    def panels(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Layers and heads that were chosen, by default all heads of the last layer.
+
+        One that is chosen alone is of all heads, or in all layers.
+        """
+        layers = self.model.num_layers * (2 if self.model.attention == 'axial' else 1)
+        heads, (layer, head) = self.model.block.num_heads, self.choice[:2]
+        if layer is None and head is None:
+            layer = layers - 1
+        return tuple(range(count) if value is None else [number(f'--{name}', value, count)]
+                     for name, value, count in (('layer', layer, layers), ('head', head, heads)))
+
+    @functools.cached_property
+    def attributed(self) -> dict[str, np.ndarray]:
+        """Relevance for the class chosen or the likeliest: `maps`, and `captions` with the class.
+
+        Raises Inapplicable without classes, UserError for a class that there is not.
+        """
+        attribute = attribution.attributor(self.model)
+        given, names = self.choice.target, description.class_names(self.weights)
+        if given is not None and given not in names and not (
+                given.isdecimal() and int(given) < len(names)):
+            raise UserError(f'--class={given}: {nearest_names(given, names)}Expected the name of '
+                            f'a class, or its number, from 0 to {len(names) - 1}.')
+        logits = self.observed['logits'][:SHOWN]
+        classes = logits.argmax(axis=-1)
+        if given is not None:
+            classes[:] = names.index(given) if given in names else int(given)
+        activation = jax.nn.sigmoid if self.weights.loss == 'sigmoid' else jax.nn.softmax
+        shares = np.take_along_axis(np.asarray(activation(logits)), classes[:, None], axis=1)
+        return {'maps': np.stack([attribute(self.params, image[None], k[None])[0]
+                                  for image, k in zip(self.images[0], classes, strict=False)]),
+                'captions': np.array([f'{names[k][:22]}, {100 * share:.0f} %'
+                                      for k, share in zip(classes, shares[:, 0], strict=True)])}
+
+
+def number(option: str, value: int, count: int) -> int:
+    """`value` of an option; UserError unless it is one of so many from 0 on."""
+    if not 0 <= value < count:
+        raise UserError(f'{option}={value}: expected a number from 0 to {count - 1}.')
+    return value
