@@ -12,6 +12,7 @@ import pytest
 from tests.support import interop
 from tests.support.runs import ROOT, check_message, environment, run_here
 from vit_jax import benchmark
+from vit_jax.inspection import runs
 from vit_jax.measuring import peers
 
 CONFIG = f'--config={ROOT}/configs/quickstart.py'
@@ -55,6 +56,10 @@ def test_steps_inference_and_input(tmp_path):
         rows['train']['flops_per_second'] * rows['train']['seconds'],
         3 * rows['inference']['flops_per_second'] * rows['inference']['seconds'])
     assert found['peak_memory']['vit_jax'] > 1e7
+    assert found['model'] is None  # of no published size
+    (tmp_path / 'found').write_text(result.stdout)
+    assert runs.speeds([str(tmp_path / 'found')])['images_per_second'] == [
+        rows['inference']['images_per_second']]
     assert 'the operations that take longest' in result.stdout
     assert list((tmp_path / 'trace').rglob('*.trace.json.gz'))
     assert list((tmp_path / 'trace').rglob('*.xplane.pb'))

@@ -224,7 +224,8 @@ def test_nothing_to_draw(tmp_path, caplog):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [
-    'gap', 'map', 'headless', 'hidden-head', 'no-position', 'sincos', 'hybrid', 'root', 'axial'])
+    'gap', 'map', 'headless', 'no-position', 'hybrid', 'axial',
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ('hidden-head', 'sincos', 'root'))])
 def test_every_kind_of_model(name):
     """Of each the arrays of all figures that it has, as they are drawn."""
     own = small.make(name)

@@ -13,6 +13,7 @@ heads, rows and columns count from 0. docs/figures.md shows all figures:
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = cli.make_parser('figures', __doc__ + '\n'.join(
-        f'    {name:12}{(figure.draw.__doc__ or "").partition(chr(10))[0]}'
+        f'    {name:12}{re.match("[^.:]*", figure.draw.__doc__)[0]}'
         for name, figure in FIGURES.items()))
     parser.add_argument('--workdir', action='append', default=[], dest='workdirs',
                         help='of a run, or one of its checkpoints; several for figures of runs')

@@ -22,7 +22,8 @@ def observed(**fields):
 
 
 @pytest.mark.parametrize('fields', [
-    dict(), dict(pool='gap', position='relative', position_at='every_layer'), dict(pool='map')],
+    dict(), *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
+        dict(pool='gap', position='relative', position_at='every_layer'), dict(pool='map')))],
     ids=str)
 def test_weights_and_logits_are_those_of_the_model(fields):
     """Weights as softmax of queries and keys in float64 NumPy, logits of the ordinary pass."""

@@ -50,21 +50,21 @@ def test_a_row_for_each_evaluation(tmp_path):
     np.testing.assert_array_equal(found['examples'], [1000, 1000, 400])
     np.testing.assert_array_equal(found['fewshot/5shot'], [0.25, 0.375, np.nan])
     fields = models.fields('b16') | SMALL
-    square, wide = (3 * 50 * cost.of_model(models.build(fields, 3), size).flops / 1e18
+    square, wide = (3 * 50 * cost.of_model(models.build(fields, 3), size).flops
                     for size in ((16, 16), (32, 16)))
-    np.testing.assert_allclose(found['exaflops'], [100 * square, 200 * square, 100 * wide])
+    np.testing.assert_allclose(found['flops'], [100 * square, 200 * square, 100 * wide])
 
 
 def test_compute_and_data_are_those_of_the_pretraining(tmp_path):
     before = write_run(tmp_path / 'before', rows(0.3, 0.4), examples=9000)
     tuned = write_run(tmp_path / 'tuned', rows(0.9), pretrained=before, image_size=(64, 64))
     found, first = runs.evaluations((tuned,)), runs.evaluations((before,))
-    np.testing.assert_allclose(found['exaflops'], first['exaflops'][-1:])
+    np.testing.assert_allclose(found['flops'], first['flops'][-1:])
     np.testing.assert_array_equal(found['examples'], [9000])
     assert found['accuracy'].tolist() == [0.9]
     early = write_run(tmp_path / 'early', rows(0.8), pretrained=f'{before}/checkpoints/100')
     (tmp_path / 'before/checkpoints/100').mkdir()
-    np.testing.assert_allclose(runs.evaluations((early,))['exaflops'], first['exaflops'][:1])
+    np.testing.assert_allclose(runs.evaluations((early,))['flops'], first['flops'][:1])
 
 
 def test_unknown_pretraining(tmp_path):

@@ -12,9 +12,10 @@ MOST_TILES = 16  # to a side of the figure of position embeddings
 
 
 def filters(arrays: Arrays, title: str) -> Any:
-    """Principal components `filters` [count, height, width, 3], as in figure 7, left.
+    """Principal components of the filters on RGB pixels (figure 7, left).
 
-    Grey is zero; each has its own scale. `variance` is their shares.
+    Of `filters` [count, height, width, 3], grey is zero, and each has its own scale; `variance` has
+    their shares.
     """
     found, columns = arrays['filters'], 7
     rows = math.ceil(len(found) / columns)
@@ -30,9 +31,10 @@ def filters(arrays: Arrays, title: str) -> Any:
 
 
 def positions(arrays: Arrays, title: str) -> Any:
-    """`similarity` [rows, columns, rows, columns]: a tile for each patch (figure 7, centre).
+    """Similarity of the position embeddings of all patches (figures 7, centre, and 10).
 
-    Of large grids every second patch, or every third and so on, has a tile.
+    `similarity` [rows, columns, rows, columns] has a tile for each patch, or of large grids for
+    every second, third and so on.
     """
     found = arrays['similarity']
     rows, columns = found.shape[:2]
@@ -60,9 +62,9 @@ def positions(arrays: Arrays, title: str) -> Any:
 
 
 def distance(arrays: Arrays, title: str) -> Any:
-    """`distance` [layers, heads] in pixels, a dot for each head (figures 7, right, and 11).
+    """How far each head of each layer looks (figures 7, right, and 11).
 
-    `uniform` is the distance that attention to all patches alike would have.
+    `distance` [layers, heads] is in pixels; `uniform` is that of attention to all patches alike.
     """
     found, uniform = arrays['distance'], float(arrays['uniform'])
     layers, heads = found.shape

@@ -17,19 +17,19 @@ Photo = UInt8[np.ndarray, 'height width 3']
 
 
 def rollout(arrays: Arrays, title: str) -> Any:
-    """`photos`, and their `maps` [photos, rows, columns] over them, as in figures 6 and 14."""
+    """Attention through all layers, over photos (figures 6 and 14): `photos` and their `maps`."""
     return _rows(f'{title}\nattention rollout', arrays['photos'], [
         ('rollout', heat, arrays['maps']), ('photo times rollout', darkened, arrays['maps'])])
 
 
 def attribution(arrays: Arrays, title: str) -> Any:
-    """`photos`, the `maps` of a class of each, and its name and probability in `captions`."""
+    """What speaks for a class, over photos: `photos`, `maps`, and `captions` with the class."""
     return _rows(f'{title}\nwhat speaks for a class: gradient times attention', arrays['photos'], [
         ('relevance', heat, arrays['maps'])], arrays['captions'])
 
 
 def compare(arrays: Arrays, title: str) -> Any:
-    """Rollout, thresholded attention (mean over heads) and attribution, one below the other."""
+    """Rollout, thresholded attention (of all heads) and attribution, one below the other."""
     rows = [('rollout', heat, arrays['rollout']), ('60 % of the attention', kept, arrays['kept'])]
     if 'attribution' in arrays:
         rows.append(('relevance for its class', heat, arrays['attribution']))
@@ -38,12 +38,15 @@ def compare(arrays: Arrays, title: str) -> Any:
 
 
 def attention(arrays: Arrays, title: str) -> Any:
-    """`maps` [photos, panels, rows, columns], named by `panels`; `query` (row, column) or empty."""
+    """What the class token or a patch attends to, by head or layer.
+
+    `maps` are [photos, panels, rows, columns], `query` is (row, column) of a patch or empty.
+    """
     return _blocks(f'{title}\n{arrays["what"]}', arrays, heat)
 
 
 def threshold(arrays: Arrays, title: str) -> Any:
-    """`maps` [photos, panels, rows, columns], bool: patches with 60 % of a head's attention."""
+    """The patches with 60 % of a head's attention: `maps` [photos, heads, rows, columns], bool."""
     return _blocks(f'{title}\n{arrays["what"]}', arrays, kept)
 
 

@@ -17,14 +17,14 @@ def compute(arrays: Arrays, title: str) -> Any:
     for run in _unique(arrays['run']):
         own = _rows(arrays, arrays['run'] == run)
         colour, marker = FAMILIES[own['family'][0]]
-        x, y = own['exaflops'], 100 * own['accuracy']
+        x, y = own['flops'], 100 * own['accuracy']
         axes.plot(x, y, '-', color=colour, alpha=0.35, linewidth=1)
         axes.plot(x[-1:], y[-1:], marker, color=colour)
         axes.annotate(own['model'][0], (x[-1], y[-1]), xytext=(6, -3), fontsize=8,
                       textcoords='offset points')
     for family in _unique(arrays['family']):
         axes.plot([], [], FAMILIES[family][1], color=FAMILIES[family][0], label=family)
-    axes.set(xscale='log', xlabel='pre-training compute (exaFLOPs)', ylabel='accuracy (%)')
+    axes.set(xscale='log', xlabel='pre-training compute (FLOPs)', ylabel='accuracy (%)')
     canvas.legend(figure, axes)
     return figure
 
@@ -40,31 +40,32 @@ def data_size(arrays: Arrays, title: str) -> Any:
             order = own['examples'].argsort()
             axes.plot(own['examples'][order], 100 * own[kind][order], 'o-', label=model)
         axes.set(xscale='log', xlabel='images of pre-training', ylabel=f'{_named(kind)} (%)')
+        _ticks(axes, last['examples'])
     canvas.legend(figure, charts[0])
     return figure
 
 
 def fewshot(arrays: Arrays, title: str) -> Any:
-    """Few-shot accuracy over epochs (figure 9) and compute (figures 8 and 13), by run and shots."""
+    """Few-shot accuracy over epochs and compute, a line for each run (figures 8, 9 and 13)."""
     figure, charts = canvas.charts(2, f'{title}few-shot accuracy of frozen features')
     runs, shots = _unique(arrays['run']), _shots(arrays)
     for k, run in enumerate(runs):
         own = _rows(arrays, arrays['run'] == run)
         for name, style in zip(shots, ('-', '--', ':', '-.') * len(shots), strict=False):
             y, deviation = 100 * own[name], 100 * own.get(f'{name}_deviation', 0 * own[name])
-            for axes, x in zip(charts, (own['epochs'], own['exaflops']), strict=True):
+            for axes, x in zip(charts, (own['epochs'], own['flops']), strict=True):
                 axes.plot(x, y, style, marker='.', color=f'C{k % 10}',
                           label=f'{_label(run)} ({own["model"][0]}), {_named(name)}')
                 axes.fill_between(x, y - deviation, y + deviation, color=f'C{k % 10}', alpha=0.15,
                                   linewidth=0)
     charts[0].set(xlabel='epochs', ylabel='few-shot accuracy (%)')
-    charts[1].set(xlabel='pre-training compute (exaFLOPs)', xscale='log')
+    charts[1].set(xlabel='pre-training compute (FLOPs)', xscale='log')
     canvas.legend(figure, charts[0])
     return figure
 
 
 def speed(arrays: Arrays, title: str) -> Any:
-    """Inference speed and largest batch against image size, by model and setting (figure 12)."""
+    """Inference speed and largest batch against image size, a line for each model (figure 12)."""
     figure, (left, right) = canvas.charts(2, f'{title}inference speed and largest batch measured')
     settings = _unique(arrays['setting'])
     for model in _unique(arrays['model']):
@@ -77,13 +78,17 @@ def speed(arrays: Arrays, title: str) -> Any:
                           label=name)
     for axes, what in ((left, 'images per second'), (right, 'images in the batch')):
         axes.set(xlabel='image size (pixels)', ylabel=what, xscale='log', yscale='log')
-        axes.set_xticks(np.unique(arrays['pixels']), [
-            f'{size:g}' for size in np.unique(arrays['pixels'])])
-        axes.minorticks_off()
+        _ticks(axes, arrays['pixels'])
     if len(settings) == 1:
         left.set_title(settings[0], fontsize=9)
     canvas.legend(figure, left)
     return figure
+
+
+def _ticks(axes, values):
+    """Ticks where there are values, on a logarithmic axis."""
+    axes.xaxis.minorticks_off()
+    axes.set_xticks(np.unique(values), [f'{value:,.0f}' for value in np.unique(values)])
 
 
 def _unique(values):

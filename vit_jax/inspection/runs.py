@@ -24,7 +24,7 @@ def evaluations(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     """A row for each evaluation of each run, as columns by name.
 
     `run`: the path; `model` and `family` (ViT, hybrid or ResNet); `step`; `epochs`; `accuracy` in
-    [0, 1]; `final`, of the run's last row. `exaflops` and `examples` are of the pre-training: three
+    [0, 1]; `final`, of the run's last row. `flops` and `examples` are of the pre-training: three
     forward passes for each image seen, and the size of its training split. It is that of the
     workdir that config.pretrained names or, without pre-trained weights, the run itself so far; NaN
     where it is not known. `fewshot/Nshot` and `fewshot/Nshot_deviation`, where any run has them,
@@ -47,13 +47,13 @@ def _of_run(workdir):
         raise Inapplicable(f'{workdir} has no evaluation: there is no {metrics.ACCURACY} in its '
                            f'{metrics.FILE}')
     before, end = _pretraining(config)
-    per_step = before and _exaflops_per_step(before)
+    per_step = before and _flops_per_step(before)
     for row in found:
         yield {
             'run': workdir, **dict(zip(('model', 'family'), _name(config['model']), strict=True)),
             'step': row['step'], 'accuracy': row[metrics.ACCURACY], 'final': row is found[-1],
             'epochs': row['step'] * config['batch_size'] / config['dataset']['num_examples'],
-            'exaflops': per_step * (row['step'] if end is None else end) if before else math.nan,
+            'flops': per_step * (row['step'] if end is None else end) if before else math.nan,
             'examples': before['dataset']['num_examples'] if before else math.nan,
             **{name: value for name, value in row.items() if re.match(FEWSHOT, name)}}
 
@@ -71,11 +71,11 @@ def _pretraining(config):
                                    default=math.nan)
 
 
-def _exaflops_per_step(config):
+def _flops_per_step(config):
     """As usually counted: three forward passes for every image of the batch."""
     model = models.build(with_defaults(config['model']), config['dataset']['num_classes'])
     flops = cost.of_model(model, as_pair(config['image_size'])).flops
-    return 3 * flops * config['batch_size'] / 1e18
+    return 3 * flops * config['batch_size']
 
 
 def _name(model):
@@ -90,7 +90,7 @@ def _name(model):
 def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The rows of `evaluations` whose pre-training is known; Inapplicable if there are none."""
     table = evaluations(workdirs)
-    known = np.isfinite(table['exaflops'])
+    known = np.isfinite(table['flops'])
     if not known.any():
         raise Inapplicable('the pre-training of these runs is not known: config.pretrained of '
                            'none is the workdir of a run')
