@@ -116,10 +116,8 @@ def assert_arrays_are_those_of_the_model(out, path, images):
     (['--layer=1'], ['layer 1, head 0', 'layer 1, head 1'], lambda x: x[1]),
     (['--head=1'], ['layer 0, head 1', 'layer 1, head 1', 'layer 2, head 1'], lambda x: x[:, 1]),
     (['--layer=0', '--head=1', '--query=3,5'], ['layer 0, head 1'], lambda x: x[:1, 1])])
-def test_attention_of_a_choice(given, tmp_path, options, panels, chosen, monkeypatch):
+def test_attention_of_a_choice(given, tmp_path, options, panels, chosen):
     path, images = given
-    monkeypatch.setattr(figures, 'FIGURES', figures.FIGURES | {  # the same picture for all
-        'attention': figures.FIGURES['attention']._replace(draw=lambda *_: FakeFigure())})
     assert run(tmp_path, f'--pretrained={path}', '--only=attention', *options, images[0]) == 0
     own = weights.load(path)
     seen = attention.observer(models.build(own.model, 7))(own.params, weights.prepare(
@@ -130,11 +128,6 @@ def test_attention_of_a_choice(given, tmp_path, options, panels, chosen, monkeyp
     assert found['query'].tolist() == list(query or ())
     np.testing.assert_allclose(found['maps'][0], chosen(np.asarray(
         maps.of_query(seen, query))[:, 0]), atol=1e-6)
-
-
-class FakeFigure:
-    def savefig(self, path, dpi):
-        assert dpi == 100
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ WIDTH = 9  # inches
 
 
 def new(height: float, title: str) -> Any:
-    """An empty Matplotlib Figure of so many inches, with its title."""
+    """An empty Matplotlib Figure of so many inches, with its title; pictures are side by side."""
     from matplotlib.figure import Figure  # here, for --help need not wait for it
 
-    figure = Figure(figsize=(WIDTH, height), layout='constrained')
+    figure = Figure(figsize=(WIDTH, height), layout='compressed')
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -28,6 +28,7 @@ def bare(axes: Any, title: str = '') -> Any:
 def charts(count: int, title: str) -> tuple[Any, list[Any]]:
     """A figure with so many charts side by side, on which lines are drawn."""
     figure = new(4.4, title)
+    figure.set_layout_engine('constrained')
     axes = list(figure.subplots(1, count, squeeze=False)[0])
     for one in axes:
         one.grid(alpha=0.3)
