@@ -146,12 +146,12 @@ def test_a_model_without_attention(tmp_path, capsys, caplog):
     assert run(tmp_path / 'out', f'--pretrained={path}', 'photo.jpg') == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith('filters: ')
-    assert lines[1] == 'positions: not drawn, because a ResNet has no position embedding'
-    assert lines[2:8] == [f'{name}: not drawn, because a ResNet has no attention'
+    assert lines[1] == 'positions: not drawn, because a ResNet has no position embedding of patches'
+    assert lines[2:8] == [f'{name}: not drawn, because a ResNet has no attention between patches'
                           for name in figures.FIGURES if name in OF_IMAGES]
     assert run(tmp_path, f'--pretrained={path}', '--only=filters,rollout', 'photo.jpg') == 1
     assert caplog.records[-1].getMessage() == (
-        'error: rollout cannot be drawn: a ResNet has no attention.')
+        'error: rollout cannot be drawn: a ResNet has no attention between patches.')
 
 
 def test_figures_of_runs(tmp_path, capsys, caplog):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support import reference, small
+from tests.support import reference
 from tests.support.parameters import apply, randomised
 from tests.support.vit import DEFAULTS, SMALL, random_images
 from vit_jax import models
@@ -68,7 +68,7 @@ def test_readout():
     np.testing.assert_allclose(attention.readout(found), found.pooling.mean(1), atol=1e-6)
 
 
-def test_a_model_without_attention():
-    weights = small.make('bit')
-    with pytest.raises(Inapplicable, match='a ResNet has no attention'):
-        attention.observer(models.build(weights.model, weights.num_classes))
+@pytest.mark.parametrize('name', ['r50x1', 'axial_r50'])
+def test_a_model_without_attention_between_patches(name):
+    with pytest.raises(Inapplicable, match='a ResNet has no attention between patches'):
+        attention.observer(models.build(name, 3))

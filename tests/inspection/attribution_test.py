@@ -106,7 +106,7 @@ def test_axial_gradients_are_those_of_each_line():
 @pytest.mark.parametrize(('fields', 'classes', 'message'), [
     (dict(pool='none'), 3, 'model.pool is none: every token has logits of its own'),
     (dict(), 0, 'the weights have no head and so no classes'),
-    ('r50x1', 3, 'a ResNet has no attention')], ids=str)
+    ('r50x1', 3, 'a ResNet has no attention between patches')], ids=str)
 def test_models_without_it(fields, classes, message):
     model = models.build(*(['r50x1'] if fields == 'r50x1' else [TINY | fields]), classes)
     with pytest.raises(Inapplicable, match=message):

@@ -93,5 +93,5 @@ def test_models_without_such_positions(fields, message):
     with pytest.raises(Inapplicable, match=message):
         similarity(**fields)
     resnet = small.make('bit')
-    with pytest.raises(Inapplicable, match='a ResNet has no position embedding'):
+    with pytest.raises(Inapplicable, match='a ResNet has no position embedding of patches'):
         parameters.position_similarity(models.build(resnet.model, 7), resnet.params, (24, 24))

@@ -50,9 +50,9 @@ def observer(model: nn.Module) -> Callable[[PyTree, Array], Observed]:
 
 
 def check(model: nn.Module) -> None:
-    """Raises Inapplicable for a model without attention."""
+    """Raises Inapplicable for a ResNet; an axial one attends between points of feature maps."""
     if not hasattr(model, 'pool'):
-        raise Inapplicable('a ResNet has no attention')
+        raise Inapplicable('a ResNet has no attention between patches')
 
 
 def apply(model: nn.Module, params: PyTree, images: Float[Array, 'batch height width channels']

@@ -37,7 +37,7 @@ def position_similarity(model: nn.Module, params: PyTree, image_size: tuple[int,
     where patches have no position embedding.
     """
     if not hasattr(model, 'pool'):
-        raise Inapplicable('a ResNet has no position embedding')
+        raise Inapplicable('a ResNet has no position embedding of patches')
     block = model.block
     if block.position == 'none':
         raise Inapplicable('model.position is none')
