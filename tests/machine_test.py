@@ -9,10 +9,8 @@ import jax
 import psutil
 import pytest
 
-from tests.support.runs import TINY, command, environment
 from vit_jax import machine
 from vit_jax.errors import UserError
-from vit_jax.workdir import metrics
 
 
 @pytest.mark.parametrize('error', [AssertionError(), RuntimeError("Unable to initialize 'cuda'")])
@@ -90,51 +88,33 @@ print(faults())
 
 
 @pytest.fixture
-def no_cache(monkeypatch):
-    """JAX as it is when nobody has said where to keep what it compiles."""
+def on_a_gpu(monkeypatch):
+    """JAX on a machine with one, when nobody has said where to keep what it compiles."""
     monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update('jax_compilation_cache_dir', None)
+    monkeypatch.setattr(machine.glob, 'glob', lambda pattern: [pattern])
+    before = {name: getattr(jax.config, name)
+              for name in ('jax_platforms', 'jax_compilation_cache_dir')}
+    for name in before:
+        jax.config.update(name, None)
     yield
-    jax.config.update('jax_compilation_cache_dir', before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
-def test_where_compiled_programs_are_kept(no_cache, tmp_path, monkeypatch):
+def test_where_compiled_programs_are_kept(on_a_gpu, tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     machine.keep_compiled()
     folder = jax.config.jax_compilation_cache_dir
-    assert os.path.dirname(folder) == str(tmp_path / 'home' / '.cache' / 'vit_jax')
+    assert folder == str(tmp_path / 'home' / '.cache' / 'vit_jax' / 'compiled')
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'other'))
     machine.keep_compiled()  # a place that is known stays
     assert jax.config.jax_compilation_cache_dir == folder
 
 
-@pytest.mark.parametrize('home', ['/proc/nobody', '/dev/null'])
-def test_no_place_for_compiled_programs(home, no_cache, monkeypatch):
+@pytest.mark.parametrize(('home', 'platform'), [
+    ('/proc/nobody', 'cuda'), ('/dev/null', 'cuda'), ('/tmp', 'cpu')])
+def test_where_no_compiled_programs_are_kept(home, platform, on_a_gpu, monkeypatch):
     monkeypatch.setenv('HOME', home)
+    jax.config.update('jax_platforms', platform)
     machine.keep_compiled()
     assert jax.config.jax_compilation_cache_dir is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('damaged', [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_a_second_start_computes_with_what_the_first_compiled(damaged, tmp_path):
-    """Equal losses; a program that was cut off is compiled again."""
-    def start(name):
-        variables = environment() | {'XDG_CACHE_HOME': str(tmp_path)}
-        variables.pop('JAX_COMPILATION_CACHE_DIR')
-        result = subprocess.run(command(tmp_path / name, fields=TINY | {'num_steps': 6}), text=True,
-                                capture_output=True, env=variables, check=True)
-        files = {path: path.stat().st_size for path in (tmp_path / 'vit_jax').glob('*/*-cache')}
-        return [row.get('train/loss') for row in metrics.read(tmp_path / name)], files, result
-
-    losses, files, _ = start('first')
-    steps = [path for path in files if 'train_step' in path.name]
-    assert steps
-    if damaged:
-        for path in steps:
-            path.write_bytes(path.read_bytes()[:-1000])
-    again, now, result = start('second')
-    assert again == losses
-    assert now.keys() == files.keys()
-    assert ('Error reading persistent compilation cache' in result.stderr) == damaged

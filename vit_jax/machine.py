@@ -5,9 +5,7 @@ import ctypes
 import glob
 import os
 import pathlib
-import platform
 import resource
-import zlib
 
 import jax
 import psutil
@@ -66,9 +64,8 @@ def keep_memory() -> None:
     To be called before JAX starts its threads. Without effect beside a GPU or TPU, whose hosts have
     many threads, and where the C library is not glibc.
     """
-    only_cpu = jax.config.jax_platforms == 'cpu' or not any(map(glob.glob, TPUS + GPUS))
     library = ctypes.CDLL(None)
-    if only_cpu and hasattr(library, 'gnu_get_libc_version'):
+    if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
         for parameter, value in _KEEP.values():
             library.mallopt(parameter, value)
 
@@ -76,27 +73,23 @@ def keep_memory() -> None:
 def keep_compiled() -> None:
     """Lets JAX keep what took longer than a second to compile, for the next start.
 
-    It lies in vit_jax/ of $XDG_CACHE_HOME, else of ~/.cache, and may be deleted at any time.
-    JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps
-    nothing. Without effect where the folder cannot be written.
+    It lies in vit_jax/compiled of $XDG_CACHE_HOME, else of ~/.cache, and may be deleted at any
+    time. JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps
+    nothing. Without effect where the folder cannot be written, and on the CPU: of programs for it
+    jaxlib 0.10 says as it reads them that they may be for another processor, though they are not.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    if _only_cpu() or jax.config.jax_compilation_cache_dir is not None:
         return
     with contextlib.suppress(OSError, RuntimeError):  # the second without a home
         cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
-        folder = cache / 'vit_jax' / f'compiled-{_processor()}'
+        folder = cache / 'vit_jax' / 'compiled'
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
-def _processor():
-    """Names what the processor can do: machines that share a home may not share their programs."""
-    with contextlib.suppress(OSError):
-        lines = pathlib.Path('/proc/cpuinfo').read_text().partition('\n\n')[0].splitlines()
-        kind = [line for line in lines if line.startswith(('model name', 'flags', 'Features'))]
-        return f'{zlib.crc32(repr(kind).encode()):08x}'
-    return platform.machine()
+def _only_cpu():
+    return jax.config.jax_platforms == 'cpu' or not any(map(glob.glob, TPUS + GPUS))
 
 
 def check_backend() -> None:
