@@ -102,8 +102,8 @@ def program_that_fits(config: FrozenConfigDict, mesh: Mesh, teacher: Teacher | N
     program = Program(config, mesh, teacher=teacher)
     accumulation.check_fits(
         sharding.bytes_per_device((program.arguments, program.abstract_state.params)),
-        'what a step begins with (parameters, their gradients, optimizer state, the batch and the '
-        'parameters of a teacher)')
+        'what a step begins with (parameters, their gradients, optimizer state and the batch)'
+        + (' beside a teacher' if teacher else ''))
     if config.accum_steps:
         return program
     return accumulation.choose(program, reserved=bytes_read_ahead(program))
