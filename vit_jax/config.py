@@ -20,9 +20,9 @@ from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
 
 # A run may continue with other values of these; every other field decides the result.
-MAY_DIFFER = ('recipe', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric', 'patience',
-              'mesh.*', 'model.unroll', 'model.remat_policy', 'evals.*', 'dataset.data_dir',
-              'dataset.max_broken_fraction',
+MAY_DIFFER = ('recipe', 'report', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric',
+              'patience', 'mesh.*', 'model.unroll', 'model.remat_policy', 'evals.*',
+              'dataset.data_dir', 'dataset.max_broken_fraction',
               'transfer.take',  # the values that were taken are compared themselves
               'teacher.weights')  # so is teacher.checksum
 

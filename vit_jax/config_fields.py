@@ -199,4 +199,5 @@ FIELDS = {  # by dotted name
                          'eval/loss, which is best where it is lowest, or fewshot/5shot'),
     'patience': Field(0, whole(0), 'evaluations in a row without a better best_metric after which '
                       'training ends; 0: it does not'),
+    'report': Field(True, SWITCH, 'report.html in the workdir when the run is complete'),
 }

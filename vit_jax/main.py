@@ -3,10 +3,13 @@
     python -m vit_jax.main --config=configs/vit.py:b16 [--workdir=DIR] [--config.FIELD=VALUE ...]
 """
 
+import contextlib
 from collections.abc import Sequence
+from typing import Any
 
-from vit_jax import cli
+from vit_jax import cli, reporting
 from vit_jax import config as config_lib
+from vit_jax.errors import UserError
 from vit_jax.processes import consensus, launch
 from vit_jax.workdir import record
 
@@ -20,15 +23,29 @@ def main(argv: Sequence[str] | None = None) -> int:
                         '--config, as in runs/vit-b16')
     cli.add_process_options(parser)
     options, config = cli.parse_with_config(parser, argv)
-    workdir = options.workdir or cli.default_workdir(argv)
+    workdir, recipe = options.workdir or cli.default_workdir(argv), recipe_of(argv)
     from vit_jax.training import loop  # imports TensorFlow, for which --help need not wait
 
     cli.join_processes(options, continues=True)
     if consensus.is_main():
         record.log_to(workdir)
     code = loop.train(config, workdir)
+    if config.report and not code:
+        reporting.conclude(workdir, recipe)
     launch.finish()
     return code
+
+
+def recipe_of(argv: Sequence[str] | None) -> dict[str, Any]:
+    """What a run departs from: `file`, that of --config, and its fields without those overridden.
+
+    They are `config`, by dotted name.
+    """
+    file = cli.config_file(argv)
+    config = cli.read_config([f'--config={file}'])
+    with contextlib.suppress(UserError):  # it may need what the command line adds
+        config = config_lib.checked(config)
+    return {'file': file, 'config': config_lib.flatten(config)}
 
 
 if __name__ == '__main__':

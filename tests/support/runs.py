@@ -31,8 +31,11 @@ TIMED = ('train/images_per_sec', 'train/data_wait', 'train/eta_sec', 'train/flop
 
 
 def arguments(workdir, config='configs/quickstart.py', **fields):
-    """What a training run is started with; fields with dots are given as a dict `fields=`."""
-    overrides = fields.pop('fields', {}) | fields
+    """What a training run is started with; fields with dots are given as a dict `fields=`.
+
+    Without its report, which takes longer than a short run, unless asked for.
+    """
+    overrides = {'report': False} | fields.pop('fields', {}) | fields
     return [f'--config={ROOT / config}', f'--workdir={workdir}',
             *(f'--config.{k}={v}' for k, v in overrides.items())]
 

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 CONFIG, CLASSES, LOCK, LOG = 'config.json', 'classes.json', '.lock', 'train.log'
 CHECKPOINTS = 'checkpoints'  # one folder for each saved step
+RECIPE = 'recipe.json'  # the file that --config named, and its fields without those overridden
 # Fields that every version has written.
 NEEDED = {'accum_steps', 'dataset', 'image_size', 'loss', 'model', 'num_epochs', 'num_steps',
           'preprocess'}

@@ -1,0 +1,162 @@
+import base64
+import hashlib
+import re
+
+import pytest
+
+from tests.support.pages import Read, check, made, without
+from vit_jax.errors import UserError
+from vit_jax.reporting import collect, page
+
+EVIL = '<script>alert(1)</script>'
+
+
+def test_the_numbers_of_a_run():
+    read, data = check(page.of_one(made()))
+    for text in ('81.25 %', 'step 20, the best', '0.4321', '1,234', '1.2 M', '16 × 16 pixels',
+                 '16 of the 16 images of test', 'checkpoint of step 20',
+                 'Nothing differs from configs/quickstart.py'):
+        assert text in read.text, text
+    loss = data['charts']['curve-0']['layer'][0]['data']['values']
+    assert [(row['step'], row['value']) for row in loss if row['series'] == 'training'] == [
+        (5, 2.0), (10, 1.0), (15, 2 / 3), (20, 0.5)]
+    confusion = next(table for table in read.tables if table[0][1:] == ['class 0', 'class 1',
+                                                                        'class 2'])
+    assert confusion[1:] == [['class 0', '1', '1', ''], ['class 1', '', '2', '2'],
+                             ['class 2', '3', '', '3']]
+
+
+def test_differences_are_named_with_what_the_fields_mean():
+    differences = [{'field': 'seed', 'value': 3, 'reference': 0, 'meaning': 'of parameters'},
+                   {'field': 'model.new', 'value': None, 'reference': [1, 2], 'meaning': ''}]
+    read, _ = check(page.of_one(made(differences=differences)))
+    assert [['field', 'run', 'recipe'], ['seedof parameters', '3', '0'],
+            ['model.new', '–', '1, 2']] in read.tables
+
+
+@pytest.mark.parametrize('names', [
+    [EVIL, '"><img src=x onerror=alert(1)>', "' onclick='x"],
+    ['{{ 7 * 7 }}', '</script><h1>', '<!--'], ['ä', '犬', '\u2028']])
+def test_names_are_text(names):
+    """Of classes, files and runs, also in what scripts read."""
+    found = made(names=names, name=EVIL, workdir=f'/runs/{EVIL}')
+    for source in (page.of_one(found), page.of_several([found, made(names=names)])):
+        read, _ = check(source)
+        assert len(read.scripts) == 3
+        assert set(names) <= set(cell for table in read.tables for row in table for cell in row)
+        assert '<script>alert' not in source
+    assert EVIL in read.text
+
+
+def test_scripts_are_those_that_the_policy_names():
+    source = page.of_one(made())
+    read = Read(source)
+    policy = read.of('meta', **{'http-equiv': 'Content-Security-Policy'})[0]['content']
+    for script in read.scripts[1:]:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+
+
+def test_a_thousand_classes():
+    names = [f'n{k:05} a name with several words' for k in range(1000)]
+    source = page.of_one(made(names=names))
+    read, data = check(source)
+    assert len(source) < 2.5e6
+    cells = data['charts']['confusion']['data']['values']
+    assert len(cells) <= 2500
+    assert sum(row['images'] for row in cells) == sum(2 * (1 + k % 3) for k in range(1000))
+    assert 'Each row and column stands for 20 neighbouring classes' in read.text
+    assert len(max(read.tables, key=len)) == 1001
+
+
+def test_parts_that_are_missing_say_why():
+    found = without(made(), 'data', 'predictions', 'inspection')
+    read, data = check(page.of_one(found))
+    for name in ('data', 'predictions', 'inspection'):
+        assert f'no {name} here' in read.text
+    assert data['explorer'] is None
+    nothing = without(made(rows=[], summary=collect.summary([], 1)), *collect.PARTS)
+    read, data = check(page.of_one(nothing))
+    assert 'There are no rows in metrics.jsonl yet.' in read.text
+    assert data['charts'] == {}
+
+
+def test_figures_that_do_not_apply_say_why():
+    inspection = {'filters': None, 'similarity': None, 'explorer': None, 'distances': None,
+                  'missing': dict.fromkeys(('filters', 'similarity', 'explorer'),
+                                           'a ResNet has no attention')}
+    read, data = check(page.of_one(made(inspection=inspection)))
+    assert 'There is nothing to explore here: a ResNet has no attention.' in read.text
+    assert 'This figure does not apply: a ResNet has no attention.' in read.text
+    assert data['explorer'] is None
+
+
+def test_several_labels_have_no_confusion():
+    found = made()
+    predictions = found['predictions'] | {'several_labels': True, 'classes': {
+        name: {'average_precision': score, 'num_examples': 3}
+        for name, score in zip(found['classes'], (0.25, None, 0.125), strict=True)}}
+    del predictions['confusion']
+    read, _ = check(page.of_one(found | {'predictions': predictions}))
+    table = next(table for table in read.tables if table[0][:2] == ['class', 'average precision'])
+    assert [row[:2] for row in table[1:]] == [
+        ['class 2', ' 12.5 %'], ['class 0', ' 25.0 %'], ['class 1', '–']]
+    assert 'Confusion' not in read.text
+
+
+def test_runs_side_by_side():
+    other = made()
+    other = other | {'name': 'other', 'workdir': 'runs/other', 'config': other['config'] | {
+        'seed': 1, 'optimizer.learning_rate': 0.1}}
+    read, data = check(page.of_several([made(), other]))
+    assert '2 runs side by side' in read.text
+    assert [['field', 'run', 'other'], ['optimizer.learning_rate', '0.003', '0.1'],
+            ['seed', '0', '1']] in read.tables
+    results = read.tables[0]
+    assert [row[0] for row in results] == ['run', 'run', 'other']
+    assert results[1][1:3] == ['81.25 %', '81.25 %']
+    assert {row['run'] for row in data['charts']['curve-0']['layer'][0]['data']['values']} == {
+        'run', 'other'}
+    assert ['class', 'run', 'other'] in [table[0] for table in read.tables]
+    same_name = [made(), without(made(workdir='elsewhere/run'), *collect.PARTS)]
+    read, _ = check(page.of_several(same_name))
+    assert [row[0] for row in read.tables[0][1:]] == ['runs/run', 'elsewhere/run']
+    assert 'The configs of the runs are equal.' in read.text
+    assert 'Accuracy of every class' not in read.text
+
+
+def test_colours_are_readable_by_day_and_by_night():
+    """Contrast of text of at least 4.5, of lines of charts at least 3 (WCAG 2.2, 1.4.3, 1.4.11)."""
+    day, night = (dict(re.findall(r'--(\w+): (#[0-9a-f]+);', block)) for block in re.findall(
+        r':root \{(.*?)\}', (page.HERE / 'report.css').read_text(), re.S))
+
+    def luminance(colour):
+        digits = colour[1:] if len(colour) == 7 else ''.join(2 * x for x in colour[1:])
+        rgb = [int(digits[k:k + 2], 16) / 255 for k in (0, 2, 4)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
+        return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    assert day.keys() == night.keys()
+    for colours in (day, night):
+        for name, least in [(f'c{k}', 3) for k in range(8)] + [
+                (name, 4.5) for name in ('ink', 'muted', 'accent', 'bad', 'good')]:
+            for behind in ('card', 'bg', 'soft') if least > 3 else ('card',):
+                high, low = sorted((luminance(colours[x]) for x in (name, behind)), reverse=True)
+                assert (high + 0.05) / (low + 0.05) >= least, (name, behind)
+
+
+def test_numbers_in_words():
+    assert [page.percent(0.98611), page.percent(None), page.percent(1, 1)] == [
+        '98.61\xa0%', '–', '100.0\xa0%']
+    assert [page.duration(x) for x in (4.4, 106, 6400)] == ['4 s', '1 min 46 s', '1 h 46 min']
+    assert [page.value(x) for x in ([1, 2], '', None, False, 1e-4)] == [
+        '1, 2', '–', '–', 'False', '0.0001']
+
+
+def test_a_library_that_is_not_there_is_named(monkeypatch, tmp_path):
+    page.library_code.cache_clear()
+    (tmp_path / 'vl_convert.py').write_text('raise ImportError("no wheel for this machine")')
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    with pytest.raises(UserError, match=r'no wheel for this machine\): pip install -e'):
+        page.of_one(made())
+    page.library_code.cache_clear()

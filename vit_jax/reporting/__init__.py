@@ -1,0 +1,44 @@
+"""report.html: one page that shows a run, or sets several side by side, without any other file.
+
+In: workdirs. Out: plain data of what their files, their data and their models say (`collect` and
+what it calls), charts of these in Vega-Lite (`charts`), and a page of HTML (`page`). Imports
+errors, models, config, processes, data, workdir, weights, inspection, evaluators, training and
+scoring; only this room uses Jinja2 and Vega.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.processes import consensus
+from vit_jax.workdir import record
+
+log = logging.getLogger(__name__)
+
+FILE = 'report.html'
+# At the end of a run: so many images, and no longer than so many seconds, whichever comes first.
+IMAGES, SECONDS = 2000, 60
+
+
+def conclude(workdir: str, recipe: Mapping[str, Any]) -> None:
+    """Writes the page of a run that is complete; where that fails, one line of the log says so.
+
+    `recipe` is what the run departs from, see collect.reference_of. Only process 0 writes. Of
+    several processes none uses the model, which all would have to do together: the page then has
+    what the files of the workdir say, and how to add the rest.
+    """
+    if not consensus.is_main():
+        return
+    path = os.path.join(workdir, FILE)
+    try:
+        record.write_json(os.path.join(workdir, record.RECIPE), recipe)
+        from vit_jax.reporting import collect, page  # what is missing must not end the run
+
+        run = collect.run(workdir, IMAGES if consensus.count() == 1 else 0, SECONDS)
+        page.write(page.of_one(run), path)
+        log.info('report: %s', path)
+    except Exception as error:  # a run that has trained is complete, with or without a page
+        log.warning('%s is not written (%s: %s). The run is complete; python -m vit_jax.report %s '
+                    'tries again.', path, type(error).__name__, str(error).partition('\n')[0],
+                    workdir)

@@ -1,0 +1,143 @@
+"""What a page shows of a run, as plain data: from the files of its workdir, its data, its model."""
+
+import logging
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import traverse_util
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+from vit_jax.workdir import metrics, record
+
+log = logging.getLogger(__name__)
+
+# What the data and the machine decide where a config leaves it open: no choice of the run.
+FOUND = {'recipe', 'accum_steps', 'model.unroll', 'model.remat_policy', 'dataset.num_examples',
+         'dataset.num_classes', 'dataset.multi_label', 'teacher.checksum'}
+DEFAULTS = 'the defaults of all fields'
+PARTS = ('data', 'model', 'predictions', 'inspection')  # what the files of a workdir do not tell
+
+
+def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
+    """Everything that a page shows of one run.
+
+    Args:
+      images: evaluated at most, in the order of the split that scored the run; 0 leaves out all
+        that needs the model or the data, and then neither TensorFlow nor a device is used.
+      seconds: after which evaluation stops, with as many images as it has.
+
+    Returns `name`, `workdir`, `config` (by dotted field), `reference` (the config that it is
+    compared with) and `compared_with`, `differences`, `classes`, `rows` (of metrics.jsonl),
+    `summary`; `model`, `data`, `predictions` and `inspection`, what the functions named below
+    return, None where `missing` has a sentence for the same key instead.
+
+    Raises UserError if the directory is not the workdir of a run.
+    """
+    config, classes, rows = *read(workdir), metrics.read(workdir)
+    flat = config_lib.flatten(config)
+    reference, compared_with = reference_of(workdir, flat)
+    found = {'name': os.path.basename(os.path.abspath(workdir)), 'workdir': workdir,
+             'config': flat, 'classes': classes, 'rows': rows, 'reference': reference,
+             'compared_with': compared_with, 'differences': differences(flat, reference),
+             'summary': summary(rows, flat['batch_size']), 'missing': {},
+             'model': None, 'data': None, 'predictions': None, 'inspection': None}
+    if not images:
+        found['missing'] = dict.fromkeys(
+            PARTS, 'The model and the data were not used for this page: python -m vit_jax.report '
+            f'{workdir} adds this part.')
+        return found
+
+    def attempt(what: str, function: Callable[[], Any]) -> None:
+        try:
+            found[what] = function()
+        except (UserError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
+            reason = str(error).partition('\n')[0]  # of JAX's, such as that of too little memory
+            log.info('%s: the page is without %s: %s', workdir, what, reason)
+            found['missing'][what] = reason
+
+    try:  # they import TensorFlow
+        from vit_jax.reporting import data, looks, model, predictions
+    except ModuleNotFoundError as error:
+        found['missing'] = dict.fromkeys(PARTS, f"{error}: pip install -e '.[train]' brings it.")
+        return found
+    attempt('data', lambda: data.describe(config, classes))
+    attempt('model', lambda: model.load(workdir, config))
+    if loaded := found['model']:
+        attempt('predictions', lambda: predictions.evaluate(loaded, images, seconds))
+        attempt('inspection', lambda: looks.inspect(loaded))
+        found['model'] = loaded.facts()
+    else:
+        found['missing'] |= dict.fromkeys(PARTS[2:], found['missing']['model'])
+    return found
+
+
+def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
+    """Config, with defaults for fields newer than the run, and class names of a workdir."""
+    if not os.path.isfile(os.path.join(workdir, record.CONFIG)):
+        inside = sorted(name for name in os.listdir(workdir) if os.path.isfile(os.path.join(
+            workdir, name, record.CONFIG))) if os.path.isdir(workdir) else []
+        hint = (f'Name those in it, as {os.path.join(workdir, inside[0])}.' if inside else
+                'Name the --workdir of python -m vit_jax.main.')
+        raise UserError(f'{workdir} is not the workdir of a run: it has no {record.CONFIG}. {hint}')
+    config, classes = record.read(workdir)
+    defaults = {name: x for name, x in config_lib.flatten(config_lib.base()).items()
+                if not name.startswith('model.')}
+    return traverse_util.unflatten_dict(defaults | config_lib.flatten(config), sep='.'), classes
+
+
+def reference_of(workdir: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The config, by dotted field, that a run departs from, and what it is called.
+
+    That of the file which --config named, as the run has recorded it; of runs that have not, the
+    defaults of all fields.
+    """
+    try:
+        found = record.read_json(os.path.join(workdir, record.RECIPE), dict)
+        if isinstance(found.get('config'), dict) and isinstance(found.get('file'), str):
+            return found['config'], found['file']
+    except UserError:  # of an older version, or damaged: the page is worth more than this part
+        pass
+    base = config_lib.flatten(config_lib.base())
+    if 'model.hidden_size' not in config:  # a ResNet has other fields than those of base()
+        base = {name: x for name, x in base.items() if not name.startswith('model.')}
+    return base, DEFAULTS
+
+
+def differences(config: Mapping[str, Any], reference: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fields that differ: name, both values, and what the field means.
+
+    A value is None where a config does not have the field. What the data or the machine decided
+    is left out.
+    """
+    fields, found = config_lib.all_fields(), []
+    for name in sorted((config.keys() | reference.keys()) - FOUND):
+        value, other = config.get(name), reference.get(name)
+        if value != other:
+            found.append({'field': name, 'value': value, 'reference': other,
+                          'meaning': fields[name].meaning if name in fields else ''})
+    return found
+
+
+def summary(rows: Sequence[Mapping[str, float]], batch_size: int) -> dict[str, Any]:
+    """The result of a run from its rows of metrics.
+
+    Returns `last` and `best`, the rows of the last evaluation and of that with the highest
+    accuracy, None without one; `steps`; `seconds` of training and evaluation, None where nothing
+    tells; `images_per_sec`, the median.
+    """
+    evaluations = [row for row in rows if 'eval/loss' in row]
+    scored = [row for row in evaluations if metrics.ACCURACY in row]
+    speeds = [(row['step'], row['train/images_per_sec']) for row in rows
+              if row.get('train/images_per_sec')]
+    seconds, before = sum(row.get('eval/seconds', 0) for row in rows), 0
+    for step, speed in speeds:
+        seconds, before = seconds + (step - before) * batch_size / speed, step
+    return {'last': evaluations[-1] if evaluations else None,
+            'best': max(scored, key=lambda row: (row[metrics.ACCURACY], row['step']), default=None),
+            'steps': rows[-1]['step'] if rows else 0, 'seconds': seconds if speeds else None,
+            'images_per_sec': statistics.median(x for _, x in speeds) if speeds else None}

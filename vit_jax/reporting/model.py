@@ -1,0 +1,63 @@
+"""The model of a run, ready to be applied, with what decides which images it is shown."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from vit_jax import models, weights
+from vit_jax.errors import UserError
+from vit_jax.reporting import pictures
+from vit_jax.scoring import split
+from vit_jax.weights import Weights, description
+from vit_jax.workdir import record
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Weights, the module and its float32 parameters, and those sections of the run's config."""
+
+    weights: Weights
+    module: nn.Module
+    params: PyTree
+    dataset: dict[str, Any]
+    loss: dict[str, Any]
+    masked: bool  # whether the run predicts hidden patches, and so has no classes
+
+    def facts(self) -> dict[str, Any]:
+        """What the page says of it: the `step` of the checkpoint, and how many `parameters`."""
+        return {'step': int(os.path.basename(self.weights.source)),
+                'parameters': sum(x.size for x in jax.tree.leaves(self.params)),
+                'image_size': list(self.weights.image_size())}
+
+    def preprocess(self) -> dict[str, Any]:
+        """How images are prepared, all fields."""
+        return description.complete_preprocess(self.weights)
+
+    def pixels(self, images: Float[np.ndarray, '... 3']) -> np.ndarray:
+        """Prepared images as they look, uint8."""
+        return pictures.pixels(images, self.preprocess())
+
+    def batch_size(self, least: int) -> int:
+        """About `least` images, as many for every device."""
+        return max(least // jax.device_count(), 1) * jax.device_count()
+
+
+def load(workdir: str, config: Mapping[str, Any]) -> Model:
+    """That of the best checkpoint where the run keeps it, else of the newest.
+
+    Raises UserError where none can be read, or the model does not take RGB images.
+    """
+    if not record.saved_steps(record.checkpoint_directory(workdir)):
+        raise UserError(f'{workdir} has no checkpoint.')
+    loaded = weights.load(workdir)
+    description.check_rgb(loaded)
+    dataset, loss = split.data_and_loss(loaded, workdir, {'name': None})
+    return Model(loaded, models.build(loaded.model, loaded.num_classes),
+                 jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params),
+                 dataset, loss, config['masked']['target'] != 'none')

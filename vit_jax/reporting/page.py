@@ -1,0 +1,263 @@
+"""The page: what collect.run found, as one file of HTML that asks for nothing."""
+
+import base64
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators.calibration import BINS
+from vit_jax.reporting import charts, collect, pictures
+from vit_jax.workdir import record
+
+HERE = pathlib.Path(__file__).parent
+TABLE = 20  # classes, up to which the confusion matrix is a table
+MOST_CLASSES = 2000  # rows of the table of classes
+# The browser holds to it: no request, no script but those of this page.
+POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {}; "
+          "base-uri 'none'; form-action 'none'")
+SECTIONS = {'result': 'Result', 'curves': 'Curves', 'config': 'Config', 'data-set': 'Data',
+            'predictions': 'Predictions', 'looks': 'What it looks at', 'classes': 'Classes'}
+# Name, value of a summary; the first three are shares.
+COLUMNS = ('best accuracy', 'last accuracy', 'calibration error', 'evaluation loss', 'steps',
+           'time', 'images/s', 'parameters')
+
+
+def write(html: str, path: str) -> None:
+    """Writes the page, whole or not at all; UserError where it cannot be written."""
+    record.write_text(path, html)
+
+
+def of_one(run: Mapping[str, Any]) -> str:
+    """The page of a run of collect.run."""
+    drawn, specs = _curves({run['name']: run['rows']}, len(run['classes']))
+    values = {'run': run | {'has_recipe': run['compared_with'] != collect.DEFAULTS},
+              'cards': cards(run), 'curves': drawn, 'tiny': _is_tiny(run),
+              'class_counts': None, 'confusion': None, 'confused': None, 'reliability': None,
+              'per_class': None, 'attention_distances': None, 'canvas': (224, 224)}
+    if (data := run['data']) and data['splits'][0]['counts'] and (
+            len(run['classes']) <= MOST_CLASSES):
+        values['class_counts'] = charts.counts(run['classes'], data['splits'][0]['counts'])
+    if found := run['predictions']:
+        values |= _predictions(run, found)
+    explorer = (run['inspection'] or {}).get('explorer')
+    if explorer:
+        values['attention_distances'] = charts.distances(run['inspection']['distances'])
+        height, width = run['model']['image_size']
+        values['canvas'] = (224, round(224 * height / width))
+    for name, chart in (('counts', values['class_counts']), ('confusion', values['confusion']),
+                        ('reliability', values['reliability']),
+                        ('distances', values['attention_distances'])):
+        if chart and 'spec' in chart:
+            specs[name] = chart['spec']
+    where = run['config']['recipe'] or run['config']['dataset.name']
+    return _rendered(values, [run], run['name'], f'{where} · {run["workdir"]}',
+                     {'charts': specs, 'explorer': explorer and {
+                         'heads': explorer['heads'], 'photos': [
+                             {name: x for name, x in photo.items() if name != 'rollout'}
+                             for photo in explorer['photos']]}},
+                     [name for name in SECTIONS if name != 'classes'])
+
+
+def of_several(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A page that sets the runs of collect.run side by side."""
+    names = _unique_names([run['workdir'] for run in runs])
+    drawn, specs = _curves(dict(zip(names, (run['rows'] for run in runs), strict=True)),
+                           max(len(run['classes']) for run in runs))
+    fields = {field: [run['config'].get(field) for run in runs]
+              for field in sorted(set().union(*(run['config'] for run in runs)))}
+    scores = [run['predictions'] and {
+        name: row.get('accuracy', row.get('average_precision'))
+        for name, row in run['predictions']['classes'].items()} for run in runs]
+    same = all(scores) and all(x.keys() == scores[0].keys() for x in scores)
+    colours = [charts.COLOURS[k % len(charts.COLOURS)] for k in range(len(runs))]
+    values = {'run': None, 'columns': COLUMNS, 'curves': drawn, 'names': names, 'tiny': False,
+              'legend': list(zip(names, colours, strict=True)),
+              'table': list(zip(names, map(_numbers, runs), strict=True)),
+              'differing': [(field, found) for field, found in fields.items()
+                            if any(x != found[0] for x in found)], 'per_class': [
+                  (name, [x[name] for x in scores]) for name in scores[0]] if same else None}
+    return _rendered(values, runs, f'{len(runs)} runs side by side', ' · '.join(names),
+                     {'charts': specs, 'explorer': None},
+                     ['result', 'curves', 'config', *(['classes'] if same else [])])
+
+
+def _unique_names(workdirs):
+    """The last part of each path, or the whole where that is not enough."""
+    last = [pathlib.Path(path).resolve().name for path in workdirs]
+    return [name if last.count(name) == 1 else str(path)
+            for name, path in zip(last, workdirs, strict=True)]
+
+
+def _curves(rows_of_run, num_classes):
+    """The charts, each with an `id`, and their specifications by id."""
+    drawn = [chart | {'id': f'curve-{k}'}
+             for k, chart in enumerate(charts.curves(rows_of_run, num_classes))]
+    return drawn, {chart['id']: chart['spec'] for chart in drawn}
+
+
+def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The result in a few numbers: what, how much, and a note."""
+    summary, masked = run['summary'], run['config']['masked.target'] != 'none'
+    last, best = summary['last'] or {}, summary['best'] or {}
+    what, found = 'right colours' if masked else 'accuracy', []
+    if best and best['step'] != last['step']:
+        found.append((f'Best {what}', percent(best['eval/accuracy']), f'step {best["step"]:,}'))
+    if 'eval/accuracy' in last:
+        note = f'step {last["step"]:,}' + (', the best' if best['step'] == last['step'] else '')
+        found.append((f'Last {what}', percent(last['eval/accuracy']), note))
+    if 'eval/mean_average_precision' in last:
+        found.append(('Mean average precision', percent(last['eval/mean_average_precision']), ''))
+    if 'eval/loss' in last:
+        found.append(('Evaluation loss', f'{last["eval/loss"]:.4f}',
+                      f'{last["eval/num_examples"]:,.0f} images'))
+    found += [(name.replace('fewshot/', 'Few-shot, '), percent(x), '') for name, x in last.items()
+              if name.startswith('fewshot/') and 'deviation' not in name]
+    if summary['seconds'] is not None:
+        found += [('Time', duration(summary['seconds']), f'{summary["steps"]:,} steps'),
+                  ('Speed', _speed(summary['images_per_sec']), 'images/s in training')]
+    if run['model']:
+        found.append(('Parameters', _short(run['model']['parameters']),
+                      ' × '.join(map(str, run['model']['image_size'])) + ' pixels'))
+    return found
+
+
+def _numbers(run):
+    """(value to sort by, text) of COLUMNS."""
+    summary, predictions = run['summary'], run['predictions'] or {}
+    last, best = summary['last'] or {}, summary['best'] or {}
+    values = (best.get('eval/accuracy'), last.get('eval/accuracy'),
+              predictions.get('calibration', {}).get('expected_error'), last.get('eval/loss'),
+              summary['steps'], summary['seconds'], summary['images_per_sec'],
+              (run['model'] or {}).get('parameters'))
+    texts = (percent, percent, percent, '{:.4f}'.format, '{:,}'.format, duration,
+             _speed, _short)
+    return [('', '–') if x is None else (x, text(x)) for x, text in zip(values, texts, strict=True)]
+
+
+def _predictions(run, found):
+    """What the section of predictions needs besides what collect found."""
+    names = list(found['classes'])
+    values = {'confusion': None, 'confused': None, 'reliability': None}
+    matrix = None
+    if found['calibration']['expected_error'] is not None:
+        values['reliability'] = charts.reliability(found['calibration']['bins'], BINS)
+    if 'confusion' in found:
+        matrix = charts.matrix(names, found['confusion'])
+        values['confused'] = charts.pairs(names, matrix)
+        values['confusion'] = _table(names, matrix) if len(names) <= TABLE else (
+            charts.heat(names, matrix))
+    return values | {'per_class': _per_class(run, found, names, matrix)}
+
+
+def _table(names, matrix):
+    """A confusion matrix of few classes, every cell with its number."""
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    return {'names': names, 'rows': [{'name': name, 'cells': [
+        {'images': int(matrix[y, x]), 'hit': x == y, 'strength': f'{shares[y, x] ** 0.5:.2f}'}
+        for x in range(len(names))]} for y, name in enumerate(names)]}
+
+
+def _per_class(run, found, names, matrix):
+    """The rows of the table of classes, the lowest scores first."""
+    counts = (run['data'] or {}).get('splits', [{}])[0].get('counts')
+    rows = []
+    for k, name in enumerate(names):
+        row, wrong = found['classes'][name], None
+        if matrix is not None and (others := np.delete(matrix[k], k)).any():
+            most = int(others.argmax())
+            wrong = names[most + (most >= k)]
+        rows.append({'name': name, 'evaluated': row['num_examples'], 'taken_for': wrong or '',
+                     'score': row.get('accuracy', row.get('average_precision')),
+                     'trained': counts[k] if counts else None})
+    rows.sort(key=lambda row: 2 if row['score'] is None else row['score'])
+    return {'rows': rows[:MOST_CLASSES], 'left_out': max(len(rows) - MOST_CLASSES, 0),
+            'trained': bool(counts), 'score': 'average precision' if found['several_labels'] else
+            'accuracy'}
+
+
+def _is_tiny(run):
+    """Whether images are so small that their pixels are to be seen."""
+    return bool(run['model']) and max(run['model']['image_size']) <= pictures.SMALL
+
+
+def _rendered(values, runs, title, subtitle, data, sections):
+    """The template with all that is the same for every page."""
+    library, script = library_code(), (HERE / 'report.js').read_text()
+    hashes = ' '.join(f"'sha256-{base64.b64encode(hashlib.sha256(x.encode()).digest()).decode()}'"
+                      for x in (library, script))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters |= {'percent': percent, 'count': '{:,}'.format, 'value': value}
+    most = max((s['number'] for chart in values['curves'] for s in chart['series']), default=0)
+    return environment.get_template('report.html.j2').render(
+        **values, runs=runs, title=title, subtitle=subtitle, policy=POLICY.format(hashes),
+        sections=[(name, SECTIONS[name]) for name in sections],
+        thinned=charts.MOST_POINTS if most > charts.MOST_POINTS else 0,
+        css=Markup((HERE / 'report.css').read_text()), library=Markup(library),
+        script=Markup(script), version=importlib.metadata.version('vit_jax'),
+        data=Markup(json.dumps(data, allow_nan=False).replace('<', '\\u003c')),
+        made=f'{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC')
+
+
+@functools.cache
+def library_code() -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script, from vl-convert, which needs no network.
+
+    In a process of its own: it is an engine of JavaScript, which ends its process where memory is
+    scarce.
+    """
+    code = ('import sys, vl_convert; '
+            'sys.stdout.write(vl_convert.javascript_bundle(vl_version="6.4"))')
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                            encoding='utf-8', timeout=120, check=False)
+    if result.returncode or not result.stdout:
+        reason = (result.stderr.strip().splitlines() or [f'exit code {result.returncode}'])[-1]
+        raise UserError(f"the charts' library cannot be read ({reason}): pip install -e '.[train]'"
+                        ' brings it.')
+    return result.stdout
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """0.9861 as '98.61 %', on one line; None as '–'."""
+    return '–' if share is None else f'{100 * share:.{digits}f}\xa0%'
+
+
+def duration(seconds: float) -> str:
+    """'1 h 46 min', '3 min 5 s', '12 s'."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, seconds = divmod(rest, 60)
+    if hours:
+        return f'{hours:,} h {minutes} min'
+    return f'{minutes} min {seconds} s' if minutes else f'{seconds} s'
+
+
+def value(x: Any) -> str:
+    """A value of a config as it is written on the command line; '–' for none."""
+    if x is None or x == '' or x == []:
+        return '–'
+    return ', '.join(map(str, x)) if isinstance(x, list) else str(x)
+
+
+def _speed(number):
+    return f'{number:,.{0 if number >= 10 else 1}f}'
+
+
+def _short(number):
+    """1234567 as '1.2 M'."""
+    for size, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
+        if number >= size:
+            return f'{number / size:.1f} {unit}'
+    return str(number)

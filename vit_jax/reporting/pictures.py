@@ -1,0 +1,43 @@
+"""Arrays as pictures within a page: data URIs of image files."""
+
+import base64
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+SMALL = 64  # pixels on the longer side, up to which every pixel is kept
+MOST_WEBP = 16_383  # pixels on a side that the format has; it takes half the bytes of PNG
+
+
+def pixels(images: Float[np.ndarray, '... 3'], preprocess: Mapping[str, Any]
+           ) -> UInt8[np.ndarray, '... 3']:
+    """Prepared images as they look: the inverse of data.preprocess.normalise, rounded."""
+    mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
+    return np.clip(np.round((images * std + mean) * 255), 0, 255).astype(np.uint8)
+
+
+def thumbnail(image: UInt8[np.ndarray, 'height width 3'], side: int) -> UInt8[np.ndarray, '...']:
+    """The image with at most `side` pixels on the longer side."""
+    if max(image.shape[:2]) <= side:
+        return image
+    small = Image.fromarray(image)
+    small.thumbnail((side, side))
+    return np.asarray(small)
+
+
+def uri(image: UInt8[np.ndarray, '...']) -> str:
+    """A data URI: small, grey and partly opaque pictures without loss, others as JPEG."""
+    if image.ndim == 3 and image.shape[2] == 3 and max(image.shape[:2]) > SMALL:
+        options = dict(format='JPEG', quality=85)
+    elif max(image.shape[:2]) <= MOST_WEBP:
+        options = dict(format='WEBP', lossless=True, exact=True)
+    else:
+        options = dict(format='PNG')
+    with io.BytesIO() as file:
+        Image.fromarray(image).save(file, **options)
+        encoded = base64.b64encode(file.getvalue()).decode()
+    return f'data:image/{options["format"].lower()};base64,{encoded}'
