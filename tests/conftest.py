@@ -61,7 +61,7 @@ def messages(caplog, monkeypatch):
 def pictures(request, monkeypatch):
     """Runs in this process do without their curves, a tenth of their time, unless marked."""
     if not request.node.get_closest_marker('pictures'):
-        monkeypatch.setattr(curves, 'draw', lambda rows, workdir: None)
+        monkeypatch.setattr(curves, 'draw', lambda *args: None)
 
 
 @pytest.fixture(scope='session')

@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,9 +20,9 @@ def test_draws_every_series_it_has(tmp_path):
     few, more = tmp_path / 'few', tmp_path / 'more'
     few.mkdir()
     more.mkdir()
-    curves.draw(rows, few)
+    curves.draw(rows, few, 10, 1.0)
     curves.draw(rows + [{'step': k, 'eval/accuracy': k / 30, 'eval/loss': 2 / k}
-                        for k in range(10, 30, 5)], more)
+                        for k in range(10, 30, 5)], more, 10, 1.0)
     (less_ink, shape), (more_ink, _) = ink(few / 'curves.png'), ink(more / 'curves.png')
     assert shape[0] > 300
     assert shape[1] > 1000
@@ -30,5 +32,62 @@ def test_draws_every_series_it_has(tmp_path):
 
 def test_a_picture_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / 'curves.png').mkdir()
-    curves.draw([{'step': 1, 'train/loss': 1.0}], tmp_path)
+    curves.draw([{'step': 1, 'train/loss': 1.0}], tmp_path, 10, 1.0)
     assert 'curves.png cannot be written (Is a directory): the run goes on' in caplog.text
+
+
+ROWS = [row for k in range(1, 101) for row in (
+    {'step': 20 * k, 'train/loss': 3 / k, 'train/learning_rate': 1e-3, 'train/grad_norm': 1 / k,
+     'train/images_per_sec': 80.0},
+    {'step': 20 * k, 'eval/accuracy': 0.5 + 0.4 * (k == 70), 'eval/accuracy_top5': 0.9,
+     'eval/loss': 2 + abs(k - 40) / 99})[:2 if k % 10 == 0 else 1]]
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """(rows, classes) -> the title, and by the title of a panel its axes, as they are drawn."""
+    def draw(rows, num_classes):
+        kept = []
+        monkeypatch.setattr(curves, 'save', lambda figure, path, dpi: kept.append((figure, path)))
+        curves.draw(rows, str(tmp_path / 'runs' / 'a'), num_classes, 3661)
+        (figure, path), = kept
+        assert path == str(tmp_path / 'runs' / 'a' / 'curves.png')
+        figure.draw_without_rendering()  # makes the ticks
+        return figure.get_suptitle(), {axes.get_title(): axes for axes in figure.axes}
+    return draw
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_what_stands_on_the_picture(drawn):
+    title, axes = drawn(ROWS, 10)
+    assert title.startswith('runs/a: 2,000 steps in 01:01:01')
+    assert time.strftime('%Y-') in title
+    assert list(axes) == ['loss', 'accuracy', 'learning rate', 'gradient norm', 'training images/s']
+    assert legend(axes['loss']) == ['train/loss 0.03031 (smoothed)',
+                                    'eval/loss 2.606, best 2 at 800']
+    assert legend(axes['accuracy']) == [
+        'eval/accuracy 50.00 %, best 90.00 % at 1,400',
+        'eval/accuracy_top5 90.00 %, best 90.00 % at 2,000']
+    line, star = axes['accuracy'].lines[:2]
+    assert (line.get_marker(), list(line.get_xdata())) == ('.', list(range(200, 2001, 200)))
+    assert (star.get_marker(), *star.get_data()) == ('*', [1400], [0.9])
+    assert all('%' in label.get_text() for label in axes['accuracy'].get_yticklabels())
+    raw, mean = axes['loss'].lines[:2]
+    np.testing.assert_array_equal(raw.get_ydata(), [3 / k for k in range(1, 101)])
+    np.testing.assert_allclose(mean.get_ydata(), curves.smoothed(raw.get_ydata()))
+    assert axes['training images/s'].get_ylim()[0] == 0
+
+
+def test_of_fewer_than_ten_classes_the_top_5_is_left_out(drawn):
+    assert len(legend(drawn(ROWS, 9)[1]['accuracy'])) == 1
+    assert not drawn(ROWS[:1], 9)[1]['accuracy'].lines  # nor any, before an evaluation
+
+
+@pytest.mark.parametrize('count', [1, 39, 40, 97, 400])
+def test_smoothed_is_the_mean_of_neighbours(count):
+    values, reach = np.random.default_rng(0).normal(size=count), count // 40
+    expected = [values[max(k - reach, 0):k + reach + 1].mean() for k in range(count)]
+    np.testing.assert_allclose(curves.smoothed(values), expected, rtol=1e-10, atol=1e-12)

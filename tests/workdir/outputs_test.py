@@ -25,7 +25,7 @@ def _state():
 def outputs(tmp_path):
     """Those of a run of 4 steps that begins."""
     checkpoints = Checkpointer(str(tmp_path), 2, False)
-    opened = Outputs(str(tmp_path), 0, 4, checkpoints, Meter(8, 4, 1e6, None))
+    opened = Outputs(str(tmp_path), 0, 4, checkpoints, Meter(8, 4, 1e6, None), 10)
     opened.meter.start(0)
     yield opened
     opened.close()
@@ -81,7 +81,8 @@ def test_patience_is_lost_by_the_rows_alone(tmp_path, caplog):
     for step, accuracy in enumerate(accuracies, 1):
         for patience in (0, 2, 3):
             checkpoints = Checkpointer(str(tmp_path), 2, False)
-            outputs = Outputs(str(tmp_path), step, 9, checkpoints, Meter(8, 9, 1e6, None), patience)
+            outputs = Outputs(str(tmp_path), step, 9, checkpoints, Meter(8, 9, 1e6, None), 10,
+                              patience)
             if not outputs.has_evaluation(step):
                 outputs.log_evaluation(step, EVALUATION | {'eval/accuracy': accuracy}, 0.25)
             found.append(outputs.has_lost_patience())
@@ -103,7 +104,7 @@ def losses_of(folder, state, stop=None):
         checkpoints = Checkpointer(str(folder), 2, False)
         restored = checkpoints.restore_latest(state)
         step = int(restored.step) if restored else 0
-        outputs = Outputs(str(folder), step, 9, checkpoints, Meter(8, 9, 1e6, None))
+        outputs = Outputs(str(folder), step, 9, checkpoints, Meter(8, 9, 1e6, None), 10)
         while step < (stop or 9):
             values = FINITE | {'loss': losses[step]}
             step += 1

@@ -37,6 +37,13 @@ def test_report(peak, monkeypatch):
     assert next(batches, 'end') == 'end'
 
 
+def test_the_time_of_a_run_is_that_of_all_its_rows():
+    rows = [{'step': 10, 'train/images_per_sec': 40.0}, {'step': 10, 'eval/seconds': 0.5},
+            {'step': 25, 'train/images_per_sec': 20.0}, {'step': 25, 'eval/seconds': 1.5}]
+    assert progress.Meter(8, 100, 1e6, None).taken(rows) == 10 * 8 / 40 + 15 * 8 / 20 + 2
+    assert progress.Meter(8, 100, 1e6, None).taken([]) == 0
+
+
 @pytest.mark.parametrize(('seconds', 'text'), [(59.9, '00:00:59'), (3661, '01:01:01'),
                                                (90_061, '1d 01:01:01')])
 def test_duration(seconds, text):

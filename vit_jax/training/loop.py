@@ -50,7 +50,8 @@ def train(config: ConfigDict, workdir: str) -> int:
         record.write(workdir, run.config, run.train_data.class_names)
         meter = Meter(run.config.batch_size, num_steps, run.program.flops_per_step(),
                       chips.peak_flops(jax.devices()[0].device_kind))
-        outputs = Outputs(workdir, step, num_steps, checkpoints, meter, run.config.patience)
+        outputs = Outputs(workdir, step, num_steps, checkpoints, meter,
+                          run.config.dataset.num_classes, run.config.patience)
         stack.callback(outputs.close)
         # Before anything is closed, which could wait for a process that is lost.
         stack.enter_context(launch.leave_on_error())

@@ -1,45 +1,112 @@
-"""The learning curves of a run: loss, accuracy and learning rate over steps."""
+"""The learning curves of a run over its steps, as a picture."""
 
 import logging
 import os
+import time
 
+import numpy as np
+from matplotlib import ticker
 from matplotlib.figure import Figure
+
+from vit_jax.workdir import metrics
+from vit_jax.workdir.progress import duration
 
 log = logging.getLogger(__name__)
 
 FILE = 'curves.png'
-PANELS = (  # title, series, logarithmic
-    ('loss', ('train/loss', 'eval/loss'), True),
-    ('accuracy', ('eval/accuracy', 'eval/accuracy_top5', 'eval/mean_average_precision'), False),
-    ('learning rate', ('train/learning_rate',), False),
+TOP5 = 'eval/accuracy_top5'
+PANELS = (  # title, series, how the values are shown
+    ('loss', ('train/loss', 'eval/loss'), 'log'),
+    ('accuracy', ('eval/accuracy', TOP5, 'eval/mean_average_precision'), 'percent'),
+    ('learning rate', ('train/learning_rate',), 'linear'),
+    ('gradient norm', ('train/grad_norm',), 'log'),
+    ('training images/s', ('train/images_per_sec',), 'from 0'),
 )
+NOISY = ('train/loss', 'train/grad_norm')  # drawn as they are, and smoothed
 
 
-def draw(rows: list[dict[str, float]], workdir: str) -> None:
+def draw(rows: list[dict[str, float]], workdir: str, num_classes: int, seconds: float) -> None:
     """Draws WORKDIR/curves.png; each series from the rows of metrics.jsonl that contain it.
 
-    Where it cannot be written, a warning says so.
+    Every evaluation is a point, and the best is a star. Of fewer than ten classes the five most
+    probable say little and are left out. `seconds` that the run has taken stand in the title.
+    Where the file cannot be written, a warning says so.
     """
-    figure = Figure(figsize=(13, 3.6), layout='constrained')
-    for axes, (title, series, logarithmic) in zip(figure.subplots(1, len(PANELS)), PANELS,
-                                                  strict=True):
-        for name in series:
-            points = [(row['step'], row[name]) for row in rows if name in row]
-            if points:
-                steps, values = zip(*points, strict=True)
-                few = len(points) < 40
-                axes.plot(steps, values, '.-' if few else '-', label=f'{name} {values[-1]:.4g}')
-        axes.set(title=title, xlabel='step', yscale='log' if logarithmic else 'linear')
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize=8)
-    save(figure, os.path.join(workdir, FILE))
+    figure = Figure(figsize=(9, 6), layout='constrained')
+    name = os.path.join(*os.path.abspath(workdir).split(os.sep)[-2:])
+    figure.suptitle(f'{name}: {rows[-1]["step"]:,} steps in {duration(seconds)}'
+                    f'  ({time.strftime("%Y-%m-%d %H:%M")})', fontsize=11)
+    grid = figure.add_gridspec(2, 6, height_ratios=(3, 2))
+    places = (grid[0, :3], grid[0, 3:], grid[1, :2], grid[1, 2:4], grid[1, 4:])
+    for place, (title, series, shown) in zip(places, PANELS, strict=True):
+        axes = figure.add_subplot(place)
+        for colour, of in enumerate(series):
+            points = metrics.scores(rows, of)
+            if points and not (of == TOP5 and num_classes < 10):
+                _line(axes, of, points, f'C{colour}', shown)
+        _dress(axes, title, shown)
+    save(figure, os.path.join(workdir, FILE), dpi=120)
 
 
-def save(figure: Figure, path: str) -> None:
+def _line(axes, name, points, colour, shown):
+    """A series of values by step: as it is, smoothed if it is noisy, with points and the best."""
+    steps, values = np.array(list(points)), np.array(list(points.values()))
+    text = _percent if shown == 'percent' else '{:,.4g}'.format
+    if name.startswith('eval/'):
+        best = metrics.best(points, points, name)
+        axes.plot(steps, values, '.-', color=colour, markersize=7 if len(points) < 60 else 3,
+                  label=f'{name} {text(values[-1])}, best {text(points[best])} at {best:,}')
+        axes.plot(best, points[best], '*', color=colour, markersize=13, markeredgecolor='white')
+        return
+    said = ''
+    if name in NOISY and len(points) >= 40:
+        axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
+        values, said = smoothed(values), ' (smoothed)'
+    axes.plot(steps, values, '.-' if len(points) < 20 else '-', color=colour,
+              label=f'{name} {text(values[-1])}{said}')
+
+
+def _percent(value):
+    return f'{100 * value:.2f} %'
+
+
+def _dress(axes, title, shown):
+    """Title, grid, legend, and ticks that are read without counting zeros."""
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel('step', fontsize=9)
+    axes.tick_params(labelsize=9)
+    axes.grid(alpha=0.3)
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
+    if shown == 'log':
+        axes.set_yscale('log')
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+    elif shown == 'from 0':
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(
+        {'percent': ticker.PercentFormatter(1, symbol=' %'),
+         'from 0': ticker.StrMethodFormatter('{x:,.0f}')}.get(
+             shown, ticker.StrMethodFormatter('{x:,.3g}')))
+    corner = {'loss': 'upper right', 'accuracy': 'lower right'}.get(title)
+    if corner and axes.lines:
+        axes.legend(fontsize=8.5, loc=corner, framealpha=0.7)
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """The mean of each value and its neighbours: a fortieth of all on either side, if so many."""
+    at, reach = np.arange(len(values)), len(values) // 40
+    first, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return (sums[end] - sums[first]) / (end - first)
+
+
+def save(figure: Figure, path: str, dpi: int = 110) -> None:
     """Writes a PNG file, as a whole; where that fails, a warning says so."""
     try:
-        figure.savefig(path + '.tmp', format='png', dpi=110)
+        figure.savefig(path + '.tmp', format='png', dpi=dpi)
         os.replace(path + '.tmp', path)
     except OSError as error:
         log.warning('%s cannot be written (%s): the run goes on without it', path, error.strerror)

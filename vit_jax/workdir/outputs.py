@@ -21,9 +21,9 @@ class Outputs:
     """The open files of a run of `num_steps` steps that begins at or continues from `step`."""
 
     def __init__(self, workdir: str, step: int, num_steps: int, checkpoints: Checkpointer,
-                 meter: progress.Meter, patience: int = 0):
+                 meter: progress.Meter, num_classes: int, patience: int = 0):
         """`patience`: evaluations without a better checkpoints.metric that end it; 0: none do."""
-        self.meter, self._patience = meter, patience
+        self.meter, self._num_classes, self._patience = meter, num_classes, patience
         self._workdir, self._num_steps, self._checkpoints = workdir, num_steps, checkpoints
         self._metrics = MetricsLog(workdir, step)
         self._metrics.compare(checkpoints.restored.get('metrics'))
@@ -75,7 +75,8 @@ class Outputs:
         self._metrics.write(step, values | {'eval/seconds': seconds})
         self._checkpoints.scores[step] = values[self._checkpoints.metric]
         if consensus.is_main():
-            curves.draw(self._metrics.rows, self._workdir)
+            curves.draw(self._metrics.rows, self._workdir, self._num_classes,
+                        self.meter.taken(self._metrics.rows))
         precision = values.get('eval/mean_average_precision')
         more = '' if precision is None else f'  mAP {100 * precision:.2f} %'
         few = ''.join(f'  {name} {100 * value:.2f} %' for name, value in values.items()

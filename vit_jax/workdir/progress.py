@@ -3,7 +3,7 @@
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 
@@ -48,6 +48,19 @@ class Meter:
             'eta_sec': (self._num_steps - step) / steps_per_sec if steps_per_sec else 0.0,
             'flops_per_sec': steps_per_sec * self._flops_per_step,
         }
+
+    def taken(self, rows: Iterable[Mapping[str, float]]) -> float:
+        """Seconds of training and evaluation, by all rows of the metrics of a run.
+
+        So also those before it was interrupted; not those of starting and compiling.
+        """
+        seconds, step = 0.0, 0
+        for row in rows:
+            seconds += row.get('eval/seconds', 0.0)
+            if speed := row.get('train/images_per_sec'):
+                seconds += (row['step'] - step) * self._batch_size / speed
+                step = row['step']
+        return seconds
 
     def report(self, step: int) -> dict[str, float]:
         """Speed per second of training since `start`, and starts again.
