@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from tests.support.runs import ROOT, environment
 from vit_jax import terminal
@@ -11,8 +12,20 @@ from vit_jax import terminal
 def test_libraries_are_quiet():
     before = logging.getLogger('absl').level
     terminal.log_to_terminal()
-    assert logging.getLogger('vit_jax').level == logging.INFO
     assert logging.getLogger('absl').level >= max(before, logging.WARNING)
+
+
+def test_details_are_shown_when_they_are_asked_for(monkeypatch, capsys):
+    """Also by the handler that tqdm puts into the place of the one for the terminal."""
+    monkeypatch.setattr(terminal.LOGGER, 'handlers', [])
+    terminal.log_to_terminal()
+    for _ in range(2):
+        with logging_redirect_tqdm([terminal.LOGGER]):
+            terminal.LOGGER.debug('a detail')
+            terminal.LOGGER.info('news')
+        terminal.LOGGER.debug('a detail')
+        terminal.show_details()
+    assert capsys.readouterr().err.split('\n') == ['news', 'a detail', 'news', 'a detail', '']
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import cli, reporting
+from vit_jax import cli, reporting, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus, launch
@@ -21,8 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--workdir', help='for checkpoints, metrics and curves; a run that is '
                         'found there continues. Without it runs/NAME, where NAME is made of '
                         '--config, as in runs/vit-b16')
+    parser.add_argument('--verbose', action='store_true', help='show every line of train.log: '
+                        'all parameters, and on a terminal training rows, too')
     cli.add_process_options(parser)
     options, config = cli.parse_with_config(parser, argv)
+    if options.verbose:
+        terminal.show_details()
     workdir, recipe = options.workdir or cli.default_workdir(argv), recipe_of(argv)
     from vit_jax.training import loop  # imports TensorFlow, for which --help need not wait
 

@@ -20,8 +20,9 @@ def log_to_terminal() -> None:
     if not LOGGER.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter('%(message)s'))
+        handler.addFilter(_is_news)  # which what takes the handler's place in a live line keeps
         LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.INFO)
+    LOGGER.setLevel(logging.DEBUG)  # for train.log, which has all lines
     LOGGER.propagate = False
     # TensorFlow reads these when it is imported. Its warnings would be Python stacks, several for
     # every broken image; level 1 is what JAX sets if the user has set none. Its oneDNN kernels
@@ -33,6 +34,16 @@ def log_to_terminal() -> None:
     absl.logging.set_verbosity(absl.logging.FATAL)
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
+
+
+def show_details() -> None:
+    """Shows also what otherwise stands in train.log alone."""
+    for handler in LOGGER.handlers:
+        handler.removeFilter(_is_news)
+
+
+def _is_news(record):
+    return record.levelno >= logging.INFO
 
 
 def _report_unraisable(unraisable, report=sys.unraisablehook):

@@ -59,7 +59,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
             'train/memory_gb', 'step'} == set(training[0])
     # 360 images in batches of 32: the last one is padded, and every image counts once.
     assert [row['eval/num_examples'] for row in rows(tmp_path, 'eval/accuracy')] == [360]
-    for text in ('blocks/mlp/dense1/kernel', '1437 training images, 360 evaluation images',
+    for text in ('  blocks     2 layers ', '1437 training images, 360 evaluation images',
                  'done: 12 steps', 'curves.png', 'checkpoints/12'):
         assert text in caplog.text
     assert loop.train(config(checkpoint_every=5, log_every=4), str(tmp_path)) == 0

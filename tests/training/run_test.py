@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.runs import TINY, load
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.training import run as run_lib
 from vit_jax.training import sharding
@@ -86,7 +87,7 @@ def test_a_new_run_begins_and_an_old_one_goes_on(tmp_path, caplog):
     assert int(state.step) == 0
     jax.tree.map(np.testing.assert_array_equal, state.params, state.ema_params)
     run_lib.announce(run, state)
-    for text in ('blocks/mlp/dense1/kernel', '1437 training images, 360 evaluation images'):
+    for text in ('  blocks     2 layers ', '1437 training images, 360 evaluation images'):
         assert text in caplog.text
     checkpoints.save(7, state.replace(step=jnp.int32(7)))
     checkpoints.wait()
@@ -98,6 +99,20 @@ def test_a_new_run_begins_and_an_old_one_goes_on(tmp_path, caplog):
         run_lib.initial_or_restored_state(
             resolve(tmp_path, ema_decay=0.5, num_steps=5), checkpoints, None)
     checkpoints.close()
+
+
+@pytest.mark.parametrize('family', ['vit', 'hybrid', 'resnet', 'axial', 'axial_resnet'])
+def test_every_parameter_is_in_one_line_of_a_kind(family):
+    config = load('quickstart').get_config(family)
+    model = models.build(config.model, 10)
+    params = jax.eval_shape(lambda: model.init(
+        jax.random.key(0), jnp.zeros((1, 16, 16, 3)), train=False))['params']
+    total, *lines = run_lib.parameter_kinds(params).splitlines()
+    counts = {line.split()[0]: int(line.split()[-1].replace(',', '')) for line in lines}
+    assert total == f'{sum(counts.values()):,} parameters'
+    assert sum(counts.values()) == sum(x.size for x in jax.tree.leaves(params))
+    assert counts['head'] == sum(x.size for x in jax.tree.leaves(params['head']))
+    assert len(counts) == len(lines) <= 10
 
 
 def test_what_may_surprise_is_said(tmp_path, caplog):

@@ -62,7 +62,7 @@ def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tm
     assert [path.name for path in (tmp_path / 'checkpoints').iterdir()] == ['1']
 
 
-def test_how_a_run_ends(outputs, state, caplog):
+def test_how_a_run_ends(outputs, state, tmp_path, caplog):
     outputs.conclude(2, signal.SIGTERM)
     assert 'stopped by SIGTERM after step 2 of 4 before there was anything to save' in caplog.text
     outputs.save(2, state, FINITE)
@@ -71,8 +71,31 @@ def test_how_a_run_ends(outputs, state, caplog):
     outputs.save(4, state, FINITE)
     outputs.log_evaluation(4, EVALUATION, 0.25)
     outputs.conclude(4, None)
-    assert 'done: 4 steps\n' in caplog.text
-    assert 'the best    ' in caplog.text
+    (tmp_path / 'curves.png').write_text('')
+    outputs.log_evaluation(2, EVALUATION | {'eval/accuracy': 0.75}, 3600.0)
+    outputs.conclude(4, None)
+    block = caplog.records[-1].getMessage().splitlines()
+    assert caplog.text.count('curves.png') == 1  # only of what there is
+    assert block == [
+        'done: 4 steps in 01:00:00, eval accuracy 75.00 %',
+        '  best        eval/accuracy 75.00 % at step 2',
+        f'  checkpoint  {tmp_path}/checkpoints/4', f'  best saved  {tmp_path}/checkpoints/2',
+        f'  curves      {tmp_path}/curves.png', f'  metrics     {tmp_path}/metrics.jsonl']
+
+
+def test_top_5_and_training_rows_are_said_where_they_say_something(tmp_path, outputs, caplog):
+    outputs.log_evaluation(1, EVALUATION, 0.25)
+    assert 'eval accuracy 50.00 %  top-5 100.00 %  loss 0.7000' in caplog.text
+    few = Outputs(str(tmp_path), 2, 4, outputs._checkpoints, outputs.meter, 9)
+    few.log_evaluation(2, EVALUATION, 0.25)
+    assert 'step 2/4  eval accuracy 50.00 %  loss 0.7000' in caplog.text
+    caplog.set_level('DEBUG', 'vit_jax')
+    outputs.log(3, FINITE)
+    few._line.shown = True  # where the live line has the numbers already
+    few.log(4, FINITE)
+    levels = {r.getMessage()[:8]: r.levelname for r in caplog.records if ' lr ' in r.getMessage()}
+    assert levels == {'step 3/4': 'INFO', 'step 4/4': 'DEBUG'}
+    few.close()
 
 
 def test_patience_is_lost_by_the_rows_alone(tmp_path, caplog):

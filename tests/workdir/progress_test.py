@@ -44,6 +44,13 @@ def test_the_time_of_a_run_is_that_of_all_its_rows():
     assert progress.Meter(8, 100, 1e6, None).taken([]) == 0
 
 
+def test_the_live_line():
+    speed = {'images_per_sec': 12_694.4, 'eta_sec': 7261.0}
+    assert progress.live(284_123, 300_000, 1.225, 0.78721, speed) == (
+        '284123/300000 95%  loss 1.2250  accuracy 78.72 %  12,694 images/s  ETA 02:01:01')
+    assert progress.live(0, 9, None, None, {'images_per_sec': 0, 'eta_sec': 0}) == '0/9 0%'
+
+
 @pytest.mark.parametrize(('seconds', 'text'), [(59.9, '00:00:59'), (3661, '01:01:01'),
                                                (90_061, '1d 01:01:01')])
 def test_duration(seconds, text):

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from clu import parameter_overview
+from flax import traverse_util
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
@@ -201,11 +202,26 @@ def initial_or_restored_state(run: Run, checkpoints: Checkpointer, weights: Weig
     return state
 
 
+def parameter_kinds(params: PyTree) -> str:
+    """How many parameters there are: in all, and a line for each kind of block."""
+    counts, layers = {}, {}
+    for path, x in traverse_util.flatten_dict(params).items():
+        kind = '/'.join(path[:2 if path[0] == 'resnet' else 1])
+        counts[kind] = counts.get(kind, 0) + x.size
+        if kind == 'blocks':  # which are stacked
+            layers[kind] = f'{x.shape[0]} layers'
+    wide = max(map(len, counts))
+    return '\n'.join([f'{sum(counts.values()):,} parameters', *(
+        f'  {kind:{wide}}  {layers.get(kind, ""):9}  {count:15,}'
+        for kind, count in counts.items())])
+
+
 def announce(run: Run, state: TrainState) -> None:
     """Logs what will be trained, on what, and what in the config may surprise."""
     config, step, num_steps = run.config, int(state.step), run.program.num_steps
     if step == 0:
-        log.info('%s', parameter_overview.get_parameter_overview(
+        log.info('%s', parameter_kinds(state.params))
+        log.debug('%s', parameter_overview.get_parameter_overview(
             state.params, include_stats=False))
     log.info('%s%d training images, %d evaluation images, %d classes, %d %s, workdir %s',
              f'{config.recipe}: ' if config.recipe else '', run.train_data.num_examples,

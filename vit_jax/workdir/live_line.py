@@ -16,7 +16,8 @@ class LiveLine:
         # It is drawn by `show` alone. A terminal that does not say its size, as that of `script`,
         # is 0 wide and high, in which tqdm would draw nothing.
         self._bar = tqdm(bar_format='{desc}', delay=1e-9, miniters=0, disable=not shown,
-                         ncols=1000, nrows=20)
+                         ncols=1000, nrows=20, leave=False)
+        self.shown = shown
 
     def show(self, text: str, at_once: bool = False) -> None:
         """Replaces the line, unless it has just been: then only if it must be `at_once`."""
@@ -26,5 +27,5 @@ class LiveLine:
             self._bar.update(0)
 
     def close(self) -> None:
-        """Leaves the line as it is; log lines follow it."""
+        """Removes the line; what the log says follows."""
         self._bar.close()

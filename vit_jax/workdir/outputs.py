@@ -11,6 +11,7 @@ from vit_jax.errors import DivergedError, UserError
 from vit_jax.processes import consensus
 from vit_jax.workdir import curves, metrics, progress
 from vit_jax.workdir.checkpoint import Checkpointer
+from vit_jax.workdir.curves import TOP5
 from vit_jax.workdir.live_line import LiveLine
 from vit_jax.workdir.metrics import ACCURACY, MetricsLog
 
@@ -47,7 +48,7 @@ class Outputs:
             self._take(step, values)
         self._line.show(progress.live(
             step, self._num_steps, self._sum / self._steps if self._steps else None,
-            max((row[ACCURACY] for row in self._metrics.rows if ACCURACY in row), default=None),
+            next((row[ACCURACY] for row in reversed(self._metrics.rows) if ACCURACY in row), None),
             self.meter.speed(step)))
 
     def log(self, step: int, values: dict[str, Array]) -> None:
@@ -60,7 +61,8 @@ class Outputs:
         values |= {'loss': self._sum / self._steps} | self.meter.report(step)
         self._sum, self._steps = 0.0, 0
         self._metrics.write(step, {f'train/{name}': value for name, value in values.items()})
-        log.info('%s', progress.describe(step, self._num_steps, values))
+        log.log(logging.DEBUG if self._line.shown else logging.INFO, '%s',
+                progress.describe(step, self._num_steps, values))
 
     def _take(self, step, values):
         """Adds the loss of a step to those of the interval, once."""
@@ -81,9 +83,9 @@ class Outputs:
         more = '' if precision is None else f'  mAP {100 * precision:.2f} %'
         few = ''.join(f'  {name} {100 * value:.2f} %' for name, value in values.items()
                       if name.startswith('fewshot/') and not name.endswith('_deviation'))
-        log.info('step %d/%d  eval accuracy %.2f %%  top-5 %.2f %%%s  loss %.4f%s  on %d images in '
-                 '%.1f s', step, self._num_steps, 100 * values[ACCURACY],
-                 100 * values['eval/accuracy_top5'], more, values['eval/loss'], few,
+        top5 = f'  top-5 {100 * values[TOP5]:.2f} %' if self._num_classes >= 10 else ''
+        log.info('step %d/%d  eval accuracy %.2f %%%s%s  loss %.4f%s  on %d images in %.1f s', step,
+                 self._num_steps, 100 * values[ACCURACY], top5, more, values['eval/loss'], few,
                  values['eval/num_examples'], seconds)
 
     def has_evaluation(self, step: int) -> bool:
@@ -135,16 +137,27 @@ class Outputs:
                 log.info('stopped early after step %d of %d: %s has not become better in %d '
                          'evaluations. To go on, raise patience.', step, self._num_steps,
                          self._checkpoints.metric, self._patience)
-            checkpoint = f'{self._checkpoints.directory}/%d'
-            best = self._checkpoints.best()
-            log.info('done: %d steps\n  curves      %s\n  checkpoint  %s\n  the best    %s\n'
-                     '  metrics     %s', step, os.path.join(self._workdir, curves.FILE),
-                     checkpoint % step, checkpoint % best if best else 'has not been saved',
-                     self._metrics.path)
+            log.info('%s', self._outcome(step))
             return
         saved = 'and saved' if last == step else 'before there was anything to save'
         log.warning('stopped by %s after step %d of %d %s. To continue, run the same command '
                     'again.', received.name, step, self._num_steps, saved)
+
+    def _outcome(self, step):
+        """What the run has reached, how long it took, and where the files are that there are."""
+        rows, scores = self._metrics.rows, self._checkpoints.scores
+        metric, checkpoint = self._checkpoints.metric, f'{self._checkpoints.directory}/%d'
+        best, saved = metrics.best(scores, scores, metric), self._checkpoints.best()
+        accuracy = [*metrics.scores(rows, ACCURACY).values()][-1]
+        value = f'{scores[best]:.4f}' if 'loss' in metric else f'{100 * scores[best]:.2f} %'
+        files = {'checkpoint': checkpoint % step,
+                 'best saved': '' if saved in (None, step) else checkpoint % saved,
+                 'curves': os.path.join(self._workdir, curves.FILE), 'metrics': self._metrics.path}
+        return '\n'.join([
+            f'done: {step} steps in {progress.duration(self.meter.taken(rows))}, eval accuracy '
+            f'{100 * accuracy:.2f} %',
+            f'  best        {metric} {value} at step {best}',
+            *(f'  {name:10}  {path}' for name, path in files.items() if os.path.exists(path))])
 
     def close(self) -> None:
         """Closes the files, but not the checkpoints, which the caller has opened."""

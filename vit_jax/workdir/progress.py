@@ -93,15 +93,18 @@ def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
             f'{mfu}  ETA {duration(values["eta_sec"])}')
 
 
-def live(step: int, num_steps: int, loss: float | None, best: float | None,
+def live(step: int, num_steps: int, loss: float | None, accuracy: float | None,
          speed: dict[str, float]) -> str:
-    """The live line after `step`: mean loss, best accuracy so far and speed, where known."""
+    """The live line after `step`: mean loss, the last accuracy and speed, where known.
+
+    Of a run of a million steps it has 80 columns; what a narrow terminal cuts off comes last.
+    """
     return '  '.join([
-        f'step {step}/{num_steps} {step / num_steps:.0%}',
-        *([f'ETA {duration(speed["eta_sec"])}'] if speed['eta_sec'] else []),
+        f'{step}/{num_steps} {step / num_steps:.0%}',
         *([f'loss {loss:.4f}'] if loss is not None else []),
-        *([f'best accuracy {100 * best:.2f} %'] if best is not None else []),
-        *([f'{speed["images_per_sec"]:,.0f} images/s'] if speed['images_per_sec'] else [])])
+        *([f'accuracy {100 * accuracy:.2f} %'] if accuracy is not None else []),
+        *([f'{speed["images_per_sec"]:,.0f} images/s'] if speed['images_per_sec'] else []),
+        *([f'ETA {duration(speed["eta_sec"])}'] if speed['eta_sec'] else [])])
 
 
 def duration(seconds: float) -> str:
