@@ -22,7 +22,7 @@ from vit_jax.models.vit import as_pair
 # A run may continue with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'report', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric',
               'patience', 'mesh.*', 'model.unroll', 'model.remat_policy', 'evals.*',
-              'dataset.data_dir', 'dataset.max_broken_fraction',
+              'dataset.data_dir', 'dataset.max_broken_fraction', 'trackers',
               'transfer.take',  # the values that were taken are compared themselves
               'teacher.weights')  # so is teacher.checksum
 
@@ -92,6 +92,8 @@ def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None =
         config.image_size = as_pair(config.image_size, 'image_size')
         if 'patch_size' in config.model:
             config.model.patch_size = as_pair(config.model.patch_size, 'model.patch_size')
+        if isinstance(config.trackers, tuple | list):  # the command line does not split words
+            config.trackers = tuple(filter(None, ','.join(map(str, config.trackers)).split(',')))
         if config.teacher.image_size:
             config.teacher.image_size = as_pair(config.teacher.image_size, 'teacher.image_size')
     _check(config)

@@ -200,4 +200,7 @@ FIELDS = {  # by dotted name
     'patience': Field(0, whole(0), 'evaluations in a row without a better best_metric after which '
                       'training ends; 0: it does not'),
     'report': Field(True, SWITCH, 'report.html in the workdir when the run is complete'),
+    'trackers': Field((), several(one_of('wandb', 'mlflow'), 'wandb, mlflow, or both with a comma '
+                                  'between them'),
+                      'also get this config and what metrics.jsonl gets; empty: none'),
 }

@@ -61,6 +61,7 @@ def train(config: ConfigDict, workdir: str) -> int:
                      'num_steps or num_epochs' if step == num_steps else 'patience',
                      checkpoints.directory)
         else:
+            outputs.track(run.config)
             with logging_redirect_tqdm([logging.getLogger('vit_jax')]):
                 state = update(run, state, outputs, interrupts)
             outputs.conclude(int(state.step), interrupts.received)

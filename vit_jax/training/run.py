@@ -27,7 +27,7 @@ from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
 from vit_jax.training.teacher import Teacher
 from vit_jax.weights import Weights
-from vit_jax.workdir import record
+from vit_jax.workdir import record, trackers
 from vit_jax.workdir.checkpoint import Checkpointer
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     begun = record.begun(workdir)
     taken, weights = pretrained.take_fields(config, begun and begun[0])
     config = config_lib.checked(config, taken)
+    trackers.require(config.trackers)
     if begun:
         config = config_lib.changed(config, chosen.kept(config.model, begun[0]['model']))
     mesh = sharding.make_mesh(config.mesh)

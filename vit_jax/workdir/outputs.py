@@ -6,6 +6,7 @@ import os
 import signal
 
 from jaxtyping import Array, PyTree
+from ml_collections import ConfigDict
 
 from vit_jax.errors import DivergedError, UserError
 from vit_jax.processes import consensus
@@ -14,6 +15,7 @@ from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.curves import TOP5
 from vit_jax.workdir.live_line import LiveLine
 from vit_jax.workdir.metrics import ACCURACY, MetricsLog
+from vit_jax.workdir.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,11 @@ class Outputs:
         self._sum, self._steps = interval.get('sum', 0.0), interval.get('steps', 0)
         self._counted = step
         self._line = LiveLine()
+        self._trackers = Trackers((), workdir, {})
+
+    def track(self, config: ConfigDict) -> None:
+        """Gives the rows from now on to config.trackers too; UserError where one cannot begin."""
+        self._trackers = Trackers(config.trackers, self._workdir, config)
 
     def show(self, what: str) -> None:
         """Says on a terminal what is being done, when it is not a step of training."""
@@ -60,9 +67,13 @@ class Outputs:
         values = {name: float(value) for name, value in values.items()}
         values |= {'loss': self._sum / self._steps} | self.meter.report(step)
         self._sum, self._steps = 0.0, 0
-        self._metrics.write(step, {f'train/{name}': value for name, value in values.items()})
+        self._write(step, {f'train/{name}': value for name, value in values.items()})
         log.log(logging.DEBUG if self._line.shown else logging.INFO, '%s',
                 progress.describe(step, self._num_steps, values))
+
+    def _write(self, step, values):
+        self._metrics.write(step, values)
+        self._trackers.write(step, values)
 
     def _take(self, step, values):
         """Adds the loss of a step to those of the interval, once."""
@@ -74,7 +85,7 @@ class Outputs:
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float) -> None:
         """Writes the result and duration of an evaluation, and draws the curves."""
         values = consensus.from_main(lambda: values)  # what follows from them is to be the same
-        self._metrics.write(step, values | {'eval/seconds': seconds})
+        self._write(step, values | {'eval/seconds': seconds})
         self._checkpoints.scores[step] = values[self._checkpoints.metric]
         if consensus.is_main():
             curves.draw(self._metrics.rows, self._workdir, self._num_classes,
@@ -138,6 +149,7 @@ class Outputs:
                          'evaluations. To go on, raise patience.', step, self._num_steps,
                          self._checkpoints.metric, self._patience)
             log.info('%s', self._outcome(step))
+            self._trackers.close(complete=True)
             return
         saved = 'and saved' if last == step else 'before there was anything to save'
         log.warning('stopped by %s after step %d of %d %s. To continue, run the same command '
@@ -162,4 +174,5 @@ class Outputs:
     def close(self) -> None:
         """Closes the files, but not the checkpoints, which the caller has opened."""
         self._line.close()
+        self._trackers.close(complete=False)  # unless they are already
         self._metrics.close()

@@ -1,0 +1,118 @@
+"""Trackers of experiments, which get the rows of metrics.jsonl through their own clients."""
+
+import importlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+from vit_jax.processes import consensus
+from vit_jax.workdir import record
+
+log = logging.getLogger(__name__)
+
+FILE = 'trackers.json'  # the name of the run by tracker
+
+
+class _Wandb:
+    """A run of Weights & Biases: project, entity and mode are those of its WANDB_* variables."""
+
+    def __init__(self, client, run, title, workdir, config):
+        self._run = client.init(id=run, resume='allow' if run else None, name=title, dir=workdir,
+                                config=config, allow_val_change=True)
+        self.name = self._run.id
+
+    def write(self, step, values):
+        self._run.log(values, step=step)
+
+    def close(self, complete):
+        self._run.finish(exit_code=int(not complete))
+
+
+class _Mlflow:
+    """A run of MLflow: server and experiment are those of its MLFLOW_* variables."""
+
+    def __init__(self, client, run, title, workdir, config):
+        del workdir
+        self._client, self.name = client, client.start_run(run_id=run, run_name=title).info.run_id
+        if run is None:  # they cannot be changed
+            client.log_params(config)
+
+    def write(self, step, values):
+        self._client.log_metrics(values, step=step)
+
+    def close(self, complete):
+        self._client.end_run('FINISHED' if complete else 'KILLED')
+
+
+KINDS = {'wandb': _Wandb, 'mlflow': _Mlflow}
+
+
+def require(names: Sequence[str]) -> None:
+    """Raises UserError, on all processes, unless process 0 can import the clients."""
+    def require_here():
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                raise UserError(f'trackers has {name!r}, whose client cannot be imported '
+                                f'({error}): pip install {name}, or leave it out of --config.'
+                                'trackers.') from error
+
+    consensus.from_main(require_here)
+
+
+class Trackers:
+    """The runs of trackers that a training run in a workdir writes to, on process 0 alone.
+
+    A run that goes on continues them: WORKDIR/trackers.json has their names. What fails after the
+    beginning is said once, and training goes on without that tracker.
+    """
+
+    def __init__(self, names: Sequence[str], workdir: str, config: Mapping[str, Any]):
+        """Begins or continues a run of each; UserError where one cannot. `config` is complete."""
+        self._runs = {}
+        if names:
+            consensus.from_main(lambda: self._begin(names, workdir, config))
+
+    def _begin(self, names, workdir, config):
+        path = os.path.join(workdir, FILE)
+        known = record.read_json(path, dict) if os.path.exists(path) else {}
+        title = '/'.join(os.path.abspath(workdir).split(os.sep)[-2:])
+        for name in names:
+            try:
+                self._runs[name] = KINDS[name](
+                    importlib.import_module(name), known.get(name), title,
+                    os.path.abspath(workdir), config_lib.flatten(config))
+            except Exception as error:  # clients raise what they like
+                self.close(complete=False)
+                raise UserError(
+                    f'{name} cannot begin a run ({_said(error)}). Mend what it says, as by '
+                    f'{name}\'s own variables of the environment, or leave {name} out of '
+                    f'--config.trackers; without {path} it begins another.') from error
+            known[name] = self._runs[name].name
+        record.write_json(path, known)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one row, with the names of metrics.jsonl."""
+        for name in list(self._runs):
+            self._try(name, 'write', step, {key: float(value) for key, value in values.items()})
+
+    def close(self, complete: bool) -> None:
+        """Ends the runs; `complete`: successfully, not because of a signal or an error."""
+        for name in list(self._runs):
+            self._try(name, 'close', complete)
+        self._runs = {}
+
+    def _try(self, name, action, *args):
+        try:
+            getattr(self._runs[name], action)(*args)
+        except Exception as error:  # clients raise what they like
+            del self._runs[name]
+            log.warning('%s has failed (%s): the run goes on without it', name, _said(error))
+
+
+def _said(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
