@@ -244,7 +244,7 @@ def test_images_with_several_labels(tmp_path):
 def test_a_run_ends_with_its_page(tmp_path):
     result = run_here(*arguments(tmp_path, fields=TINY | {'num_steps': 6, 'report': True}))
     assert result.returncode == 0, result.stderr
-    assert f'report: {tmp_path}/report.html' in result.stderr.splitlines()[-1]
+    assert result.stderr.splitlines()[-1] == f'  report      {tmp_path}/report.html'
     read, _ = check((tmp_path / 'report.html').read_text())
     assert 'What differs from' in read.text
     assert ['num_stepslength of the run: either this', '6', '1600'] in [

@@ -37,7 +37,7 @@ def conclude(workdir: str, recipe: Mapping[str, Any]) -> None:
 
         run = collect.run(workdir, IMAGES if consensus.count() == 1 else 0, SECONDS)
         page.write(page.of_one(run), path)
-        log.info('report: %s', path)
+        log.info('  report      %s', path)  # the last line of what a run says when it is done
     except Exception as error:  # a run that has trained is complete, with or without a page
         log.warning('%s is not written (%s: %s). The run is complete; python -m vit_jax.report %s '
                     'tries again.', path, type(error).__name__, str(error).partition('\n')[0],

@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.workdir import metrics, record
+from vit_jax.workdir import metrics, progress, record
 
 log = logging.getLogger(__name__)
 
@@ -132,12 +132,9 @@ def summary(rows: Sequence[Mapping[str, float]], batch_size: int) -> dict[str, A
     """
     evaluations = [row for row in rows if 'eval/loss' in row]
     scored = [row for row in evaluations if metrics.ACCURACY in row]
-    speeds = [(row['step'], row['train/images_per_sec']) for row in rows
-              if row.get('train/images_per_sec')]
-    seconds, before = sum(row.get('eval/seconds', 0) for row in rows), 0
-    for step, speed in speeds:
-        seconds, before = seconds + (step - before) * batch_size / speed, step
+    speeds = [*filter(None, metrics.scores(rows, 'train/images_per_sec').values())]
     return {'last': evaluations[-1] if evaluations else None,
             'best': max(scored, key=lambda row: (row[metrics.ACCURACY], row['step']), default=None),
-            'steps': rows[-1]['step'] if rows else 0, 'seconds': seconds if speeds else None,
-            'images_per_sec': statistics.median(x for _, x in speeds) if speeds else None}
+            'steps': rows[-1]['step'] if rows else 0,
+            'seconds': progress.taken(rows, batch_size) if speeds else None,
+            'images_per_sec': statistics.median(speeds) if speeds else None}

@@ -50,17 +50,8 @@ class Meter:
         }
 
     def taken(self, rows: Iterable[Mapping[str, float]]) -> float:
-        """Seconds of training and evaluation, by all rows of the metrics of a run.
-
-        So also those before it was interrupted; not those of starting and compiling.
-        """
-        seconds, step = 0.0, 0
-        for row in rows:
-            seconds += row.get('eval/seconds', 0.0)
-            if speed := row.get('train/images_per_sec'):
-                seconds += (row['step'] - step) * self._batch_size / speed
-                step = row['step']
-        return seconds
+        """Seconds that the run has taken, see the function of this name."""
+        return taken(rows, self._batch_size)
 
     def report(self, step: int) -> dict[str, float]:
         """Speed per second of training since `start`, and starts again.
@@ -73,6 +64,20 @@ class Meter:
             values['mfu'] = values['flops_per_sec'] / (self._peak_flops * jax.device_count())
         self.start(step)
         return values
+
+
+def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
+    """Seconds of training and evaluation, by all rows of the metrics of a run.
+
+    So also those before it was interrupted; not those of starting and compiling.
+    """
+    seconds, step = 0.0, 0
+    for row in rows:
+        seconds += row.get('eval/seconds', 0.0)
+        if speed := row.get('train/images_per_sec'):
+            seconds += (row['step'] - step) * batch_size / speed
+            step = row['step']
+    return seconds
 
 
 def _memory_gb():
