@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import scipy.ndimage
 from flax import traverse_util
 from jaxtyping import Array, Float
 
@@ -88,6 +87,8 @@ def resize_grid(embedding: Float[np.ndarray, '... rows columns hidden'], grid: t
     """
     old = embedding.shape[-3:-1]
     if method == 'bilinear':
+        import scipy.ndimage  # a fifth of a second that --help need not wait for
+
         factors = (*(1,) * (embedding.ndim - 3), grid[0] / old[0], grid[1] / old[1], 1)
         return scipy.ndimage.zoom(embedding, factors, order=1)
     shape = (*embedding.shape[:-3], *grid, embedding.shape[-1])
