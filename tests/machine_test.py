@@ -118,3 +118,14 @@ def test_where_no_compiled_programs_are_kept(home, platform, on_a_gpu, monkeypat
     jax.config.update('jax_platforms', platform)
     machine.keep_compiled()
     assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.parametrize(('variables', 'expected'), [
+    ({}, 2), ({'JAX_NUM_CPU_DEVICES': '3'}, 3),
+    ({'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}, 4)])
+def test_the_cpu_is_so_many_devices_unless_the_environment_says_how_many(variables, expected):
+    program = 'import jax; from vit_jax import machine; machine.check_backend(2);' \
+              'print(jax.device_count()); machine.check_backend(5); print(jax.device_count())'
+    result = subprocess.run([sys.executable, '-c', program], text=True, capture_output=True,
+                            check=True, env=os.environ | {'XLA_FLAGS': ''} | variables)
+    assert result.stdout.split() == [str(expected)] * 2

@@ -22,7 +22,7 @@ import jax
 from vit_jax import cli, machine
 from vit_jax.errors import UserError, check_at_least, check_choice
 from vit_jax.measuring import peers, profile, report, rounds, workloads
-from vit_jax.training import accumulation, sharding
+from vit_jax.training import accumulation, chosen, sharding
 from vit_jax.training.program import Program
 
 PARTS = ('train', 'inference', 'input')
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_at_least('--rounds', options.rounds, 1)
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-    machine.check_backend()
+    machine.check_backend(chosen.host_devices(config))
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)
     program = Program(complete, sharding.make_mesh(complete.mesh))

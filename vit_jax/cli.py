@@ -25,7 +25,7 @@ from ml_collections import ConfigDict, config_flags
 from vit_jax import config as config_lib
 from vit_jax import errors, machine, models, terminal, weights
 from vit_jax.errors import UserError, nearest_names
-from vit_jax.processes import launch
+from vit_jax.processes import consensus, launch
 from vit_jax.weights import description
 
 LOGGER = terminal.LOGGER
@@ -286,11 +286,14 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
                         help='how long to wait until all processes have started (300)')
 
 
-def join_processes(options: argparse.Namespace, continues: bool = False) -> None:
+def join_processes(options: argparse.Namespace, continues: bool = False, host_devices: int = 1
+                   ) -> None:
     """Joins the others that the options of `add_process_options` or a launcher speak of.
 
-    Afterwards process 0 alone logs how it goes. `continues`: as of launch.start.
+    Afterwards process 0 alone logs how it goes. `continues`: as of launch.start; `host_devices`, of
+    machine.check_backend, is for a process that is alone.
     """
     launch.start(options.coordinator, options.num_processes, options.process_id,
                  options.start_timeout, continues)
+    machine.check_backend(host_devices if consensus.count() == 1 else 1)
     terminal.log_as_process()

@@ -214,7 +214,8 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
     """
     values = {name: value for name, value in flatten(dict(config)).items()
               if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked')
-              or name in ('accum_steps', 'model.unroll', 'model.remat_policy')}
+              or name in ('accum_steps', 'mesh.host_devices', 'model.unroll',
+                          'model.remat_policy')}
     known = all_fields()
     try:
         for name in values:

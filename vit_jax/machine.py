@@ -52,6 +52,10 @@ def check_address_space(needed: float) -> None:
 # Of glibc's malloc.h, with the values that keep everything: no memory goes back to the system, none
 # comes from mmap, and all threads share what is free.
 _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
+# Of devices that the CPU is shown as, one may be far behind the others where another program keeps
+# its core busy. XLA would complain of that after 20 s, and abort after 60.
+_PATIENT = ('--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600',
+            '--xla_cpu_collective_call_terminate_timeout_seconds=86400')
 TPUS = ('/dev/accel*', '/dev/vfio/[0-9]*')
 GPUS = ('/dev/nvidia[0-9]*', '/dev/kfd')
 
@@ -92,14 +96,38 @@ def _only_cpu():
     return jax.config.jax_platforms == 'cpu' or not any(map(glob.glob, TPUS + GPUS))
 
 
-def check_backend() -> None:
+def cores() -> int:
+    """Number of processors that this process may use."""
+    process = psutil.Process()
+    if hasattr(process, 'cpu_affinity'):  # not on macOS
+        return len(process.cpu_affinity())
+    return os.cpu_count() or 1
+
+
+def use_cpu_as(devices: int) -> None:
+    """Lets JAX take the CPU, where it computes on that, for several devices.
+
+    Without effect where the environment says how many (JAX_NUM_CPU_DEVICES, XLA_FLAGS), and after
+    JAX has started, as in a notebook.
+    """
+    flags = os.environ.get('XLA_FLAGS', '')
+    given = jax.config.jax_num_cpu_devices >= 0 or 'host_platform_device_count' in flags
+    if devices > 1 and _only_cpu() and not given:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update('jax_num_cpu_devices', devices)
+            os.environ['XLA_FLAGS'] = ' '.join([*_PATIENT, flags]).strip()  # the last one counts
+
+
+def check_backend(host_devices: int = 1) -> None:
     """Raises UserError if JAX cannot use the kind of device that it was told to use.
 
     To be called before anything else uses JAX, whose errors would be taken for those of a file.
+    `host_devices` is what `use_cpu_as` is told.
     """
     check_address_space(2.2e9)
     keep_memory()
     keep_compiled()
+    use_cpu_as(host_devices)
     try:
         with _quiet_libtpu():
             jax.devices()

@@ -28,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.verbose:
         terminal.show_details()
     workdir, recipe = options.workdir or cli.default_workdir(argv), recipe_of(argv)
-    from vit_jax.training import loop  # imports TensorFlow, for which --help need not wait
+    from vit_jax.training import chosen, loop  # imports TensorFlow, for which --help need not wait
 
-    cli.join_processes(options, continues=True)
+    cli.join_processes(options, continues=True, host_devices=chosen.host_devices(config, workdir))
     if consensus.is_main():
         record.log_to(workdir)
     code = loop.train(config, workdir)

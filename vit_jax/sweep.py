@@ -36,6 +36,7 @@ from vit_jax import cli, machine
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, UserError, check_at_least
 from vit_jax.processes import launch
+from vit_jax.training import chosen
 from vit_jax.workdir import metrics, outcome, record
 from vit_jax.workdir.outcome import RATE, name_of
 
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, config = cli.parse_with_config(parser, others + first)
     grid = read_grid(texts or _grid_of_file(others), config)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
-    machine.check_backend()
+    machine.check_backend(min(
+        chosen.host_devices(config_lib.changed(config, member)) for member in combinations(grid)))
     code = run(config, grid, options.workdir, options.repeats, options.part)
     if code:
         log.warning('the sweep stops here. To continue, run the same command again.')
@@ -123,12 +125,17 @@ def read_grid(texts: Mapping[str, str], config: ConfigDict) -> dict[str, list[An
     return grid
 
 
+def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """The members of a sweep, each with one of the values of every field."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
 def run(config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str, repeats: int = 1,
         part: str = '1/1') -> int:
     """Runs the sweep; returns 0, or what loop.train returns after a signal, which ends the sweep.
 
     Args:
-      grid: values by dotted field; the members are their combinations.
+      grid: values by dotted field.
       repeats: number of final runs.
       part: 'I/N': only train each N-th member, from number I.
 
@@ -138,7 +145,7 @@ def run(config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str, r
     from vit_jax.data.sources import split_name
 
     check_at_least('--repeats', repeats, 1)
-    members = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    members = combinations(grid)
     train_split, eval_split = choose_splits(
         config.dataset.name, config.dataset.train_split, config.dataset.eval_split)
     final_split = config.dataset.final_split or split_name(train_split)

@@ -9,7 +9,6 @@ import sys
 import absl.logging
 import jax
 
-from vit_jax import machine
 from vit_jax.processes import consensus
 
 LOGGER = logging.getLogger('vit_jax')
@@ -55,7 +54,6 @@ def _report_unraisable(unraisable, report=sys.unraisablehook):
 
 def log_as_process() -> None:
     """Lets process 0 alone report progress; warnings of the others begin with their number."""
-    machine.check_backend()
     if not consensus.is_main():
         LOGGER.setLevel(logging.WARNING)
         mark = f'[process {jax.process_index()} of {consensus.count()}]'

@@ -24,6 +24,7 @@ from vit_jax import cli, machine
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, MissingDataError, UserError, check_choice
 from vit_jax.processes import launch
+from vit_jax.training import chosen
 from vit_jax.workdir import metrics, record
 
 log = logging.getLogger('vit_jax.vtab')
@@ -38,16 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, others = parser.parse_known_args(argv)
     groups, configs = read_tasks(others, options.tasks)
     launch.refuse_several('vit_jax.vtab')
-    machine.check_backend()
+    machine.check_backend(min(map(chosen.host_devices, configs.values())))
     code = run(groups, configs, options.workdir)
     if code:
         log.warning('the tasks stop here. To continue, run the same command again.')
     return code
 
 
-def read_tasks(arguments: Sequence[str], chosen: str | None = None
+def read_tasks(arguments: Sequence[str], only: str | None = None
                ) -> tuple[dict[str, str], dict[str, ConfigDict]]:
-    """The group and the config of every task, or of those in the text `chosen`.
+    """The group and the config of every task, or of those in the text `only`.
 
     Raises UserError when the config file has no tasks, or a config is not possible.
     """
@@ -65,7 +66,7 @@ def read_tasks(arguments: Sequence[str], chosen: str | None = None
         raise UserError(f'--config={file.config} names more than a model: expected '
                         f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.')
     groups = get_tasks()
-    names = chosen.split(',') if chosen else list(groups)
+    names = only.split(',') if only else list(groups)
     for name in names:
         check_choice('--tasks', name, tuple(groups))
     configs = {name: cli.read_config([f'--config={path}:{argument},{name}', *others],

@@ -1,7 +1,9 @@
 import pytest
 
 from vit_jax import config as config_lib
+from vit_jax.models import variants
 from vit_jax.training import chosen
+from vit_jax.workdir import record
 
 FIELDS = ('unroll', 'remat_policy')
 
@@ -17,6 +19,12 @@ def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected)
     assert config.model.unroll == 0  # the user's stays as it is
     assert config_lib.flatten(found) == config_lib.flatten(config) | {
         f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)}
+
+
+def test_the_root_of_a_resnet_needs_no_loop():
+    config = config_lib.base('b16')
+    config.model.resnet = variants.hybrid_resnet(units=())
+    assert chosen.for_platform(config, 'cpu').model.unroll == 12
 
 
 def test_what_the_config_says_is_not_chosen():
@@ -35,3 +43,30 @@ def test_a_continued_run_keeps_what_it_has_recorded():
     config.model.unroll = 4
     assert chosen.kept(config.model, recorded) == {'model.remat_policy': 'nothing_saveable'}
     assert chosen.kept(config.model, {}) == {}
+
+
+@pytest.mark.parametrize(('fields', 'cores', 'expected'), [
+    ({}, 2, 2), ({}, 64, 2), ({}, 1, 1),
+    ({'batch_size': 511}, 2, 1), ({'accum_steps': 256}, 2, 2), ({'accum_steps': 512}, 2, 1),
+    ({'mesh.data': 1}, 2, 1), ({'mesh.fsdp': 2}, 2, 1), ({'mesh.tensor': -1}, 2, 1),
+    ({'mesh.host_devices': 3}, 2, 3), ({'mesh.host_devices': 1}, 2, 1)])
+def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected):
+    """Unless the mesh says otherwise, or the batch (512) cannot be split."""
+    config = config_lib.changed(config_lib.base(), {'batch_size': 512} | fields)
+    assert chosen.host_devices(config, cores=cores) == expected
+
+
+def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path):
+    config = config_lib.base()
+    assert chosen.host_devices(config, str(tmp_path), cores=2) == 2
+    recorded = config_lib.changed(config, {'mesh.host_devices': 1})
+    record.write(str(tmp_path), recorded, ['ant', 'bee'])
+    assert chosen.host_devices(config, str(tmp_path), cores=2) == 2  # nothing has been saved
+    (tmp_path / 'checkpoints' / '10').mkdir(parents=True)
+    assert chosen.host_devices(config, str(tmp_path), cores=2) == 1
+    assert chosen.host_devices(
+        config_lib.changed(config, {'mesh.host_devices': 2}), str(tmp_path), cores=1) == 2
+    with recorded.unlocked():
+        del recorded.mesh['host_devices']  # as versions without the field
+    record.write(str(tmp_path), recorded, ['ant', 'bee'])
+    assert chosen.host_devices(config, str(tmp_path), cores=2) == 1

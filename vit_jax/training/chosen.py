@@ -3,12 +3,16 @@
 docs/performance.md has the measurements. Nothing here changes more than the order of sums.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax import machine
+from vit_jax.errors import UserError
+from vit_jax.workdir import record
 
 # The value of a field that leaves the choice.
 OPEN = {'unroll': 0, 'remat_policy': 'auto'}
@@ -22,6 +26,27 @@ MOST_LAYERS = 12
 CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
            'gpu': {'unroll': 1, 'remat_policy': 'products'},
            'tpu': {'unroll': 1, 'remat_policy': 'products'}}
+# As so many devices JAX shows a CPU of as many cores or more: one device leaves cores idle in all
+# that XLA does not divide. Not measured with more.
+HOST_DEVICES = 2
+
+
+def host_devices(config: ConfigDict, workdir: str | None = None, cores: int | None = None) -> int:
+    """As how many devices JAX should show the CPU, for a process that is the only one of its run.
+
+    It is what the config says, else what the run in the workdir has recorded, else HOST_DEVICES
+    where there are as many `cores` (of this process) and the batch can be split over them.
+    """
+    mesh = config.mesh
+    if mesh.host_devices:
+        return mesh.host_devices
+    with contextlib.suppress(UserError):  # which the run itself will end with
+        if workdir and (begun := record.begun(workdir)):
+            return begun[0].get('mesh', {}).get('host_devices', 1)  # as versions without it
+    cores = machine.cores() if cores is None else cores
+    together = config.batch_size // (config.accum_steps or 1)
+    free = (mesh.data, mesh.fsdp, mesh.tensor) == (-1, 1, 1)
+    return HOST_DEVICES if free and cores >= HOST_DEVICES and together % HOST_DEVICES == 0 else 1
 
 
 def for_platform(config: ConfigDict, platform: str) -> FrozenConfigDict:
@@ -30,7 +55,7 @@ def for_platform(config: ConfigDict, platform: str) -> FrozenConfigDict:
     Platforms that the table does not have are treated as GPUs.
     """
     model, choices = config.model, CHOICES.get(platform, CHOICES['gpu'])
-    if model.resnet is not None or model.num_layers > MOST_LAYERS:
+    if (model.resnet and model.resnet.units) or model.num_layers > MOST_LAYERS:
         choices = choices | {'unroll': 1}
     return FrozenConfigDict(config_lib.changed(config, {
         f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}))
