@@ -68,7 +68,8 @@ def test_of_a_number_that_is_repeated_the_last_counts():
      "optimizer.learning_rate is '0.1,0.2': expected a finite number, above 0. To try several, "
      'python -m vit_jax.sweep takes the same options'),
     ([H14, '--config.batch_size=64,128'], 'To try several, python -m vit_jax.sweep takes'),
-    ([f'--config={ROOT}/configs/cifar10.py:b16'], 'get_config() takes 0 positional arguments'),
+    ([f'--config={ROOT}/configs/cifar10.py:conv'],
+     "the argument is 'conv'. It is one of: hybrid, patches."),
     (['--config.seed=1'], 'add --config=FILE')])
 def test_mistakes(arguments, message):
     with pytest.raises(UserError) as error:
@@ -88,6 +89,12 @@ def test_a_config_file_that_raises(text, message, tmp_path):
         cli.read_config([f'--config={tmp_path}/c.py'])
     assert message in str(error.value)
     assert f'--config={tmp_path}/c.py: ' in str(error.value)
+
+
+def test_an_argument_for_a_config_that_takes_none(tmp_path):
+    (tmp_path / 'c.py').write_text('def get_config():\n    return None')
+    with pytest.raises(UserError, match=r'get_config\(\) takes 0 positional arguments'):
+        cli.read_config([f'--config={tmp_path}/c.py:b16'])
 
 
 def test_a_config_that_is_not_a_file(tmp_path):

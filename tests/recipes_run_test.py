@@ -36,6 +36,8 @@ def config_of(name):
 def fields_of(name, folder):
     """What makes the recipe small; a teacher is written into the folder."""
     fields = SMALL | {f'model.{k}': v for k, v in (RESNET if name in RESNETS else MODEL).items()}
+    if name == 'cifar10':
+        fields['model.patch_size'] = 1  # of the root's 4x4
     if name == 'scaling':
         fields |= FEWSHOT
     if name == 'distill':
