@@ -20,6 +20,11 @@ nightly-test: .venv/interop
 test-newest:
 	.ci/test-newest
 
+# What computes models in browsers; needs npm. Without it the tests of such pages are skipped.
+.venv/onnxruntime-web: .venv/installed
+	.venv/bin/python -c 'from vit_jax.web import runtime; runtime.read()'
+	touch $@
+
 # Damages files and kills runs in thousands of ways: docs/reliability.md.
 campaign: .venv/interop
 	.venv/bin/python -m tests.campaign --minutes=$(or $(MINUTES),30) --seed=$(or $(SEED),0)

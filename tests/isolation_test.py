@@ -107,7 +107,7 @@ IMPORTS = """
 import importlib, sys
 for name in ('models', 'main', 'workdir.checkpoint', 'training.steps', 'training.program',
              'weights', 'evaluators.classification', 'processes.launch', 'convert', 'predict',
-             'plan', 'figures', 'report', 'reporting.collect', 'reporting.page'):
+             'plan', 'web', 'figures', 'report', 'reporting.collect', 'reporting.page'):
     importlib.import_module(f'vit_jax.{name}')
     found = {'tensorflow', 'torch', 'timm'} & set(sys.modules)
     assert not found, f'vit_jax.{name} imports {found}'

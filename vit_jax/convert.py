@@ -1,6 +1,7 @@
 """Converts weights from one layout to another, or to a program that runs without vit_jax.
 
     python -m vit_jax.convert SRC DST --to=LAYOUT [--verify] [--dtype=DTYPE] [--inexact]
+    python -m vit_jax.convert SRC DST --to=web      # a folder whose page classifies photos
 
 SRC is a file, a directory, a workdir of this project or one of its checkpoints, hf:ORG/NAME or
 timm:NAME; its layout is recognised from its content.
@@ -8,12 +9,13 @@ timm:NAME; its layout is recognised from its content.
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import cli, machine, weights
+from vit_jax import cli, errors, machine, web, weights
 from vit_jax.errors import UserError
 from vit_jax.weights import description, export, files
 from vit_jax.weights import verify as verification
@@ -25,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = cli.make_parser('convert', __doc__)
     parser.add_argument('source', metavar='SRC')
     parser.add_argument('path', metavar='DST')
-    parser.add_argument('--to', required=True, choices=[*weights.LAYOUTS, *export.FORMATS],
+    parser.add_argument('--to', required=True, choices=[*weights.LAYOUTS, *export.FORMATS, 'web'],
                         help='layout of DST')
     parser.add_argument('--verify', action='store_true',
                         help='run SRC and DST on the same images and compare')
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='of the arrays in DST; that of SRC unless given')
     parser.add_argument('--inexact', action='store_true', help='allow another formula of GELU or '
                         'another epsilon where the layout does not have those of SRC')
+    parser.add_argument('--runtime', metavar='FILE', help='the package of onnxruntime-web for '
+                        '--to=web, where npm cannot fetch it')
     cli.add_description_options(parser)
     parser.add_argument('--overwrite', action='store_true', help='replace DST if it exists')
     convert(**vars(parser.parse_args(argv)))
@@ -41,14 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
             inexact: bool = False, overwrite: bool = False, preprocess: Sequence[str] = (),
             classes: str | None = None, loss: str | None = None, model: Sequence[str] = (),
-            step: int | None = None, allow_nonfinite: bool = False) -> None:
+            step: int | None = None, allow_nonfinite: bool = False, runtime: str | None = None
+            ) -> None:
     """Does what the command does; the arguments are its options."""
-    if (to == 'onnx') != path.endswith('.onnx'):
-        raise UserError(f'{path!r} is not a name for {to}: a name ending in .onnx is for '
-                        '--to=onnx, and for that only.')
-    if os.path.lexists(path) and not overwrite:
-        raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
-    files.check_replaceable(path)
+    check_destination(path, to, overwrite, runtime)
     machine.check_backend()
     loaded = given = description.described(
         weights.load(source, description.parse_model(model), step=step,
@@ -61,16 +61,38 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     if layout:
         given = in_layout(given, path, to, inexact)
         weights.save(given, path, to)
+    elif to == 'web':
+        web.save(given, path, runtime)
     else:
         export.save(given, path, to)
     arrays = jax.tree.leaves(given.params)
     cli.LOGGER.info('%s (%s) -> %s (%s): %s parameters, %s, %d classes', source, loaded.layout,
                     path, to, f'{sum(x.size for x in arrays):,}',
                     ' and '.join(sorted({str(x.dtype) for x in arrays})), given.num_classes)
-    if not (layout and (layout.native or files.is_directory(path))):
+    if to == 'web':
+        cli.LOGGER.info('python -m http.server --directory %s, then open http://localhost:8000',
+                        shlex.quote(path))
+    elif not (layout and (layout.native or files.is_directory(path))):
         log_what_is_lost(given, path)
     if verify:
-        verification.verify(loaded, given, path, to)
+        verification.verify(loaded, given, *(
+            (os.path.join(path, web.MODEL), 'onnx') if to == 'web' else (path, to)))
+
+
+def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) -> None:
+    """Raises UserError unless something of the kind `to` can be written to `path`."""
+    if (to == 'onnx') != path.endswith('.onnx'):
+        raise UserError(f'{path!r} is not a name for {to}: a name ending in .onnx is for '
+                        '--to=onnx, and for that only.')
+    if to == 'web' and not files.is_directory(path):
+        raise UserError(f'{path!r} is not a name for web, which is a folder: expected a name '
+                        'without such an ending.')
+    if runtime and to != 'web':
+        raise UserError(f'--runtime={runtime} is for --to=web, and for that only.')
+    if os.path.lexists(path) and not overwrite:
+        raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
+    errors.check_destination(path.rstrip('/'))
+    files.check_replaceable(path, web.FILES if to == 'web' else files.WRITTEN)
 
 
 def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weights.Weights:

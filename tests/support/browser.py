@@ -8,6 +8,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import tempfile
 import time
 
 import pytest
+
+from vit_jax.web import runtime
 
 NAMES = ('chromium', 'chromium-browser', 'google-chrome')
 FLAGS = ('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
@@ -38,26 +41,36 @@ def find():
     return path
 
 
+def require_runtime():
+    """onnxruntime-web is kept on this machine; else the test is skipped, and fails in CI."""
+    if not runtime.kept_at().exists():
+        (pytest.fail if os.environ.get('VIT_JAX_CI') else pytest.skip)(
+            'needs onnxruntime-web: make .venv/onnxruntime-web')
+
+
 class Browser:
     """One page in a browser of its own; `requests`, `messages` and `errors` are what it did."""
 
     def __init__(self, process, to, back):
         self._process, self._to, self._back = process, to, back
         self._buffer, self._number = b'', 0
-        self.requests, self.messages, self.errors = [], [], []
+        self.requests, self.messages, self.errors, self._session = [], [], [], None
         target = self._call('Target.createTarget', url='about:blank')['targetId']
-        self._session = None
         self._session = self._call('Target.attachToTarget', targetId=target, flatten=True)[
             'sessionId']
         for domain in ('Page', 'Runtime', 'Log', 'Network'):
             self._call(f'{domain}.enable')
+        # Workers wait until their requests are observed, too.
+        self._call('Target.setAutoAttach', autoAttach=True, waitForDebuggerOnStart=True,
+                   flatten=True)
 
-    def open(self, path, width=1280, height=900, dark=False, touch=False):
-        """Opens a file in a window of this size, and waits until all charts are drawn."""
+    def open(self, address, width=1280, height=900, dark=False, touch=False):
+        """Opens a file or a URL in a window of this size, and waits until all charts are drawn."""
         self._call('Emulation.setDeviceMetricsOverride', width=width, height=height,
                    deviceScaleFactor=1, mobile=touch)
         self.media(dark)
-        self._call('Page.navigate', url=f'file://{path}')
+        url = address if '://' in str(address) else f'file://{address}'
+        self._call('Page.navigate', url=url)
         self.until("document.readyState === 'complete' && !document.querySelector("
                    "'[data-chart]:not([data-drawn])')")
 
@@ -105,22 +118,39 @@ class Browser:
             self._call('Input.dispatchKeyEvent', type=kind, key=key, code=key,
                        windowsVirtualKeyCode=code, **(text if kind == 'keyDown' else {}))
 
+    def choose(self, selector, path):
+        """Chooses a file, as the window of a file input does."""
+        found = self._call('Runtime.evaluate',
+                           expression=f'document.querySelector({json.dumps(selector)})')
+        self._call('DOM.setFileInputFiles', files=[str(path)],
+                   objectId=found['result']['objectId'])
+
+    def drop(self, x, y, path):
+        """Drags a file from another window and drops it."""
+        data = {'items': [], 'files': [str(path)], 'dragOperationsMask': 1}
+        for kind in ('dragEnter', 'dragOver', 'drop'):
+            self._call('Input.dispatchDragEvent', type=kind, x=x, y=y, data=data)
+
     def screenshot(self, path, whole=True):
         found = self._call('Page.captureScreenshot', format='png', captureBeyondViewport=whole)
         with open(path, 'wb') as file:
             file.write(base64.b64decode(found['data']))
 
     def _call(self, method, **params):
-        self._number += 1
-        session = {'sessionId': self._session} if getattr(self, '_session', None) else {}
-        message = {'id': self._number, 'method': method, 'params': params, **session}
-        os.write(self._to, json.dumps(message).encode() + b'\0')
+        number = self._send(method, params, self._session)
         while True:
             found = self._receive()
-            if found.get('id') == self._number:
+            if found.get('id') == number:
                 assert 'error' not in found, (method, found['error'])
                 return found['result']
             self._note(found)
+
+    def _send(self, method, params, session):
+        self._number += 1
+        message = {'id': self._number, 'method': method, 'params': params}
+        os.write(self._to, json.dumps(
+            message | ({'sessionId': session} if session else {})).encode() + b'\0')
+        return self._number
 
     def _receive(self):
         while b'\0' not in self._buffer:
@@ -132,15 +162,32 @@ class Browser:
 
     def _note(self, event):
         params = event.get('params', {})
-        if event['method'] == 'Network.requestWillBeSent':
+        if event.get('method') == 'Target.attachedToTarget':
+            for method in ('Network.enable', 'Runtime.enable', 'Runtime.runIfWaitingForDebugger'):
+                self._send(method, {}, params['sessionId'])  # the answers are not waited for
+        elif event.get('method') == 'Network.requestWillBeSent':
             self.requests.append(params['request']['url'])
-        elif event['method'] == 'Runtime.consoleAPICalled':
+        elif event.get('method') == 'Runtime.consoleAPICalled':
             self.messages.append((params['type'], [x.get('value', x.get('description'))
                                                    for x in params['args']]))
-        elif event['method'] == 'Runtime.exceptionThrown':
+        elif event.get('method') == 'Runtime.exceptionThrown':
             self.errors.append(params['exceptionDetails'])
-        elif event['method'] == 'Log.entryAdded' and params['entry']['level'] == 'error':
+        elif event.get('method') == 'Log.entryAdded' and params['entry']['level'] == 'error':
             self.errors.append(params['entry']['text'])
+
+
+@contextlib.contextmanager
+def served(folder):
+    """The address of a folder while `python -m http.server` serves it."""
+    process = subprocess.Popen(
+        [sys.executable, '-u', '-m', 'http.server', '0', '--bind', '127.0.0.1', '--directory',
+         str(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield re.search(r'http://[\d.:]+/', process.stdout.readline())[0]
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+        process.stdout.close()
 
 
 @contextlib.contextmanager

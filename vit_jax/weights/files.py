@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ _OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # found beside m
 _DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U64', 'U32', 'U16', 'U8',
            'BOOL')  # of .safetensors
 SIDECARS = ('config.json', 'preprocessor_config.json')
+WRITTEN = ('model.safetensors', *SIDECARS)  # into directories with one model
 
 
 class _Index(msgspec.Struct):
@@ -169,20 +170,20 @@ def is_directory(path: str) -> bool:
     return not path.endswith(WEIGHT_FILES)
 
 
-def check_replaceable(path: str) -> None:
-    """Raises UserError for a directory with what is not written here, a device and the like."""
+def check_replaceable(path: str, written: Collection[str] = WRITTEN) -> None:
+    """Raises UserError for a directory with others than the files `written`, a device and so on."""
     if (kind := limits.special(path)) and not os.path.isdir(path):
         raise UserError(f'{path!r} is {kind}: name another destination.')
     found = os.listdir(path) if os.path.isdir(path) else ()
-    if others := set(found) - {'model.safetensors', *SIDECARS}:
-        raise UserError(f'{path} is a directory that holds more than weights '
+    if others := set(found) - set(written):
+        raise UserError(f'{path} is a directory that holds more than what is to be written there '
                         f'({", ".join(sorted(others)[:3])}): name another destination.')
 
 
 @contextlib.contextmanager
-def replacing(path: str) -> Iterator[str]:
+def replacing(path: str, written: Collection[str] = WRITTEN) -> Iterator[str]:
     """The name for a new file or directory, which then takes the place of what is at `path`."""
-    check_replaceable(path)
+    check_replaceable(path, written)
     temporary = f'{path.rstrip("/")}.writing-{os.getpid()}'
     try:
         yield temporary

@@ -1,0 +1,197 @@
+// The page of `convert --to=web`: a photo in, names of classes out, on this device alone.
+import * as ort from './onnxruntime-web.js';
+
+const TILE = 1024;  // pixels, on a side, that are read at once: browsers limit the size of a canvas
+const SHOWN = 5;
+const sinc = (x) => x === 0 ? 1 : Math.sin(Math.PI * x) / (Math.PI * x);
+// Radius in pixels, and weight by distance: those of vit_jax/data/resizing.py.
+const KERNELS = {
+  bilinear: [1, (x) => 1 - x],
+  bicubic: [2, (x) => x < 1 ? (1.5 * x - 2.5) * x * x + 1 : ((-0.5 * x + 2.5) * x - 4) * x + 2],
+  lanczos3: [3, (x) => sinc(x) * sinc(x / 3)],
+};
+
+// The height and width to which a photo is resized before its middle is cropped.
+function fittedSize(height, width, {fit, target_size: [targetH, targetW]}) {
+  if (fit === 'squash') return [targetH, targetW];
+  const [halfH, halfW] = fit === 'cover' ? [height, width] : [0, 0];
+  return [Math.max(Math.floor((2 * height * targetW + halfW) / (2 * width)), targetH),
+    Math.max(Math.floor((2 * width * targetH + halfH) / (2 * height)), targetW)];
+}
+
+function cropOffset(difference, fit) {
+  const odd = fit === 'torchvision' || fit === 'squash' ? Math.floor(difference / 2) % 2 : 0;
+  return Math.floor((difference + odd) / 2);
+}
+
+// For each of `count` pixels of a resized side, `begin` the first: which old ones it is made of.
+function taps(old, resized, begin, count, {resize, antialias}) {
+  const scale = old / resized;
+  const [radius, kernel] = KERNELS[resize] ?? [];
+  const stretch = antialias ? Math.max(scale, 1) : 1;
+  return Array.from({length: count}, (_, k) => {
+    const [low, high] = [(begin + k) * scale, (begin + k + 1) * scale];
+    const middle = (begin + k + 0.5) * scale;
+    const overlap = (p) => Math.max(Math.min(high, p + 1) - Math.max(low, p), 0);
+    const weight = (p) => kernel(Math.abs(p + 0.5 - middle) / stretch);
+    const reach = kernel ? [middle - radius * stretch + 0.5, middle + radius * stretch + 0.5] :
+      [low, Math.ceil(high)];
+    const first = Math.max(Math.floor(reach[0]), 0);
+    const number = Math.min(Math.floor(reach[1]), old) - first;
+    const weights = Array.from({length: number}, (_, i) => (kernel ? weight : overlap)(first + i));
+    const sum = weights.reduce((a, b) => a + b);
+    return {first, end: first + number, weights: weights.map((x) => x / sum)};
+  });
+}
+
+// What the model sees of a photo: red, green and blue of 0 to 255, row by row.
+export async function see(file, record) {
+  const photo = await createImageBitmap(file, {  // turned upright as its EXIF data says
+    premultiplyAlpha: 'none', colorSpaceConversion: 'none'}).catch(() => {
+    throw new Error(`${file.name} cannot be read: it is damaged, too large, or no photo of a ` +
+      'kind that this browser knows (JPEG, PNG, WebP, AVIF, GIF).');
+  });
+  const {image_size: size, fit} = record;
+  const resized = fittedSize(photo.height, photo.width, record);
+  const [rows, columns] = [photo.height, photo.width].map((old, axis) => taps(
+    old, resized[axis], cropOffset(resized[axis] - size[axis], fit), size[axis], record));
+  const [top, bottom] = [rows[0].first, rows.at(-1).end];
+  const narrow = new Float32Array((bottom - top) * size[1] * 3);  // all rows, new columns
+  const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  let transparent = false;
+  for (let y = top; y < bottom; y += TILE) {
+    for (let x = columns[0].first; x < columns.at(-1).end; x += TILE) {
+      const [height, width] = [Math.min(TILE, bottom - y), Math.min(TILE, photo.width - x)];
+      Object.assign(pen.canvas, {width, height});  // which empties it
+      pen.drawImage(photo, x, y, width, height, 0, 0, width, height);
+      const tile = pen.getImageData(0, 0, width, height).data;
+      for (let k = 3; k < tile.length && !transparent; k += 4) transparent = tile[k] < 255;
+      columns.forEach(({first, end, weights}, column) => {
+        const [from, to] = [Math.max(first, x), Math.min(end, x + width)];
+        if (from >= to) return;
+        for (let row = 0; row < height; row += 1) {
+          let [r, g, b] = [0, 0, 0];
+          for (let p = from, k = 4 * (row * width + from - x); p < to; p += 1, k += 4) {
+            const weight = weights[p - first];
+            r += weight * tile[k];
+            g += weight * tile[k + 1];
+            b += weight * tile[k + 2];
+          }
+          const at = 3 * ((y - top + row) * size[1] + column);
+          narrow[at] += r;
+          narrow[at + 1] += g;
+          narrow[at + 2] += b;
+        }
+      });
+    }
+  }
+  photo.close();
+  const pixels = new Float32Array(size[0] * size[1] * 3);
+  rows.forEach(({first, weights}, row) => {
+    for (let k = 0; k < 3 * size[1]; k += 1) {
+      pixels[row * 3 * size[1] + k] = weights.reduce(
+        (sum, weight, i) => sum + weight * narrow[(first - top + i) * 3 * size[1] + k], 0);
+    }
+  });
+  return {pixels, transparent};
+}
+
+const find = (id) => document.getElementById(id);
+const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
+
+function say(text) {
+  find('status').textContent = text;
+  find('status').classList.remove('late');
+}
+
+// {record, session}; the model is computed beside the page, which can be used meanwhile.
+async function load() {
+  ort.env.wasm.numThreads = 1;  // more need headers that a plain server does not send
+  ort.env.wasm.proxy = true;
+  ort.env.wasm.wasmPaths = {wasm: new URL('onnxruntime-web.wasm', import.meta.url).href};
+  const record = await (await fetch('model.json')).json();
+  const [height, width] = record.image_size;
+  find('about').textContent = `${record.name} · ${record.classes.length.toLocaleString('en')}` +
+    `\u00a0classes · ${height}\u00a0×\u00a0${width} pixels`;
+  say(`Loading the model (${(record.bytes / 1e6).toFixed(0)} MB) …`);
+  return {record, session: await ort.InferenceSession.create('model.onnx')};
+}
+
+// Logits and probabilities of a photo, what the model saw of it, and the milliseconds it took.
+export async function classify(file) {
+  const {record, session} = await model;
+  const begin = performance.now();
+  const {pixels, transparent} = await see(file, record);
+  const images = pixels.map((x, k) => (x / 255 - record.mean[k % 3]) / record.std[k % 3]);
+  const seen = performance.now();
+  const outputs = await session.run({
+    images: new ort.Tensor('float32', images, [1, ...record.image_size, 3])});
+  const logits = [...outputs.logits.data];
+  if (!logits.every(Number.isFinite)) {
+    throw new Error(`The model gives values that are not finite for ${file.name}.`);
+  }
+  const largest = logits.reduce((a, b) => Math.max(a, b));
+  const exp = logits.map((x) => Math.exp(x - largest));
+  const sum = exp.reduce((a, b) => a + b);
+  return {logits, pixels, transparent, reading: seen - begin, model: performance.now() - seen,
+    probabilities: record.loss === 'sigmoid' ? logits.map((x) => 1 / (1 + Math.exp(-x))) :
+      exp.map((x) => x / sum)};
+}
+
+function show(file, {classes, image_size: [height, width], loss}, found) {
+  const colours = new ImageData(width, height).data.fill(255);
+  found.pixels.forEach((x, k) => { colours[k + Math.floor(k / 3)] = x; });  // rounds and cuts off
+  Object.assign(find('seen'), {width, height}).getContext('2d').putImageData(
+    new ImageData(colours, width, height), 0, 0);
+  find('seen').classList.toggle('tiny', Math.max(height, width) <= 64);
+  find('size').textContent = `What the model sees of it: ${height} × ${width} pixels`;
+  const best = found.probabilities.map((share, k) => ({share, name: classes[k]}));
+  best.sort((a, b) => b.share - a.share);
+  find('best').replaceChildren(...best.slice(0, SHOWN).map(({share, name}, rank) => {
+    const line = document.createElement('li');
+    const [label, number, bar] = [0, 1, 2].map(() => document.createElement('span'));
+    Object.assign(label, {textContent: name});
+    Object.assign(number, {textContent: percent(share), className: 'n'});
+    Object.assign(bar, {className: 'bar'}).style.setProperty('--v', share);
+    line.classList.toggle('sure', loss === 'sigmoid' ? share >= 0.5 : rank === 0);
+    line.append(label, ' ', number, bar);
+    return line;
+  }));
+  find('note').textContent = [loss === 'sigmoid' ?
+    'Each class has a probability of its own; from 50 % on they are bold.' : '',
+  found.transparent ? 'Transparent parts of this picture count as black.' : ''].join(' ');
+  find('result').hidden = false;
+  const seconds = (x) => `${(x / 1000).toFixed(2)}\u00a0s`;
+  say(`${file.name}: ${best[0].name}, ${percent(best[0].share)}. It took ` +
+    `${seconds(found.reading + found.model)}, of which the model took ${seconds(found.model)}.`);
+}
+
+let latest = null;
+async function take(files) {
+  const file = latest = files[0];
+  find('result').hidden = true;
+  if (!file) {
+    say('That is not a file: drop a photo from a folder, or choose one.');
+    return;
+  }
+  try {
+    say(`Looking at ${file.name} …`);
+    const [{record}, found] = await Promise.all([model, classify(file)]);
+    if (file === latest) show(file, record, found);
+  } catch (error) {
+    if (file === latest) say(error.message ?? error);
+  }
+}
+
+const model = load();
+model.then(() => latest ?? say('The model is ready.'),
+  (error) => say(`The model cannot be loaded: ${error.message ?? error}`));
+find('file').disabled = false;
+find('file').addEventListener('change', ({target: {files}}) => files.length && take(files));
+for (const kind of ['dragover', 'dragleave', 'drop']) {
+  addEventListener(kind, (event) => {
+    event.preventDefault();
+    document.body.classList.toggle('over', kind === 'dragover');
+    if (kind === 'drop') take(find('file').files = event.dataTransfer.files);
+  });
+}
