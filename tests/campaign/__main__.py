@@ -29,6 +29,8 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # runs are short, and compile often
 os.environ['XLA_FLAGS'] = re.sub(r'--xla_force_host_platform_device_count=\d+', '',
                                  os.environ.get('XLA_FLAGS', ''))
+# A worker starts JAX once, with the case that comes first; runs are equal on as many devices only.
+os.environ['JAX_NUM_CPU_DEVICES'] = '2'
 
 from tests.campaign import cases, preparation  # noqa: E402
 from tests.campaign.cases import KINDS, Case  # noqa: E402
