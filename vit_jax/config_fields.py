@@ -176,8 +176,8 @@ FIELDS = {  # by dotted name
                        'state are split'),
     'mesh.tensor': Field(1, whole(1, or_else=-1),
                          'devices over which attention heads and MLPs are split'),
-    'mesh.host_devices': Field(0, whole(0), 'where JAX computes on the CPU, as so many devices it '
-                               'shows that of each process; 0: as is fastest here, chosen.py'),
+    'mesh.host_devices': Field(0, whole(0), 'as how many devices JAX shows the CPU to a run of one '
+                               'process; 0: chosen for this machine. XLA_FLAGS come first'),
 
     'evals.fewshot.shots': Field((), several(
         whole(1), 'whole numbers, at least 1, with commas between them, as in 1,5,10'),
