@@ -4,6 +4,7 @@ import functools
 import io
 from collections.abc import Callable, Mapping
 
+import numpy as np
 from jaxtyping import Float32, Int64, Num, UInt8
 from PIL import Image
 
@@ -196,8 +197,10 @@ def eval_image(encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapp
     return tf.ensure_shape(image, [*size, 3])
 
 
-def normalise(pixels: Float32[tf.Tensor, '... 3'], preprocess: Mapping
-              ) -> Float32[tf.Tensor, '... 3']:
+def normalise(pixels: Float32[tf.Tensor, '... width 3'], preprocess: Mapping
+              ) -> Float32[tf.Tensor, '... width 3']:
     """(x / 255 - mean) / std, with mean and std of `config.preprocess`, for x in 0..255."""
-    mean, std = (tf.constant(preprocess[name], tf.float32) for name in ('mean', 'std'))
+    # A row at a time: for vectors of three numbers TensorFlow takes as long as for the resizing.
+    mean, std = (np.tile(np.float32(preprocess[name]), [pixels.shape[-2], 1])
+                 for name in ('mean', 'std'))
     return (pixels / 255.0 - mean) / std
