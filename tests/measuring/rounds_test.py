@@ -25,3 +25,31 @@ def test_median_fastest_and_slowest():
     seconds = iter([1.0, 9.0, 4.0, 2.0, 3.0])
     timing = rounds.in_turn({'x': lambda count: next(seconds)}, rounds=3, seconds=0.1)['x']
     assert timing == rounds.Timing(median=3.0, fastest=2.0, slowest=4.0)
+
+
+def test_steps_that_begin_with_a_full_queue():
+    """50 batches lie ready; those after them take half a second each."""
+    ready, counts = 50, []
+
+    def run(count):
+        nonlocal ready
+        slow = max(0, count - ready)
+        ready = max(0, ready - count)
+        counts.append(count)
+        return 1e-6 * (count - slow) + 0.5 * slow
+
+    timing = rounds.in_turn({'input': run}, rounds=2, seconds=3.0)['input']
+    assert counts[:-2] == [1, 1, 2, 4, 8, 16, 32, 32]
+    assert counts[-2:] == [6, 6]
+    assert timing == (0.5, 0.5, 0.5)
+
+
+def test_fast_steps_fill_their_turn():
+    counts = []
+
+    def run(count):
+        counts.append(count)
+        return count / 1024
+
+    rounds.in_turn({'x': run}, rounds=1, seconds=2.0)
+    assert counts == [1, *(2**k for k in range(9)), 256, 2048]

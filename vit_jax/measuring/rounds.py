@@ -26,7 +26,7 @@ def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds
     counts, found = {}, {name: [] for name in subjects}
     for name, run in subjects.items():
         run(1)
-        counts[name] = max(1, round(seconds / run(1)))
+        counts[name] = _steps(run, seconds)
     names = list(subjects)
     for first in range(rounds):
         first %= len(names)
@@ -34,3 +34,13 @@ def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds
             found[name].append(subjects[name](counts[name]) / counts[name])
     return {name: Timing(statistics.median(values), min(values), max(values))
             for name, values in found.items()}
+
+
+def _steps(run, seconds):
+    """How many steps of a subject take about so many seconds."""
+    count = 1
+    while (taken := run(count)) < seconds / 10:
+        count *= 2
+    if count > 1:  # the first steps may have come from a queue, which is empty now
+        taken = run(count)
+    return max(1, round(count * seconds / taken))
