@@ -291,7 +291,7 @@ def join_processes(options: argparse.Namespace, continues: bool = False, host_de
     """Joins the others that the options of `add_process_options` or a launcher speak of.
 
     Afterwards process 0 alone logs how it goes. `continues`: as of launch.start; `host_devices`, of
-    machine.check_backend, is for a process that is alone.
+    machine.check_backend, is for a process that is alone: others have started JAX by then.
     """
     launch.start(options.coordinator, options.num_processes, options.process_id,
                  options.start_timeout, continues)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import cli, reporting, terminal
+from vit_jax import cli, machine, reporting, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus, launch
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     workdir, recipe = options.workdir or cli.default_workdir(argv), recipe_of(argv)
     from vit_jax.training import chosen, loop  # imports TensorFlow, for which --help need not wait
 
+    machine.use_cpu_as(config.mesh.host_devices)  # each of several, which start JAX as they join
     cli.join_processes(options, continues=True, host_devices=chosen.host_devices(config, workdir))
     if consensus.is_main():
         record.log_to(workdir)

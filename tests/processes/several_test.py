@@ -56,6 +56,7 @@ def start(tmp_path):
           first: {process: Python code that it runs first}.
           own: {process: further config fields}.
           flags: {process: further flags}.
+          devices: of each process; 0: as the fields say.
         """
         port, starts = free_port(), []
         for i in range(number):
@@ -64,7 +65,7 @@ def start(tmp_path):
             starts.append(functools.partial(
                 Forked, arguments(folder, fields=fields | (own or {}).get(i, {})) + options,
                 code=f'{(first or {}).get(i, "")}\n{MAIN}', optimized=False,
-                flags=f'--xla_force_host_platform_device_count={devices}'))
+                flags=f'--xla_force_host_platform_device_count={devices}' if devices else ''))
         return Processes(tmp_path / f'logs{next(numbers)}', starts)
     return start_run
 
@@ -160,6 +161,18 @@ def test_two_processes_gather_the_features_for_few_shot_and_mix_their_images(sta
                 for rows in (one, two))
     assert len(one) == 4
     assert one == pytest.approx(two, abs=2e-3)  # of 360 images one may change sides by rounding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('given', 'expected'), [(2, 2), (0, 1)])
+def test_devices_of_each_process(given, expected, start, tmp_path):
+    """Four of two processes where the user says two, else two: their mesh needs fsdp to divide."""
+    fields = FIELDS | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'mesh.data': 1,
+                       'mesh.fsdp': 2 * expected, 'mesh.host_devices': given}
+    with start(2, tmp_path, fields, devices=0) as run:
+        run.wait([0, 0])
+    recorded = json.loads((tmp_path / 'config.json').read_text())
+    assert recorded['mesh']['host_devices'] == expected
 
 
 @pytest.mark.slow
