@@ -51,6 +51,21 @@ def test_batches_begin_anywhere(run):
     assert (again['label'] == batches[2]['label']).all()
 
 
+@pytest.mark.parametrize(('given', 'backend', 'expected'), [
+    (0, 'cpu', 8), (8, 'cpu', 8), (0, 'gpu', 0), (3, 'gpu', 0)])
+def test_the_devices_of_the_host_are_recorded(given, backend, expected, tmp_path, monkeypatch):
+    """tests/conftest.py has started JAX with eight."""
+    monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+    assert resolve(tmp_path, **{'mesh.host_devices': given}).config.mesh.host_devices == expected
+
+
+def test_other_devices_of_the_host_than_the_environment_says(tmp_path):
+    with pytest.raises(UserError, match='mesh.host_devices is 3, and JAX has started with 8: JAX_N'
+                                        'UM_CPU_DEVICES and --xla_force_host_platform_device_count '
+                                        'in XLA_FLAGS come first. Remove these, or the field.'):
+        resolve(tmp_path, **{'mesh.host_devices': 3})
+
+
 def test_a_run_that_goes_on_keeps_what_it_has_chosen(tmp_path):
     config = resolve(tmp_path, accum_steps=2, **{'model.remat_policy': 'products',
                                                  'model.unroll': 0}).config

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
@@ -47,6 +48,23 @@ def host_devices(config: ConfigDict, workdir: str | None = None, cores: int | No
     together = config.batch_size // (config.accum_steps or 1)
     free = (mesh.data, mesh.fsdp, mesh.tensor) == (-1, 1, 1)
     return HOST_DEVICES if free and cores >= HOST_DEVICES and together % HOST_DEVICES == 0 else 1
+
+
+def shown_devices(config: ConfigDict) -> int:
+    """What `mesh.host_devices` becomes once JAX has started; 0 where it computes on no CPU.
+
+    Raises UserError where the config says another number.
+    """
+    if jax.default_backend() != 'cpu':
+        return 0
+    given, shown = config.mesh.host_devices, jax.local_device_count()
+    if given not in (0, shown):
+        raise UserError(
+            f'mesh.host_devices is {given}, and JAX has started with {shown}: JAX_NUM_CPU_DEVICES '
+            'and --xla_force_host_platform_device_count in XLA_FLAGS come first. Remove these, or '
+            'the field. In a notebook and beside a GPU, start with JAX_PLATFORMS=cpu '
+            f'JAX_NUM_CPU_DEVICES={given}.')
+    return shown
 
 
 def for_platform(config: ConfigDict, platform: str) -> FrozenConfigDict:

@@ -66,7 +66,7 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     trackers.require(config.trackers)
     if begun:
         config = config_lib.changed(config, chosen.kept(config.model, begun[0]['model']))
-    config.mesh.host_devices = jax.local_device_count() if jax.default_backend() == 'cpu' else 0
+    config.mesh.host_devices = chosen.shown_devices(config)
     mesh = sharding.make_mesh(config.mesh)
     share = sharding.data_share(mesh)
     dataset = config.dataset
