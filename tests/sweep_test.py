@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.runs import ROOT, TINY, check_message, load, run_here
+from tests.support.runs import ROOT, TINY, begin, check_message, load, run_here
 from vit_jax import config as config_lib
 from vit_jax import sweep
 from vit_jax.data.sources import open_source
@@ -120,6 +120,20 @@ def config(fields):
 def command(workdir, *arguments):
     """A finished `python -m vit_jax.sweep` of the quickstart."""
     return run_here(QUICKSTART, f'--workdir={workdir}', *arguments, command=sweep)
+
+
+def test_members_go_on_with_as_many_devices_as_those_of_an_older_version(
+        fields, config, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(sweep, 'run', lambda *_: 0)
+    monkeypatch.setattr(sweep.machine, 'cores', lambda: 2)
+    monkeypatch.setattr(sweep.machine, 'check_backend', given.append)
+    arguments = [f'--config.{LR}=0.1,0.2',
+                 *(f'--config.{name}={value}' for name, value in fields.items())]
+    command(tmp_path, *arguments)
+    begin(tmp_path / 'lr=0.2', config, without=['host_devices'])
+    command(tmp_path, *arguments)
+    assert given == [2, 1]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import vtab as stand_ins
 from tests.support.batches import make, numbers
-from tests.support.runs import ROOT, check_message, load, run_here
+from tests.support.runs import ROOT, begin, check_message, load, run_here
 from vit_jax import config as config_lib
 from vit_jax import models, vtab, weights
 from vit_jax.data import sources
@@ -232,6 +232,17 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
         'means': {'First': {'test_accuracy': 0.5, 'tasks': 1, 'of': 2},
                   'Second': {'test_accuracy': 0.75, 'tasks': 1, 'of': 2},
                   'all': {'test_accuracy': 0.625, 'tasks': 2, 'of': 4}}}
+
+
+def test_tasks_go_on_with_as_many_devices_as_those_of_an_older_version(tasks, monkeypatch):
+    given = []
+    monkeypatch.setattr(vtab, 'run', lambda *_: 0)
+    monkeypatch.setattr(vtab.machine, 'cores', lambda: 2)
+    monkeypatch.setattr(vtab.machine, 'check_backend', given.append)
+    command(tasks)
+    begin(tasks.parent / 'all' / 'c', config_lib.base(), without=['host_devices'])
+    command(tasks)
+    assert given == [2, 1]
 
 
 @pytest.mark.slow

@@ -59,8 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, config = cli.parse_with_config(parser, others + first)
     grid = read_grid(texts or _grid_of_file(others), config)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
-    machine.check_backend(min(
-        chosen.host_devices(config_lib.changed(config, member)) for member in combinations(grid)))
+    machine.check_backend(chosen.host_devices({
+        os.path.join(options.workdir, name_of(member)): config_lib.changed(config, member)
+        for member in combinations(grid)}))
     code = run(config, grid, options.workdir, options.repeats, options.part)
     if code:
         log.warning('the sweep stops here. To continue, run the same command again.')

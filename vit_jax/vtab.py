@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, others = parser.parse_known_args(argv)
     groups, configs = read_tasks(others, options.tasks)
     launch.refuse_several('vit_jax.vtab')
-    machine.check_backend(min(map(chosen.host_devices, configs.values())))
+    machine.check_backend(chosen.host_devices({
+        os.path.join(options.workdir, task): config for task, config in configs.items()}))
     code = run(groups, configs, options.workdir)
     if code:
         log.warning('the tasks stop here. To continue, run the same command again.')

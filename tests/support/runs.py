@@ -14,6 +14,7 @@ import pytest
 
 from vit_jax import config as config_lib
 from vit_jax import main
+from vit_jax.workdir import record
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -92,6 +93,20 @@ def run_here(*argv, command=main, optimized=False):
 def resolved(config, num_examples=1000, num_classes=6):
     """A checked config with the numbers of some data, as a run has it."""
     return config_lib.complete(config_lib.checked(config), num_examples, num_classes)
+
+
+def begin(workdir, config, without=()):
+    """Leaves in a pathlib.Path what a run has that has saved a checkpoint.
+
+    Args:
+      without: fields of `config.mesh` that the version which began it did not have.
+    """
+    recorded = config.to_dict()
+    for name in without:
+        del recorded['mesh'][name]
+    (workdir / 'checkpoints' / '10').mkdir(parents=True)
+    record.write_json(str(workdir / record.CONFIG), recorded)
+    record.write_json(str(workdir / record.CLASSES), ['ant', 'bee'])
 
 
 def load(name):

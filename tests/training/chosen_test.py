@@ -1,6 +1,8 @@
 import pytest
 
+from tests.support.runs import begin
 from vit_jax import config as config_lib
+from vit_jax.errors import UserError
 from vit_jax.models import variants
 from vit_jax.training import chosen
 from vit_jax.workdir import record
@@ -53,20 +55,39 @@ def test_a_continued_run_keeps_what_it_has_recorded():
 def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected):
     """Unless the mesh says otherwise, or the batch (512) cannot be split."""
     config = config_lib.changed(config_lib.base(), {'batch_size': 512} | fields)
-    assert chosen.host_devices(config, cores=cores) == expected
+    assert chosen.host_devices({'': config}, cores=cores) == expected
+
+
+def with_devices(number):
+    return config_lib.changed(config_lib.base(), {'mesh.host_devices': number})
 
 
 def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path):
-    config = config_lib.base()
-    assert chosen.host_devices(config, str(tmp_path), cores=2) == 2
-    recorded = config_lib.changed(config, {'mesh.host_devices': 1})
-    record.write(str(tmp_path), recorded, ['ant', 'bee'])
-    assert chosen.host_devices(config, str(tmp_path), cores=2) == 2  # nothing has been saved
-    (tmp_path / 'checkpoints' / '10').mkdir(parents=True)
-    assert chosen.host_devices(config, str(tmp_path), cores=2) == 1
-    assert chosen.host_devices(
-        config_lib.changed(config, {'mesh.host_devices': 2}), str(tmp_path), cores=1) == 2
-    with recorded.unlocked():
-        del recorded.mesh['host_devices']  # as versions without the field
-    record.write(str(tmp_path), recorded, ['ant', 'bee'])
-    assert chosen.host_devices(config, str(tmp_path), cores=2) == 1
+    config, workdir = config_lib.base(), str(tmp_path)
+    record.write(workdir, with_devices(1), ['ant', 'bee'])
+    assert chosen.host_devices({workdir: config}, cores=2) == 2  # nothing has been saved
+    begin(tmp_path, with_devices(1))
+    assert chosen.host_devices({workdir: config}, cores=2) == 1
+    assert chosen.host_devices({workdir: with_devices(2)}, cores=1) == 2
+
+
+@pytest.mark.parametrize(('recorded', 'cores', 'expected'), [
+    ([], 2, 2), ([], 1, 1), ([2], 1, 2), ([1], 2, 1), ([None], 2, 1), ([0], 2, 2), ([4, 2], 1, 2)])
+def test_runs_of_one_process_go_on_as_those_that_have_begun(recorded, cores, expected, tmp_path):
+    """0: on a GPU; None: by a version without the field. Others have not begun."""
+    for number, devices in enumerate(recorded):
+        begin(tmp_path / str(number), with_devices(devices or 0),
+              without=['host_devices'] if devices is None else [])
+    configs = {str(tmp_path / str(number)): config_lib.base() for number in range(4)}
+    assert chosen.host_devices(configs, cores=cores) == expected
+    assert chosen.host_devices({workdir: with_devices(3) for workdir in configs}, cores) == 3
+    configs['other'] = with_devices(3)
+    with pytest.raises(UserError, match=r'mesh.host_devices is \[0, 3\] for runs of one process, '
+                                        'which can have one number: train those of each by'):
+        chosen.host_devices(configs, cores=cores)
+
+
+def test_one_run_whose_batch_cannot_be_split_leaves_one_device_to_all():
+    configs = {str(size): config_lib.changed(config_lib.base(), {'batch_size': size})
+               for size in (510, 511)}
+    assert chosen.host_devices(configs, cores=2) == 1

@@ -32,20 +32,32 @@ CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
 HOST_DEVICES = 2
 
 
-def host_devices(config: ConfigDict, workdir: str | None = None, cores: int | None = None) -> int:
-    """As how many devices JAX should show the CPU, for a process that is the only one of its run.
+def host_devices(configs: Mapping[str, ConfigDict], cores: int | None = None) -> int:
+    """As how many devices JAX should show the CPU to one process that trains these runs in turn.
 
-    It is what the config says, else what the run in the workdir has recorded, else HOST_DEVICES
-    where there are as many `cores` (of this process) and the batch can be split over them.
+    `configs` are by workdir. It is what they say, else the least that those which have begun have
+    recorded, else HOST_DEVICES where there are as many `cores` (of this process) and each batch
+    can be split over them. Raises UserError where the configs say different numbers.
     """
-    mesh = config.mesh
-    if mesh.host_devices:
-        return mesh.host_devices
+    given = sorted({config.mesh.host_devices for config in configs.values()})
+    if len(given) > 1:
+        raise UserError(f'mesh.host_devices is {given} for runs of one process, which can have one '
+                        'number: train those of each by a command of their own.')
+    recorded = [number for workdir in configs if (number := _recorded(workdir))]
+    cores = machine.cores() if cores is None else cores
+    return given[0] or min(recorded or [_best(config, cores) for config in configs.values()])
+
+
+def _recorded(workdir):
+    """Of the run that has begun there: 1 if a version without the field began it; 0 if none has."""
     with contextlib.suppress(UserError):  # which the run itself will end with
         if workdir and (begun := record.begun(workdir)):
-            return begun[0].get('mesh', {}).get('host_devices', 1)  # as versions without it
-    cores = machine.cores() if cores is None else cores
-    together = config.batch_size // (config.accum_steps or 1)
+            return begun[0].get('mesh', {}).get('host_devices', 1)
+    return 0
+
+
+def _best(config, cores):
+    mesh, together = config.mesh, config.batch_size // (config.accum_steps or 1)
     free = (mesh.data, mesh.fsdp, mesh.tensor) == (-1, 1, 1)
     return HOST_DEVICES if free and cores >= HOST_DEVICES and together % HOST_DEVICES == 0 else 1
 
