@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.support.forked import Forked
+from tests.support.forked import MAIN, Forked
 from tests.support.runs import TIMED, TINY, arguments
 from vit_jax.workdir import metrics
 
@@ -205,6 +205,20 @@ def test_signals_save_and_say_how_to_continue(fields_of, undisturbed, tmp_path):
         assert (tmp_path / 'checkpoints' / str(stopped)).is_dir()
     assert started_from(finish(tmp_path, fields)) == stopped
     assert_equal_runs(tmp_path, undisturbed('digits'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('cores', 'more_or_less'), [(2, 1), (1, 2)])
+def test_the_devices_that_were_chosen_stay(cores, more_or_less, fields_of, tmp_path):
+    """On a machine with other cores, for which another number would be chosen."""
+    for number, steps in [(cores, 2), (more_or_less, 4)]:
+        fields = fields_of('digits') | {'num_steps': steps, 'optimizer.warmup_steps': 0}
+        log = tmp_path / f'{steps}.log'
+        process = Forked(arguments(tmp_path, fields=fields), log,
+                         f'from vit_jax import machine; machine.cores = lambda: {number}\n{MAIN}')
+        assert process.wait(600) == 0, log.read_text()
+        recorded = json.loads((tmp_path / 'config.json').read_text())  # of the devices there are
+        assert (recorded['num_steps'], recorded['mesh']['host_devices']) == (steps, cores)
 
 
 @pytest.mark.slow
