@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import small
 from tests.support.datasets import write_images
+from tests.support.forked import Forked
 from tests.support.parameters import apply, randomised
 from vit_jax import models, predict, weights
 from vit_jax.data import images
@@ -55,6 +56,33 @@ def test_json_has_the_likeliest_classes_in_order(exported, folder, capsys):
         assert [c['class'] for c in row['classes']] == [['ant', 'bee', 'cat'][k] for k in best]
         np.testing.assert_allclose([c['probability'] for c in row['classes']], expected[best],
                                    rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('command', ['predict', 'evaluate'])
+def test_two_devices_of_a_cpu_compute_as_one(command, exported, tmp_path):
+    """Five images: the last batch is filled up."""
+    write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 2, size=(20, 30))
+    (tmp_path / 'test' / 'bee' / '000.png').write_text('no image')
+    found = []
+    for cores in (1, 2):
+        log, path = tmp_path / f'{cores}.log', tmp_path / f'{cores}.npz'
+        code = f"""
+import jax
+from vit_jax import cli, {command}, machine
+machine.cores = lambda: {cores}
+code = {command}.main()
+print('devices:', jax.device_count())
+cli.leave(code)"""
+        arguments = ([f'--features={path}', str(tmp_path / 'test')] if command == 'predict' else
+                     [f'--save={path}', f'--dataset={tmp_path}', '--split=test'])
+        process = Forked([f'--pretrained={exported[0]}', '--batch_size=4', *arguments], log, code)
+        assert process.wait(600) == 0, log.read_text()
+        assert f'devices: {cores}\n' in log.read_text()
+        with np.load(path) as arrays:
+            found.append(arrays['representation' if command == 'predict' else 'logits'])
+    assert len(found[0]) == 5
+    np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-6)
 
 
 def test_classes_that_are_independent_have_probabilities_of_their_own(exported, folder, tmp_path,

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import cli
+from vit_jax import cli, machine
 from vit_jax.data import images
 from vit_jax.errors import UserError, check_at_least, check_destination
+from vit_jax.training import chosen
 from vit_jax.weights import Weights, description, predictor
 
 
@@ -51,6 +52,7 @@ def predict(options: argparse.Namespace) -> None:
         raise UserError(f'--features={options.features}: representations are written as .npz '
                         'files; expected a name that ends so. A table of classes is --csv.')
     paths = find_images(options.images)
+    machine.use_cpu_as(chosen.devices_for_batch(min(options.batch_size, len(paths))))
     loaded = cli.read_weights(options)
     named = [path for path in paths if path in set(options.images)]
     paths, representations, probabilities = run(loaded, paths, options.batch_size)

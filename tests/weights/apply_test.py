@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -31,6 +32,25 @@ def test_probabilities_of_files(tmp_path):
     assert weights.predictor(headless)(batch)[1] is None
     assert 'prepare takes a list of files, as in [' in message(
         weights.prepare, GIVEN, str(paths[0]))
+
+
+@pytest.mark.parametrize(('number', 'expected'), [(8, 8), (12, 4), (3, 1)])
+def test_images_are_split_over_the_devices_of_a_cpu(number, expected, monkeypatch):
+    """tests/conftest.py has made eight; each count of images takes those that divide it."""
+    batch, put, used = small.images(GIVEN, number), jax.device_put, []
+
+    def device_put(x, device):
+        used.append(device.num_devices)
+        return put(x, device)
+
+    monkeypatch.setattr(jax, 'device_put', device_put)
+    several = weights.predictor(GIVEN)(batch)
+    assert used == [expected] * 2  # parameters and images
+    monkeypatch.setattr(jax, 'local_device_count', lambda: 1)
+    alone = weights.predictor(GIVEN)(batch)
+    assert used[2:] == [1, 1]
+    for x, y in zip(several, alone, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
 def test_weights_that_do_not_say_how_images_are_prepared(tmp_path, caplog):

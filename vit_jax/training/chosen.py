@@ -44,8 +44,13 @@ def host_devices(configs: Mapping[str, ConfigDict], cores: int | None = None) ->
         raise UserError(f'mesh.host_devices is {given} for runs of one process, which can have one '
                         'number: train those of each by a command of their own.')
     recorded = [number for workdir in configs if (number := _recorded(workdir))]
-    cores = machine.cores() if cores is None else cores
     return given[0] or min(recorded or [_best(config, cores) for config in configs.values()])
+
+
+def devices_for_batch(size: int, cores: int | None = None) -> int:
+    """HOST_DEVICES where a batch can be split over them and there are as many `cores`; else 1."""
+    cores = machine.cores() if cores is None else cores
+    return HOST_DEVICES if cores >= HOST_DEVICES and size % HOST_DEVICES == 0 else 1
 
 
 def _recorded(workdir):
@@ -57,9 +62,8 @@ def _recorded(workdir):
 
 
 def _best(config, cores):
-    mesh, together = config.mesh, config.batch_size // (config.accum_steps or 1)
-    free = (mesh.data, mesh.fsdp, mesh.tensor) == (-1, 1, 1)
-    return HOST_DEVICES if free and cores >= HOST_DEVICES and together % HOST_DEVICES == 0 else 1
+    free = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (-1, 1, 1)
+    return devices_for_batch(config.batch_size // (config.accum_steps or 1), cores) if free else 1
 
 
 def shown_devices(config: ConfigDict) -> int:

@@ -1,10 +1,13 @@
 """From images to features and probabilities, for programs that have their images in memory."""
 
+import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from vit_jax import models
@@ -34,11 +37,18 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
 
     Probabilities sum to one, or each class has its own where the `loss` of the weights is sigmoid.
     Instead of probabilities it gives None without a head. It is compiled for every new number of
-    images. Raises UserError for images that are not prepared, not in a batch, or of other channels.
+    images, which are split over as many devices of a CPU as divide it. Raises UserError for images
+    that are not prepared, not in a batch, or of other channels.
     """
     model = models.build(weights.model, weights.num_classes)
     probabilities = jax.nn.sigmoid if weights.loss == 'sigmoid' else jax.nn.softmax
-    params = jax.device_put(jax.tree.map(lambda x: np.asarray(x, np.float32), weights.params))
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), weights.params)
+
+    @functools.lru_cache(1)  # the copies of one number of devices
+    def placed(parts):
+        mesh = Mesh(np.array(jax.local_devices()[:parts]), ('data',))
+        return (jax.device_put(params, NamedSharding(mesh, PartitionSpec())),
+                NamedSharding(mesh, PartitionSpec('data')))
 
     @jax.jit
     def forward(params, images):
@@ -48,7 +58,10 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     def predict(images):
         images = np.asarray(images)
         check_images(weights, images)
-        representations, probabilities = forward(params, images.astype(np.float32, copy=False))
+        parts = jax.local_device_count() if jax.default_backend() == 'cpu' else 1
+        params, split = placed(math.gcd(len(images), parts))
+        images = jax.device_put(images.astype(np.float32, copy=False), split)
+        representations, probabilities = forward(params, images)
         return (np.asarray(representations),
                 np.asarray(probabilities) if weights.num_classes else None)
     return predict
