@@ -1,10 +1,15 @@
+import functools
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
+from vit_jax.errors import UserError
 from vit_jax.models import attention
 
 
@@ -33,3 +38,94 @@ def test_weights_are_those_that_the_fused_path_uses():
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
     np.testing.assert_allclose(jnp.einsum('bhqk,bkhd->bqhd', weights, value),
                                jax.nn.dot_product_attention(query, key, value, bias), atol=1e-5)
+
+
+def loss_and_gradients(function, *args):
+    """Of the squares of what it returns, and so of every number of it."""
+    return jax.value_and_grad(lambda args: (function(*args) ** 2).sum())(args)
+
+
+def assert_all_close(found, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max()),
+                 found, expected)
+
+
+def by_jax(params, x, context):
+    """The same layer, written with the function of JAX."""
+    query, key, value = (jnp.einsum('btd,dhk->bthk', tokens, params[name]['kernel'])
+                         + params[name]['bias']
+                         for name, tokens in (('query', x), ('key', context), ('value', context)))
+    y = jax.nn.dot_product_attention(query, key, value, implementation='xla')
+    return jnp.einsum('bthk,hkd->btd', y, params['out']['kernel']) + params['out']['bias']
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What cuDNN is asked for, by the queries' shape; XLA computes it, as cuDNN needs a GPU."""
+    calls, by_xla = [], jax.nn.dot_product_attention
+
+    def stand_in(query, key, value, bias=None, *, implementation, **lengths):
+        if implementation == 'cudnn':
+            assert bias is None
+            assert query.shape == key.shape
+            calls.append(query.shape)
+        return by_xla(query, key, value, bias, implementation='xla', **lengths)
+
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', stand_in)
+    return calls
+
+
+@pytest.mark.parametrize('kernel', ['auto', 'xla', 'cudnn'])
+@pytest.mark.parametrize(('queries', 'tokens', 'expected'), [
+    (6, 6, (2, 6, 2, 8)), (5, 5, (2, 6, 2, 8)), (1, 5, None)])
+def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
+    """Outputs and gradients. cuDNN gets self-attention only, and an even number of tokens."""
+    x, context = random_images(2, queries, 16), random_images(2, tokens, 16, seed=2)
+    module = attention.Attention(2, 0.0, 'float32', kernel)
+    init = functools.partial(module.init, context=context)
+    params = randomised(types.SimpleNamespace(init=init), x)
+    asked.clear()
+    found = loss_and_gradients(lambda params, *inputs: module.apply(
+        {'params': params}, *inputs)[0], params, x, context)
+    assert asked == ([expected] if kernel == 'cudnn' and expected else [])
+    assert_all_close(found, loss_and_gradients(by_jax, params, x, context))
+
+
+@pytest.mark.parametrize('fields', [dict(), dict(pool='gap'), dict(pool='map')], ids=str)
+def test_a_model_asks_for_its_kernel(fields, asked):
+    """In every layer, but for the one query of the last layer or of the pooling."""
+    images, tokens = random_images(2, 8, 12, 3), 8 if not fields else 6  # of 7 with the class
+    build = functools.partial(models.build, SMALL, 5, dtype='bfloat16', unroll=1, **fields)
+    params = {'params': randomised(build(), images)}
+    expected = apply(build(), params, images, train=True)
+    assert not asked
+    found = apply(build(attention_kernel='cudnn'), params, images, train=True)
+    assert set(asked) == {(2, tokens, 4, 8)}
+    np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
+
+
+def test_cudnn_is_not_there_without_a_gpu():
+    """JAX says so before it is lowered for any platform: tests cannot look at that program."""
+    x = jnp.zeros((1, 4, 2, 8), jnp.bfloat16)
+    with pytest.raises(RuntimeError, match='cuDNN is not detected'):
+        jax.nn.dot_product_attention(x, x, x, implementation='cudnn')
+
+
+@pytest.mark.parametrize(('fields', 'message'), [
+    (dict(dtype='float32'), 'model.dtype float32 .expected bfloat16.'),
+    (dict(hidden_size=1024), 'heads of size 256 .expected 8, 16, ... or 128.'),
+    (dict(num_heads=8), 'heads of size 4'),
+    (dict(attention='axial', pool='gap'), 'model.attention axial .expected full.'),
+    (dict(position='relative', position_at='every_layer'), 'model.position relative'),
+    (dict(attention_dropout_rate=0.1), 'model.attention_dropout_rate .expected 0.')], ids=str)
+def test_what_a_kernel_does_not_compute(fields, message):
+    given = SMALL | dict(dtype='bfloat16') | fields
+    models.build(given | dict(attention_kernel='xla'), 5)
+    models.build(SMALL | dict(dtype='bfloat16', attention_kernel='cudnn'), 5)
+    with pytest.raises(UserError, match=f'attention_kernel is cudnn, .* compute {message}'):
+        models.build(given | dict(attention_kernel='cudnn'), 5)
+
+
+def test_unknown_kernel():
+    with pytest.raises(UserError, match="attention_kernel is 'flash'. .*one of: auto, xla, cudnn"):
+        models.build(SMALL, 5, attention_kernel='flash')

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax import models
-from vit_jax.models import cost, variants
+from vit_jax.models import cost, masked, variants
 
 
 def test_matrix_product_convolution_and_loop():
@@ -111,6 +111,17 @@ def test_agrees_with_the_lowered_program_without_loops(name, fields):
     counted = cost.of_model(looped, (224, 224))
     assert counted == cost.of_model(unrolled, (224, 224))
     assert counted.flops == pytest.approx(lowered_flops(unrolled, (224, 224)), rel=0.02)
+
+
+@pytest.mark.parametrize('masked_target', [None, 'mean_color'])
+def test_products_of_a_kernel_are_counted(masked_target):
+    def cost_by(kernel):
+        model = models.build('ti16', 10, pool='gap', dtype='bfloat16', attention_kernel=kernel)
+        if masked_target:
+            model = masked.build(model, dict(target=masked_target, rate=0.5),
+                                 dict(mean=(0.5,) * 3, std=(0.5,) * 3))
+        return cost.of_model(model, (32, 32))
+    assert cost_by('cudnn') == cost_by('xla')
 
 
 @pytest.mark.parametrize(('name', 'fields', 'giga'), [

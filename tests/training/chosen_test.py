@@ -1,3 +1,5 @@
+import types
+
 import pytest
 
 from tests.support.runs import begin
@@ -20,7 +22,8 @@ def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected)
     assert tuple(found.model[field] for field in FIELDS) == expected
     assert config.model.unroll == 0  # the user's stays as it is
     assert config_lib.flatten(found) == config_lib.flatten(config) | {
-        f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)}
+        f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)} | (
+            {'model.attention_kernel': 'xla'} if 'hidden_size' in config.model else {})
 
 
 def test_the_root_of_a_resnet_needs_no_loop():
@@ -31,7 +34,7 @@ def test_the_root_of_a_resnet_needs_no_loop():
 
 def test_what_the_config_says_is_not_chosen():
     config = config_lib.base('b16')
-    config.model.update(unroll=3, remat_policy='dots_saveable')
+    config.model.update(unroll=3, remat_policy='dots_saveable', attention_kernel='cudnn')
     for platform in chosen.CHOICES:
         assert config_lib.flatten(chosen.for_platform(config, platform)) == config_lib.flatten(
             config)
@@ -42,9 +45,29 @@ def test_a_continued_run_keeps_what_it_has_recorded():
     config = config_lib.base('b16')
     assert chosen.kept(config.model, recorded) == {
         'model.unroll': 1, 'model.remat_policy': 'nothing_saveable'}
-    config.model.unroll = 4
+    assert chosen.kept(config.model, {'attention_kernel': 'cudnn'}) == {
+        'model.attention_kernel': 'cudnn'}
+    config.model.update(unroll=4, attention_kernel='xla')
+    recorded['attention_kernel'] = 'cudnn'
     assert chosen.kept(config.model, recorded) == {'model.remat_policy': 'nothing_saveable'}
     assert chosen.kept(config.model, {}) == {}
+
+
+def device(**attributes):
+    return types.SimpleNamespace(platform='gpu', device_kind='Accelerator X', **attributes)
+
+
+def test_kernels_that_a_device_has():
+    """An NVIDIA GPU tells its compute capability as a number, 8.0 being Ampere."""
+    for model in (dict(attention_kernel='auto'), dict(attention_kernel='xla'), {}):  # a ResNet
+        chosen.check_kernel(model, device())
+    model = dict(attention_kernel='cudnn')
+    for capability in ('8.0', '8.9', '9.0', '10.3', '12.0'):
+        chosen.check_kernel(model, device(compute_capability=capability))
+    for attributes in ({}, *(dict(compute_capability=x) for x in ('7.5', '5.2', 'gfx90a'))):
+        with pytest.raises(UserError, match=r'attention_kernel is cudnn, .* this is gpu '
+                           r'.Accelerator X., which has: xla\.'):
+            chosen.check_kernel(model, device(**attributes))
 
 
 @pytest.mark.parametrize(('fields', 'cores', 'expected'), [

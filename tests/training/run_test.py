@@ -79,6 +79,22 @@ def test_a_run_that_goes_on_keeps_what_it_has_chosen(tmp_path):
         resolve(tmp_path, accum_steps=0, seed=1)
 
 
+def test_a_kernel_that_the_machine_lacks(tmp_path):
+    """Also when another machine has begun the run, which here goes on by the one there is."""
+    bfloat16 = {'model.dtype': 'bfloat16'}
+    config = resolve(tmp_path, **bfloat16).config
+    assert config.model.attention_kernel == 'xla'
+    with pytest.raises(UserError, match='attention_kernel is cudnn, .* this is cpu .* has: xla'):
+        resolve(tmp_path, **bfloat16, **{'model.attention_kernel': 'cudnn'})
+    record.write(str(tmp_path), config_lib.changed(config, {'model.attention_kernel': 'cudnn'}),
+                 tuple('0123456789'))
+    (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
+    with pytest.raises(UserError, match='attention_kernel is cudnn'):
+        resolve(tmp_path, **bfloat16)
+    config = resolve(tmp_path, **bfloat16, **{'model.attention_kernel': 'xla'}).config
+    assert config.model.attention_kernel == 'xla'
+
+
 def test_a_config_that_cannot_be_is_refused_before_data_is_opened(tmp_path):
     with pytest.raises(UserError, match='batch_size is 0'):
         resolve(tmp_path, **{'batch_size': 0, 'dataset.name': '/nowhere/flowers'})

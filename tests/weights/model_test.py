@@ -34,6 +34,15 @@ def test_grid_and_image_size(tmp_path):
     assert (found.grid(), found.image_size()) == ((3, 3), (24, 24))
 
 
+def test_weights_do_not_ask_for_the_kernel_of_their_training(tmp_path):
+    """Which another machine may lack, and other dtypes than the run's may refuse."""
+    given = small.make('vit')
+    trained = dataclasses.replace(given, model=given.model | {'attention_kernel': 'cudnn'})
+    _, found = through(trained, 'vit_jax', tmp_path / 'x.safetensors')
+    assert found.model == given.model
+    assert found.model['attention_kernel'] == 'auto'
+
+
 def test_number_of_heads_of_published_sizes():
     sizes = dict(hidden_size=1280, num_layers=32, mlp_dim=5120)
     assert guess_heads(sizes) == 16

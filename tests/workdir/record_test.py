@@ -123,6 +123,7 @@ def test_a_section_that_is_none_is_named(field, tmp_path):
     ('dataset', {'name': {'x': 1}}, 'dataset.name.x is no field'),
     ('preprocess', {'std': [0, 0, 0]}, 'preprocess.std is'),
     ('model', {'unroll': 'x'}, "model.unroll is 'x': expected a whole number"),
+    ('model', {'attention_kernel': 'flash'}, "model.attention_kernel is 'flash'"),
     ('model', {'remat_policy': 'all'}, "model.remat_policy is 'all'")])
 def test_a_field_that_cannot_be_is_named(section, values, message, tmp_path):
     go_on(tmp_path)

@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 from vit_jax.models.dropout import Dropout
 from vit_jax.models.position import relative_logits
 
+KERNELS = ('auto', 'xla', 'cudnn')  # auto: as xla, where training/chosen.py does not choose
+
 
 class Attention(nn.Module):
     """Attention of some tokens to others, or to themselves."""
@@ -16,6 +18,7 @@ class Attention(nn.Module):
     num_heads: int  # the hidden size is divided evenly among them
     dropout_rate: float  # of the attention weights; 0 in the paper
     dtype: jax.typing.DTypeLike  # of the computation, but for the softmax, which is in float32
+    kernel: str = 'auto'  # one of KERNELS
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch queries hidden'],
@@ -44,11 +47,29 @@ class Attention(nn.Module):
                 attention_weights(query, key, bias), train).astype(value.dtype)
             y = jnp.einsum('bhqk,bkhd->bqhd', dropped, value)
         else:
-            y = jax.nn.dot_product_attention(query, key, value, bias)
+            y = _attend(query, key, value, bias, self.kernel)
         y = nn.DenseGeneral(hidden_size, axis=(-2, -1),
                             kernel_init=nn.initializers.xavier_uniform(),
                             dtype=self.dtype, name='out')(y)
         return y, weights
+
+
+def _attend(query, key, value, bias, kernel):
+    """attention_weights(query, key, bias) value, by one of KERNELS.
+
+    By 'cudnn' self-attention without a bias. That of fewer queries, such as the class token of the
+    last layer, costs little, and XLA computes it.
+    """
+    tokens, lengths = key.shape[1], None
+    if kernel != 'cudnn' or query.shape[1] != tokens:
+        return jax.nn.dot_product_attention(query, key, value, bias, implementation='xla')
+    if tokens % 2:  # of an odd number jax 0.10 refuses gradients: one more, which is masked
+        query, key, value = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)))
+                             for x in (query, key, value))
+        lengths = nn.with_logical_constraint(jnp.full(len(key), tokens, jnp.int32), ('batch',))
+    return jax.nn.dot_product_attention(
+        query, key, value, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+        implementation='cudnn')[:, :tokens]
 
 
 def attention_weights(query: Float[Array, 'batch queries heads head_dim'],

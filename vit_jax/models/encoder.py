@@ -12,7 +12,7 @@ from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, number, one_of, whole
 from vit_jax.models import position
-from vit_jax.models.attention import Attention
+from vit_jax.models.attention import KERNELS, Attention
 from vit_jax.models.dropout import Dropout, StochasticDepth
 from vit_jax.models.position import ALL_PLACES, PLACES, Position
 from vit_jax.models.stack import Dtype
@@ -37,6 +37,9 @@ class BlockFields:
     dropout_rate: Annotated[float, RATE, 'after the embedding and each dense layer of a block but '
                             'q, k, v'] = 0.0
     attention_dropout_rate: Annotated[float, RATE, 'of the attention weights in the blocks'] = 0.0
+    attention_kernel: Annotated[str, one_of(*KERNELS), 'what computes attention in the blocks; '
+                                'cudnn: flash attention of NVIDIA GPUs, in bfloat16; auto: chosen '
+                                'for the machine'] = 'auto'
     layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '
                                 'branches; 0: no factors'] = 0.0
     gelu: Annotated[str, one_of(*GELU),
@@ -98,8 +101,8 @@ class EncoderBlock(nn.Module):
         y = norm(name='norm1')(x)
         x = x[:, :self.wanted]
         y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
-                               name='attention')(y[:, :self.wanted], y, relative, train,
-                                                 return_intermediates)
+                               fields.attention_kernel, name='attention')(
+            y[:, :self.wanted], y, relative, train, return_intermediates)
         y = Dropout(fields.dropout_rate)(y, train)
         x = x + self.branch(y, depth_rate, train, 'scale1')
         y = Mlp(fields, name='mlp')(norm(name='norm2')(x), train)

@@ -173,12 +173,26 @@ class ViT(nn.Module):
             raise UserError('model.position is relative, which cannot be shared in axial '
                             'attention, where the lengths of rows and columns may differ: set '
                             'model.position_at to every_layer.')
+        if self.block.attention_kernel == 'cudnn':
+            self._check_cudnn()
         if self.resnet is not None:
             resnet.check_backbone(self.resnet)
             if self.resnet['preactivation']:
                 raise UserError('model.resnet.preactivation is True, which leaves the features '
                                 'that a hybrid takes as patches without normalisation: set it to '
                                 'False.')
+
+    def _check_cudnn(self):
+        block, head = self.block, self.block.hidden_size // self.block.num_heads
+        wrong = [f'{what} (expected {expected})' for fits, what, expected in (
+            (block.dtype == 'bfloat16', f'model.dtype {block.dtype}', 'bfloat16'),
+            (head <= 128 and head % 8 == 0, f'heads of size {head}', '8, 16, ... or 128'),
+            (self.attention == 'full', f'model.attention {self.attention}', 'full'),
+            (block.position != 'relative', 'model.position relative', 'another'),
+            (not block.attention_dropout_rate, 'model.attention_dropout_rate', '0')) if not fits]
+        if wrong:
+            raise UserError('model.attention_kernel is cudnn, which does not compute '
+                            f'{", ".join(wrong)}. Change that, or take xla.')
 
 
 def as_pair(size, field: str = 'size') -> tuple[int, int]:

@@ -4,6 +4,7 @@ docs/performance.md has the measurements. Nothing here changes more than the ord
 """
 
 import contextlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,17 +17,18 @@ from vit_jax.errors import UserError
 from vit_jax.workdir import record
 
 # The value of a field that leaves the choice.
-OPEN = {'unroll': 0, 'remat_policy': 'auto'}
+OPEN = {'unroll': 0, 'remat_policy': 'auto', 'attention_kernel': 'auto'}
 # Without their loops, models of many layers and ResNets take minutes to compile.
 MOST_LAYERS = 12
 
 # By platform. CPU, jax 0.10.1, Ti/16 in float32: 1.09 times the speed without the loop over layers,
 # 0.85 times with `products`, which computes masks of dropout, GELUs and attention weights again.
 # TPU (v5e, by its compiler), B/16 in bfloat16: the activations of an image need 0.050 GiB with
-# `products` and 0.183 with `none`. GPU: as TPU, not measured.
-CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
-           'gpu': {'unroll': 1, 'remat_policy': 'products'},
-           'tpu': {'unroll': 1, 'remat_policy': 'products'}}
+# `products` and 0.183 with `none`. GPU: as TPU, not measured; nor is attention by cudnn, the only
+# kernel besides xla that there is, and only on GPUs.
+CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none', 'attention_kernel': 'xla'},
+           'gpu': {'unroll': 1, 'remat_policy': 'products', 'attention_kernel': 'xla'},
+           'tpu': {'unroll': 1, 'remat_policy': 'products', 'attention_kernel': 'xla'}}
 # As so many devices JAX shows a CPU of as many cores or more: one device leaves cores idle in all
 # that XLA does not divide. Not measured with more.
 HOST_DEVICES = 2
@@ -95,6 +97,16 @@ def for_platform(config: ConfigDict, platform: str) -> FrozenConfigDict:
         f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}))
 
 
+def check_kernel(model: Mapping[str, Any], device: jax.Device) -> None:
+    """Raises UserError for a model.attention_kernel that a device does not have."""
+    found = getattr(device, 'compute_capability', '')  # NVIDIA's are as 9.0, AMD's as gfx90a
+    if model.get('attention_kernel') == 'cudnn' and not re.match(r'[89]\.|\d\d', str(found)):
+        raise UserError('model.attention_kernel is cudnn, which is for NVIDIA GPUs from compute '
+                        f'capability 8.0 (Ampere) on, and this is {device.platform} '
+                        f'({device.device_kind}), which has: xla. Add '
+                        '--config.model.attention_kernel=xla')
+
+
 def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """What a continued run goes on with: the choices that it has recorded, by dotted field.
 
@@ -106,4 +118,4 @@ def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_open(model: Mapping[str, Any], field: str) -> bool:
     """Whether `config.model` leaves the choice of one of the fields in OPEN."""
-    return model[field] == OPEN[field]
+    return field in model and model[field] == OPEN[field]

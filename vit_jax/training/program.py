@@ -42,11 +42,12 @@ class Program:
 
     def __init__(self, config: ConfigDict, mesh: Mesh, platform: str = '',
                  teacher: Teacher | None = None):
-        """Raises UserError when the batch or a model cannot be split over the mesh.
+        """Raises UserError when the batch or a model cannot be split over the mesh, or computed.
 
         `platform` is that of devices which the mesh only simulates; `teacher` is the config's.
         """
         config = chosen.for_platform(config, platform or mesh.devices.flat[0].platform)
+        chosen.check_kernel(config.model, mesh.devices.flat[0])
         sharding.check_model(config.model, mesh)
         sharding.data_share(mesh, mesh.devices.flat[0].process_index)
         self.mesh, self.teacher = mesh, teacher
