@@ -2,6 +2,7 @@ import time
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from vit_jax.workdir import curves
@@ -53,7 +54,8 @@ def drawn(monkeypatch, tmp_path):
         (figure, path), = kept
         assert path == str(tmp_path / 'runs' / 'a' / 'curves.png')
         figure.draw_without_rendering()  # makes the ticks
-        return figure.get_suptitle(), {axes.get_title(): axes for axes in figure.axes}
+        return figure.get_suptitle(), {
+            axes.get_title('left'): axes for axes in figure.axes}
     return draw
 
 
@@ -84,6 +86,23 @@ def test_what_stands_on_the_picture(drawn):
 def test_of_fewer_than_ten_classes_the_top_5_is_left_out(drawn):
     assert len(legend(drawn(ROWS, 9)[1]['accuracy'])) == 1
     assert not drawn(ROWS[:1], 9)[1]['accuracy'].lines  # nor any, before an evaluation
+
+
+@pytest.mark.parametrize('rows', [ROWS[:1], ROWS, [
+    row | {'eval/mean_average_precision': 0.7} if 'eval/loss' in row else row for row in ROWS]])
+@pytest.mark.parametrize('num_classes', [9, 10])
+def test_legends_cover_neither_values_nor_titles(rows, num_classes, drawn):
+    """They are outside of their axes, below the title, inside of the picture."""
+    panels = drawn(rows, num_classes)[1]
+    explained = [title for title in ('loss', 'accuracy') if panels[title].lines]
+    assert [title for title, axes in panels.items() if axes.get_legend()] == explained
+    for name in explained:
+        axes, page = panels[name], panels[name].figure.bbox
+        box, title = axes.get_legend().get_window_extent(), next(
+            child for child in axes.get_children()
+            if isinstance(child, Text) and child.get_text() == name).get_window_extent()
+        assert axes.get_window_extent().y1 <= box.y0 < box.y1 <= title.y0 < title.y1 <= page.y1
+        assert 0 <= box.x0 < box.x1 <= page.x1
 
 
 @pytest.mark.parametrize('count', [1, 39, 40, 97, 400])

@@ -45,6 +45,7 @@ def draw(rows: list[dict[str, float]], workdir: str, num_classes: int, seconds: 
             if points and not (of == TOP5 and num_classes < 10):
                 _line(axes, of, points, f'C{colour}', shown)
         _dress(axes, title, shown)
+    _explain(figure.axes[:2])
     save(figure, os.path.join(workdir, FILE), dpi=120)
 
 
@@ -71,8 +72,8 @@ def _percent(value):
 
 
 def _dress(axes, title, shown):
-    """Title, grid, legend, and ticks that are read without counting zeros."""
-    axes.set_title(title, fontsize=10)
+    """Title, grid, and ticks that are read without counting zeros."""
+    axes.set_title(title, fontsize=10, loc='left')
     axes.set_xlabel('step', fontsize=9)
     axes.tick_params(labelsize=9)
     axes.grid(alpha=0.3)
@@ -90,9 +91,16 @@ def _dress(axes, title, shown):
         {'percent': ticker.PercentFormatter(1, symbol=' %'),
          'from 0': ticker.StrMethodFormatter('{x:,.0f}')}.get(
              shown, ticker.StrMethodFormatter('{x:,.3g}')))
-    corner = {'loss': 'upper right', 'accuracy': 'lower right'}.get(title)
-    if corner and axes.lines:
-        axes.legend(fontsize=8.5, loc=corner, framealpha=0.7)
+
+
+def _explain(panels):
+    """Legends between panels and their titles, where they cover no value."""
+    lines = max(len(axes.get_legend_handles_labels()[1]) for axes in panels)
+    for axes in panels:
+        axes.set_title(axes.get_title('left'), fontsize=10, loc='left', pad=6 + 13 * lines)
+        if axes.lines:
+            axes.legend(fontsize=8.5, loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.3,
+                        borderpad=0, labelspacing=0.3, frameon=False)
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
