@@ -94,6 +94,37 @@ def test_what_fails_is_one_line_and_no_error(workdir, monkeypatch, caplog):
                     f'run is complete; python -m vit_jax.report {workdir} tries again.')
 
 
+def test_the_page_of_all_runs_of_a_directory(tmp_path, monkeypatch, caplog):
+    """By the end of a sweep, or afterwards, when nothing is known but the files."""
+    config = load('quickstart').get_config()
+    config.dataset.eval_split = 'train[90%:]'
+    notes = {str(write_workdir(tmp_path / name, config, accuracies)): note
+             for name, accuracies, note in (
+                 ('lr=0.1', (0.25, 0.75), 'the best'), ('lr=9', (), 'diverges'))}
+    notes[str(write_workdir(tmp_path / 'final', accuracies=[0.5]))] = ''
+    reporting.conclude_all(str(tmp_path), notes)
+    assert caplog.messages[-1] == f'  report      {tmp_path}/report.html'
+    read, data = check((tmp_path / 'report.html').read_text())
+    assert read.tables[0][1:] == [
+        ['lr=0.1the best · scored on train[90%:]', '75.00 %', '75.00 %', '0.5000', '1,600'],
+        ['lr=9diverges · scored on train[90%:]', '–', '–', '–', '0'],
+        ['finalscored on test', '50.00 %', '50.00 %', '1.0000', '800']]
+    assert [x for x in read.tables if ['dataset.eval_split', 'train[90%:]', 'train[90%:]', 'test']
+            in x]
+    assert {row['run'] for row in data['charts']['curve-0']['layer'][0]['data']['values']} == {
+        'lr=0.1', 'final'}
+    (tmp_path / 'report.html').unlink()
+    assert report.main([str(tmp_path), '--images=0']) == 0
+    read, _ = check((tmp_path / 'report.html').read_text())
+    assert [row[0].partition('scored')[0] for row in read.tables[0][1:]] == [
+        'final', 'lr=0.1', 'lr=9']
+    monkeypatch.setattr(page, 'of_several', lambda *given: 1 / 0)
+    reporting.conclude_all(str(tmp_path), notes)
+    assert caplog.messages[-1] == (
+        f'{tmp_path}/report.html is not written (ZeroDivisionError: division by zero). All runs '
+        f'are complete; python -m vit_jax.report {tmp_path} tries again.')
+
+
 def test_of_several_processes_one_writes_without_the_model(workdir, monkeypatch):
     asked = []
     monkeypatch.setattr(collect, 'run', lambda *given: asked.append(given) or {})

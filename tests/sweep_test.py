@@ -1,14 +1,17 @@
 import json
 import os
+import pathlib
 import re
 
 import pytest
 
+from tests.support.pages import check, write_workdir
 from tests.support.runs import ROOT, TINY, begin, check_message, load, run_here
 from vit_jax import config as config_lib
-from vit_jax import sweep
+from vit_jax import reporting, sweep
 from vit_jax.data.sources import open_source
 from vit_jax.errors import DivergedError, UserError
+from vit_jax.reporting import page
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
 
@@ -161,6 +164,9 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
         'eval_split': 'train[80%:]', 'eval_accuracy': {'1e-07': scores[1e-7], '0.01': scores[1e-2]},
         'best': 0.01, 'test_split': 'test', 'test_accuracy': accuracy,
         'workdir': str(tmp_path / 'final-lr=0.01')}
+    read, _ = check((tmp_path / 'report.html').read_text())
+    assert [row[0].partition('scored')[0] for row in read.tables[0][1:]] == [
+        'lr=1e-07', 'lr=0.01the best · ', 'final-lr=0.01']
 
     monkeypatch.setattr(loop, 'update', None)  # nothing is trained again
     assert sweep.run(config.copy_and_resolve_references(), {LR: values}, str(tmp_path)) == 0
@@ -226,6 +232,40 @@ def test_several_fields_and_repeats(config, tmp_path, monkeypatch, caplog):
     assert 'mean of the 3: 91.00 %, standard deviation 1.00 %' in caplog.text
     assert (tmp_path / 'sweep.png').stat().st_size > 1000
     assert 'is at an end' in caplog.text
+
+
+@pytest.mark.parametrize('draws', [True, False])
+def test_all_runs_stand_on_one_page(draws, config, tmp_path, monkeypatch):
+    """One that cannot be drawn takes nothing of the outcome."""
+    def train(config, folder):
+        rate = config.optimizer.learning_rate
+        write_workdir(pathlib.Path(folder), config, () if rate > 1 else (rate / 2, rate))
+        if rate > 1:
+            raise DivergedError('the loss is nan')
+        return 0
+
+    monkeypatch.setattr(loop, 'train', train)
+    if not draws:
+        monkeypatch.setattr(page, 'of_several', lambda *given: 1 / 0)
+    assert sweep.run(config, {LR: [0.1, 0.2, 2.0]}, str(tmp_path), repeats=2) == 0
+    assert valid_json((tmp_path / 'sweep.json').read_text())['best'] == 0.2
+    assert (tmp_path / 'report.html').exists() == draws
+    if draws:
+        read, _ = check((tmp_path / 'report.html').read_text())
+        held = 'scored on train[80%:]'
+        assert [row[:3] for row in read.tables[0][1:]] == [
+            [f'lr=0.1{held}', '10.00 %', '10.00 %'],
+            [f'lr=0.2the best · {held}', '20.00 %', '20.00 %'],
+            [f'lr=2diverges · {held}', '–', '–'],
+            ['final-lr=0.2scored on test', '20.00 %', '20.00 %'],
+            ['final-lr=0.2_seed=1scored on test', '20.00 %', '20.00 %']]
+
+
+def test_no_page_is_drawn_where_none_is_wanted(config, tmp_path, monkeypatch):
+    pretend(monkeypatch, lambda config: 0.5)
+    monkeypatch.setattr(reporting, 'conclude_all', None)
+    config.report = False
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 0
 
 
 def test_a_sweep_of_a_subset_stays_inside_of_it(config, tmp_path, monkeypatch):

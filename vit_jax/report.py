@@ -2,10 +2,11 @@
 
     python -m vit_jax.report WORKDIR [--out=FILE.html]
     python -m vit_jax.report WORKDIR WORKDIR... [--out=FILE.html]
+    python -m vit_jax.report DIR [--out=FILE.html]
 
 Of one run it has the result, curves, what differs from the recipe, the data, predictions and what
-the model looks at; of several the results, curves and what differs between them. A run that ends
-writes its own.
+the model looks at; of several, or of all those in DIR, the results, curves and what differs between
+them. A run that ends writes its own, a sweep and vtab that of all their runs.
 """
 
 import os
@@ -21,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Returns 0, or 1 after an error that the last line explains."""
     parser = cli.make_parser('report', __doc__)
     parser.add_argument('workdirs', nargs='+', metavar='WORKDIR')
-    parser.add_argument('--out', metavar='FILE.html', help='default: report.html in the workdir; '
-                        'of several, in this directory')
+    parser.add_argument('--out', metavar='FILE.html', help='default: report.html in WORKDIR or '
+                        'DIR; of several of these, in this directory')
     parser.add_argument('--images', type=int, default=reporting.IMAGES, help='of the split that '
                         'scored a run: so many are evaluated, at most (%(default)s); 0: neither '
                         'the model nor the data are used')
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     launch.refuse_several('vit_jax.report')
     from vit_jax.reporting import collect, page
 
-    for workdir in options.workdirs:  # now, and not after the work; so is the next
+    workdirs = [workdir for given in options.workdirs for workdir in collect.workdirs(given)]
+    for workdir in workdirs:  # now, and not after the work; so is the next
         collect.read(workdir)
     if options.images:
         machine.check_backend()
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_destination(out)
     if not out.endswith(('.html', '.htm')):
         raise UserError(f'--out={out} is to be a page: expected a name that ends in .html.')
-    runs = [collect.run(workdir, options.images) for workdir in options.workdirs]
+    runs = [collect.run(workdir, options.images) for workdir in workdirs]
     page.write(page.of_one(runs[0]) if len(runs) == 1 else page.of_several(runs), out)
     cli.LOGGER.info('wrote %s: %.1f MB, open it in a browser', out, os.path.getsize(out) / 1e6)
 

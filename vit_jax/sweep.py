@@ -16,7 +16,7 @@ Each member trains in DIR/lr=VALUE (for other fields DIR/FIELD=VALUE) and is sco
 training split, in DIR/final-lr=VALUE, which is scored once, at its end, on `dataset.test_split`
 (ViT section 4.1). A member with which training diverges is not chosen. The same command continues a
 sweep that was stopped, and with more values trains what they add. The outcome is logged, drawn in
-DIR/sweep.png and written to DIR/sweep.json.
+DIR/sweep.png and written to DIR/sweep.json; DIR/report.html shows all runs side by side.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import cli, machine
+from vit_jax import cli, machine, reporting
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, UserError, check_at_least
 from vit_jax.processes import launch
@@ -174,8 +174,11 @@ def run(config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str, r
     code, finals = _train_finals(configs[best], final_split, repeats, os.path.join(
         directory, f'final-{name_of(members[best])}'))  # with more values another may win
     if not code:
-        outcome.report(outcome.Outcome(members, scores, best, finals, eval_split, final_split,
-                                       config.dataset.test_split), directory)
+        found = outcome.Outcome(members, scores, best, finals, eval_split, final_split,
+                                config.dataset.test_split)
+        outcome.report(found, directory)
+        if config.report:
+            reporting.conclude_all(directory, outcome.notes(found, directory))
     return code
 
 

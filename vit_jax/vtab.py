@@ -7,7 +7,7 @@ Each task trains in DIR/TASK on its 1,000 examples, `dataset.final_split` of its
 scored once, at its end, on `dataset.test_split`. Tasks whose data set is not on this machine are
 left out, and named with what prepares it. The same command continues where it was stopped, and
 does those whose data have come. At the end the log has a table of tasks and groups, with means, and
-DIR/vtab.json the numbers.
+DIR/vtab.json the numbers; DIR/report.html shows all runs side by side.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import cli, machine
+from vit_jax import cli, machine, reporting
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, MissingDataError, UserError, check_choice
 from vit_jax.processes import launch
@@ -109,6 +109,10 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     path = os.path.join(directory, 'vtab.json')
     record.write_json(path, as_json(groups, scores))
     log.info('numbers: %s', path)
+    if next(iter(configs.values())).report:
+        reporting.conclude_all(directory, {
+            os.path.join(directory, task): groups[task] + (' · diverges' if score is None else '')
+            for task, score in scores.items()})
     return 0
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.support.browser import browser
-from tests.support.pages import made, read_sheet
+from tests.support.pages import made, read_sheet, write_workdir
+from vit_jax import reporting
 from vit_jax.reporting import page
 
 pytestmark = pytest.mark.slow
@@ -22,17 +23,21 @@ def chromium():
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
-    """Files: one run, one of a thousand classes, several runs."""
+    """Files: one run, one of a thousand classes, several runs, what a sweep of 19 ends with."""
     folder = tmp_path_factory.mktemp('pages')
     longer = made(names=[f'a kind of plant with a longer name, {k}' for k in range(12)])
     for name, html in (('one', page.of_one(longer)),
                        ('classes', page.of_one(made(num_classes=1000))),
                        ('several', page.of_several([made(workdir=f'runs/{k}') for k in 'abc']))):
         page.write(html, str(folder / f'{name}.html'))
+    notes = {str(write_workdir(folder / f'lr=0.0{k}', accuracies=[k / 20] if k < 19 else [])): note
+             for k, note in enumerate([*[''] * 17, 'the best', 'diverges'], 1)}
+    reporting.conclude_all(str(folder), notes)
+    (folder / 'report.html').rename(folder / 'sweep.html')
     return folder
 
 
-@pytest.mark.parametrize('name', ['one', 'classes', 'several'])
+@pytest.mark.parametrize('name', ['one', 'classes', 'several', 'sweep'])
 @pytest.mark.parametrize(('width', 'dark'), [(1280, False), (390, True)])
 def test_everything_is_shown_and_nothing_asked_for(name, width, dark, chromium, pages):
     chromium.requests.clear()
@@ -63,6 +68,18 @@ def test_day_and_night_have_their_own_colours(chromium, pages):
     chromium.media(dark=True)
     assert chromium.evaluate("getComputedStyle(document.querySelector("
                              "'[data-chart] .mark-line path')).stroke") == found[True][1]
+
+
+@pytest.mark.parametrize('dark', [False, True])
+def test_nineteen_runs_have_colours_of_their_own(dark, chromium, pages):
+    """Those of the legend are those of the lines."""
+    chromium.open(pages / 'sweep.html', dark=dark)
+    legend = chromium.evaluate("[...document.querySelectorAll('.legend li')].map("
+                               "(e) => getComputedStyle(e, '::before').backgroundColor)")
+    assert len(set(legend)) == 19
+    points = chromium.evaluate("[...document.querySelectorAll('#curve-0 .mark-symbol path')].map("
+                               "(e) => getComputedStyle(e).fill)")
+    assert points == legend[:18]  # the last one has none
 
 
 def test_what_the_policy_forbids_does_not_happen(chromium, pages):

@@ -55,6 +55,20 @@ def test_several_runs_and_what_is_not_a_number():
     assert charts.curves({'run': []}, 10) == []
 
 
+@pytest.mark.parametrize('number', [3, 8, 9, 19])
+def test_a_run_has_one_colour_in_all_charts(number):
+    """No two have the same; also where a run, such as one that diverged, has no values."""
+    runs = {f'run {k}': ROWS if k != 1 else ROWS[:30] for k in range(number)}
+    expected = dict(zip(runs, charts.colours(number), strict=True))
+    assert len(set(expected.values())) == number
+    for chart in charts.curves(runs, 10):
+        scale = chart['spec']['layer'][0]['encoding']['color']['scale']
+        assert dict(zip(scale['domain'], scale['range'], strict=True)) == expected
+    hover = charts.curves(runs, 10)[0]['spec']['layer'][1]['data']['values']
+    assert [len(row) for row in hover] == [
+        1 + number + (number - 1) * (k in (10, 20, 30)) for k in range(1, 31)]
+
+
 def test_long_series_keep_their_ends():
     rows = [(k, float(k)) for k in range(1, 100_001)]
     found = charts.thinned(rows)

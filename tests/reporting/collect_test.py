@@ -72,14 +72,22 @@ def test_a_run_of_an_older_version_has_the_defaults_of_newer_fields(workdir):
     assert found['augment']['min_area'] == 0.5
 
 
-def test_a_directory_that_is_not_a_workdir_or_has_some(workdir):
-    above = f'Name those in it, as {workdir}.'
-    for path, hint in ((str(workdir / 'nowhere'), 'Name the --workdir of'),
-                       (str(workdir.parent), above)):
-        with pytest.raises(UserError, match='is not the workdir of a run: it has no config.json'
-                           ) as error:
-            collect.run(path, 0)
-        assert hint in str(error.value)
+def test_a_directory_that_is_not_a_workdir(workdir):
+    for path in (workdir / 'nowhere', workdir.parent):
+        with pytest.raises(UserError, match='is not the workdir of a run: it has no config.json.*'
+                                            'Name the --workdir of python -m vit_jax.main, or a'):
+            collect.run(str(path), 0)
+
+
+def test_a_directory_of_workdirs_stands_for_all_of_them(workdir):
+    """By name; a workdir for itself, whatever is in it."""
+    other, above = write_workdir(workdir.parent / 'another'), workdir.parent
+    (above / 'empty').mkdir()
+    (above / 'sweep.json').write_text('{}')
+    write_workdir(workdir / 'within')
+    assert collect.workdirs(str(above)) == [str(other), str(workdir)]
+    for path in (workdir, above / 'empty', above / 'nowhere', above / 'sweep.json'):
+        assert collect.workdirs(str(path)) == [str(path)]
 
 
 def test_without_images_neither_model_nor_data_are_used(workdir):

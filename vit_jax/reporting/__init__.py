@@ -6,9 +6,10 @@ errors, models, config, processes, data, workdir, weights, inspection, evaluator
 scoring; only this room uses Jinja2 and Vega.
 """
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.processes import consensus
@@ -31,14 +32,35 @@ def conclude(workdir: str, recipe: Mapping[str, Any]) -> None:
     if not consensus.is_main():
         return
     path = os.path.join(workdir, FILE)
-    try:
+    with _attempt(path, 'The run is', workdir):
         record.write_json(os.path.join(workdir, record.RECIPE), recipe)
         from vit_jax.reporting import collect, page  # what is missing must not end the run
 
         run = collect.run(workdir, IMAGES if consensus.count() == 1 else 0, SECONDS)
         page.write(page.of_one(run), path)
+
+
+def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
+    """Writes DIRECTORY/report.html, which sets runs side by side, or one line of the log.
+
+    `notes` has what is to be said of each run, by workdir, such as 'diverges', or ''. The page has
+    what their files say: models and data are not used, so that it takes seconds for any number.
+    """
+    path = os.path.join(directory, FILE)
+    with _attempt(path, 'All runs are', directory):
+        from vit_jax.reporting import collect, page
+
+        runs = [collect.run(workdir, 0) for workdir in notes]
+        page.write(page.of_several(runs, list(notes.values())), path)
+
+
+@contextlib.contextmanager
+def _attempt(path: str, done: str, workdir: str) -> Iterator[None]:
+    """What has trained is complete, with or without a page: a failure is one line of the log."""
+    try:
+        yield
         log.info('  report      %s', path)  # the last line of what a run says when it is done
-    except Exception as error:  # a run that has trained is complete, with or without a page
-        log.warning('%s is not written (%s: %s). The run is complete; python -m vit_jax.report %s '
-                    'tries again.', path, type(error).__name__, str(error).partition('\n')[0],
+    except Exception as error:
+        log.warning('%s is not written (%s: %s). %s complete; python -m vit_jax.report %s tries '
+                    'again.', path, type(error).__name__, str(error).partition('\n')[0], done,
                     workdir)

@@ -40,7 +40,7 @@ def curves(rows_of_run: Mapping[str, Sequence[Mapping[str, float]]], num_classes
     """A chart for each of PANELS that has values, of one run or of several by name.
 
     Each has `title`, `spec`, `summary` (a sentence), `key` (of lines that differ by more than the
-    run, whose colours are those of COLOURS in turn) and `series`, a list of name, number of values,
+    run, whose colours are `colours` in turn) and `series`, a list of name, number of values,
     and the first, lowest, highest and last value as text. Top-5 of fewer than ten classes is left
     out.
     """
@@ -56,22 +56,26 @@ def curves(rows_of_run: Mapping[str, Sequence[Mapping[str, float]]], num_classes
                 if points and not (name == 'eval/accuracy_top5' and num_classes < 10):
                     series.append((run, words, points))
         if series:
-            found.append(_lines(title, series, style, logarithmic, len(rows_of_run) > 1))
+            found.append(_lines(title, series, style, logarithmic,
+                                list(rows_of_run) if len(rows_of_run) > 1 else []))
     return found
 
 
 def _lines(title, series, style, logarithmic, several):
-    """The chart of (run, words, points) with a line at the step below the pointer."""
+    """The chart of (run, words, points) with a line at the step below the pointer.
+
+    `several` are the names of all runs, also of those that have none of its values, if not of one.
+    """
     def text(value):
         small = style == ',d' and value < 10
         return f'{value:.1f}' if small else f'{round(value) if style == ",d" else value:{style}}'
 
     labels = [f'{run}: {words}' if several else words for run, words, _ in series]
-    points, hover = [], {}
+    points, hover, absent = [], {}, {} if several else dict.fromkeys(labels, '–')
     for label, (run, words, values) in zip(labels, series, strict=True):
         for step, value in thinned(values):
             points.append({'step': step, 'value': value, 'run': run, 'series': words})
-            hover.setdefault(step, {'step': step} | dict.fromkeys(labels, '–'))[label] = text(value)
+            hover.setdefault(step, {'step': step} | absent)[label] = text(value)
     kinds = list(dict.fromkeys(words for _, words, _ in series))
     encoding = _encoding(points, kinds, several) | {
         'y': {'field': 'value', 'type': 'quantitative', 'title': None,
@@ -103,12 +107,19 @@ def _lines(title, series, style, logarithmic, several):
 def _encoding(points, kinds, several):
     """Colours and dashes: of one run by series, of several the colour by run."""
     colour = 'run' if several else 'series'
-    keys = list(dict.fromkeys(row[colour] for row in points))
+    keys = several or list(dict.fromkeys(row[colour] for row in points))
     silent = {'legend': None} if several or len(keys) == 1 else {}
-    return {'color': {'field': colour, **silent, 'scale': {'domain': keys, 'range': [
-                COLOURS[k % len(COLOURS)] for k in range(len(keys))]}},
+    return {'color': {'field': colour, **silent, 'scale': {
+                'domain': keys, 'range': colours(len(keys))}},
             'strokeDash': {'field': 'series', **silent, 'scale': {'domain': kinds, 'range': [
                 list(DASHES.values())[k % len(DASHES)] for k in range(len(kinds))]}}}
+
+
+def colours(number: int) -> list[str]:
+    """As many as asked for: those of the style sheet, or hues in order where it has fewer."""
+    return COLOURS[:number] if number <= len(COLOURS) else [
+        f'oklch(calc(var(--lightness) + {k % 2 * 0.15}) 0.13 {360 * k / number:.0f})'
+        for k in range(number)]
 
 
 def _row(name, values, text):

@@ -77,14 +77,20 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     return found
 
 
+def workdirs(directory: str) -> list[str]:
+    """Those in the directory by name, as in that of a sweep; itself if it is one or has none."""
+    inside = [os.path.join(directory, name) for name in sorted(os.listdir(directory))
+              ] if os.path.isdir(directory) else []
+    runs = [path for path in (directory, *inside)
+            if os.path.isfile(os.path.join(path, record.CONFIG))]
+    return [directory] if directory in runs or not runs else runs
+
+
 def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
     """Config, with defaults for fields newer than the run, and class names of a workdir."""
     if not os.path.isfile(os.path.join(workdir, record.CONFIG)):
-        inside = sorted(name for name in os.listdir(workdir) if os.path.isfile(os.path.join(
-            workdir, name, record.CONFIG))) if os.path.isdir(workdir) else []
-        hint = (f'Name those in it, as {os.path.join(workdir, inside[0])}.' if inside else
-                'Name the --workdir of python -m vit_jax.main.')
-        raise UserError(f'{workdir} is not the workdir of a run: it has no {record.CONFIG}. {hint}')
+        raise UserError(f'{workdir} is not the workdir of a run: it has no {record.CONFIG}. Name '
+                        'the --workdir of python -m vit_jax.main, or a directory of such.')
     config, classes = record.read(workdir)
     defaults = {name: x for name, x in config_lib.flatten(config_lib.base()).items()
                 if not name.startswith('model.')}

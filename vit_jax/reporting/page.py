@@ -70,9 +70,13 @@ def of_one(run: Mapping[str, Any]) -> str:
                      [name for name in SECTIONS if name != 'classes'])
 
 
-def of_several(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A page that sets the runs of collect.run side by side."""
-    names = _unique_names([run['workdir'] for run in runs])
+def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
+    """A page that sets the runs of collect.run side by side; `notes` are said of each, if given."""
+    names, numbers = _unique_names([run['workdir'] for run in runs]), list(map(_numbers, runs))
+    found = [k for k in range(len(COLUMNS)) if any(row[k][0] != '' for row in numbers)]
+    splits = [run['config']['dataset.eval_split'] for run in runs]
+    said = [[note, len(set(splits)) > 1 and f'scored on {split}']
+            for note, split in zip(notes or [''] * len(runs), splits, strict=True)]
     drawn, specs = _curves(dict(zip(names, (run['rows'] for run in runs), strict=True)),
                            max(len(run['classes']) for run in runs))
     fields = {field: [run['config'].get(field) for run in runs]
@@ -80,14 +84,17 @@ def of_several(runs: Sequence[Mapping[str, Any]]) -> str:
     scores = [run['predictions'] and {
         name: row.get('accuracy', row.get('average_precision'))
         for name, row in run['predictions']['classes'].items()} for run in runs]
-    same = all(scores) and all(x.keys() == scores[0].keys() for x in scores)
-    colours = [charts.COLOURS[k % len(charts.COLOURS)] for k in range(len(runs))]
-    values = {'run': None, 'columns': COLUMNS, 'curves': drawn, 'names': names, 'tiny': False,
-              'legend': list(zip(names, colours, strict=True)),
-              'table': list(zip(names, map(_numbers, runs), strict=True)),
+    names_of_classes = [x.keys() for x in scores if x]  # a run that diverged may have none
+    same = names_of_classes and all(x == names_of_classes[0] for x in names_of_classes)
+    values = {'run': None, 'columns': [COLUMNS[k] for k in found], 'curves': drawn,
+              'names': names, 'tiny': False,
+              'legend': list(zip(names, charts.colours(len(runs)), strict=True)),
+              'table': [(name, ' · '.join(filter(None, words)), [row[k] for k in found])
+                        for name, words, row in zip(names, said, numbers, strict=True)],
               'differing': [(field, found) for field, found in fields.items()
                             if any(x != found[0] for x in found)], 'per_class': [
-                  (name, [x[name] for x in scores]) for name in scores[0]] if same else None}
+                  (name, [x and x[name] for x in scores]) for name in names_of_classes[0]
+                  ] if same else None}
     return _rendered(values, runs, f'{len(runs)} runs side by side', ' · '.join(names),
                      {'charts': specs, 'explorer': None},
                      ['result', 'curves', 'config', *(['classes'] if same else [])])

@@ -106,6 +106,15 @@ def _mean_and_deviation(outcome):
         statistics.stdev(accuracies) if len(accuracies) > 1 else None)
 
 
+def notes(outcome: Outcome, directory: str) -> dict[str, str]:
+    """What is to be said of each run beside the others, by workdir; '' of most."""
+    members = {os.path.join(directory, name_of(member)):
+               'diverges' if score is None else 'the best' if number == outcome.best else ''
+               for number, (member, score) in enumerate(
+                   zip(outcome.members, outcome.scores, strict=True))}
+    return members | {workdir: '' for _, workdir in outcome.finals.values()}
+
+
 def as_json(outcome: Outcome, directory: str) -> dict[str, Any]:
     """The content of sweep.json; `test_accuracy` and `workdir` are those of the first final run."""
     winner, one_field = outcome.members[outcome.best], len(outcome.members[0]) == 1
