@@ -228,6 +228,10 @@ def tiny(**fields):
     ({'teacher__weights': 'x.npz', 'loss__class_weights': (1, 2)},
      'teacher.share 1: labels, for which loss.class_weights are, are not used. Lower teacher'),
     ({'teacher__image_size': (1, 2, 3)}, r'teacher.image_size \(1, 2, 3\): expected one positive'),
+    ({'dataset__cache': 'memory'}, "dataset.cache is 'memory'. It is one of: none, disk"),
+    ({'dataset__cache': 'disk', 'dataset__cache_size': 223}, 'dataset.cache_size is 223: expected '
+     '0, or with dataset.cache=disk at least the longer side of image_size, 224'),
+    ({'dataset__cache_size': 256}, 'cache_size is 256: expected 0, or with dataset.cache=disk'),
     ({'patience': 3, 'eval_every': 0}, 'patience is 3 and eval_every 0, which evaluates only at'),
     ({'accum_steps': 3}, 'batch_size 4096 is not divisible by accum_steps 3')])
 def test_impossible_values(fields, message):
@@ -265,6 +269,7 @@ NAN, INF = float('nan'), float('inf')
                             ('balanced', 1.0)), 'balanced, or numbers, at least 0 and not all 0'),
     ('dataset.subset', ('0', '-5', '1e3', 'all', '-1%', '1,2', '%'),
      'empty, a number of images, or a share of them such as 10%'),
+    ('dataset.cache_size', (-1,), 'a whole number, at least 0'),
     ('dataset.balance', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
     ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
     ('model.head_bias_init', (INF,), 'a finite number'),
@@ -344,7 +349,7 @@ def test_what_the_user_gave_is_left_as_it_is():
 
 @pytest.mark.parametrize(('name', 'field', 'value'), [
     ('b16', 'model.layer_scale_init', 0.1), ('r50x1', 'model.axial_heads', 8),
-    ('r50x1', 'optimizer.decay_scaling', 'gradient')])
+    ('r50x1', 'optimizer.decay_scaling', 'gradient'), ('b16', 'dataset.cache', 'disk')])
 def test_a_run_goes_on_with_the_default_of_a_field_that_it_did_not_have(name, field, value):
     new = config_lib.base(name)
     section, _, key = field.partition('.')

@@ -23,7 +23,7 @@ from vit_jax.models.vit import as_pair
 MAY_DIFFER = ('recipe', 'report', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric',
               'patience', 'mesh.*', 'model.unroll', 'model.remat_policy',
               'model.attention_kernel', 'evals.*',
-              'dataset.data_dir', 'dataset.max_broken_fraction', 'trackers',
+              'dataset.*_dir', 'dataset.max_broken_fraction', 'trackers',
               'transfer.take',  # the values that were taken are compared themselves
               'teacher.weights')  # so is teacher.checksum
 
@@ -111,6 +111,10 @@ def _check(config):
     if config.augment.pad > min(config.image_size):
         raise UserError(f'augment.pad is {config.augment.pad}: expected at most the side of the '
                         f'image, {min(config.image_size)}.')
+    size, side = config.dataset.cache_size, max(config.image_size)
+    if size and (size < side or config.dataset.cache == 'none'):
+        raise UserError(f'dataset.cache_size is {size}: expected 0, or with dataset.cache=disk at '
+                        f'least the longer side of image_size, {side}.')
     model = models.build(config.model, num_classes=1)
     model.grid(config.image_size)
     if config.masked.target != 'none':

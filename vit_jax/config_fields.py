@@ -54,6 +54,12 @@ FIELDS = {  # by dotted name
                                     'sequential TFDS files: examples mixed with each other'),
     'dataset.files_at_once': Field(16, whole(1),
                                    'sequential TFDS files: how many are read interleaved'),
+    'dataset.cache': Field('none', one_of('none', 'disk'), 'disk: of a directory, training photos '
+                           'are decoded once, and read as pixels from a folder'),
+    'dataset.cache_size': Field(0, whole(0), 'to so many pixels of the short side photos are '
+                                'reduced there; 0: they are not'),
+    'dataset.cache_dir': Field('', TEXT, 'that folder; empty: vit_jax/photos of $XDG_CACHE_HOME, '
+                               'else of ~/.cache'),
 
     'augment.crop': Field('inception', one_of('inception', 'pad', 'resize', 'none'),
                           'inception: a random part, pad: the padded image moved at random, '

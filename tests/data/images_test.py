@@ -70,6 +70,17 @@ def test_both_agree_on_which_last_bytes_may_be_missing(kind, tmp_path):
     np.testing.assert_array_equal(decode_in_pipeline(encoded + b'more'), pillow(encoded))
 
 
+def test_both_read_a_bmp_file_without_the_padding_of_its_last_row(tmp_path):
+    encoded = encode(picture(9, 7), 'BMP')  # three bytes
+    for file in (encoded[:-3], encoded[:-1], encoded, encoded + b'more'):
+        np.testing.assert_array_equal(decode_in_pipeline(file), images.decode(file))
+    for missing in range(4, 30):
+        with pytest.raises(UserError):
+            load(tmp_path, encoded[:-missing])
+        with pytest.raises(tf.errors.OpError):
+            decode_in_pipeline(encoded[:-missing])
+
+
 def test_other_kinds_of_files_are_broken_for_both(tmp_path):
     others = [b'', b'no image', encode(picture(8, 8), 'EPS'), encode(picture(8, 8), 'ICO'),
               encode(picture(8, 8), 'PDF'), encode(picture(8, 8), 'TGA')]

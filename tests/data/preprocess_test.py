@@ -155,6 +155,21 @@ def test_a_part_has_the_pixels_of_the_whole(file):
             np.testing.assert_array_equal(found, image[top:top + height, left:left + width])
 
 
+@pytest.mark.parametrize(('height', 'width'), [(1, 1), (2, 3), (7, 5), (5, 8), (300, 257)])
+def test_plain_bmp_files_are_read_without_pillow(height, width, monkeypatch):
+    """Their rows begin at multiples of four bytes, the last one first."""
+    image = picture(height, width)
+
+    def refused(encoded):
+        raise AssertionError
+
+    monkeypatch.setattr(preprocess.images, 'decode', refused)
+    pixels = tf.function(preprocess.decode_image)(tf.constant(encode(image, 'BMP')))
+    np.testing.assert_array_equal(pixels, image)
+    with pytest.raises(tf.errors.OpError, match='AssertionError'):  # of a palette
+        tf.function(preprocess.decode_image)(tf.constant(encode(image.convert('P'), 'BMP')))
+
+
 def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
     """A JPEG that is damaged below the crop would be accepted."""
     encoded = encode(picture(64, 64), 'JPEG')

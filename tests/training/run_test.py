@@ -1,4 +1,5 @@
 import dataclasses
+import os
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,28 @@ def test_a_run_that_goes_on_keeps_what_it_has_chosen(tmp_path):
     assert resolve(tmp_path, accum_steps=2, **{'model.unroll': 1}).config.model.unroll == 1
     with pytest.raises(UserError, match='seed: 0 in the workdir, 1 now'):
         resolve(tmp_path, accum_steps=0, seed=1)
+
+
+def test_only_training_reads_the_photos_of_a_folder(tmp_path, image_directory):
+    """Which is no matter of the run, but how large they are is."""
+    fields = {'dataset.name': str(image_directory), 'dataset.train_split': 'train',
+              'dataset.eval_split': 'test', 'image_size': (8, 8), 'augment.crop': 'inception',
+              'evals.fewshot.shots': (1,)}
+    disk = fields | {'dataset.cache': 'disk', 'dataset.cache_size': 8,
+                     'dataset.cache_dir': str(tmp_path / 'f')}
+    plain, small = resolve(tmp_path / 'a', **fields), resolve(tmp_path / 'b', **disk)
+    assert len(list((tmp_path / 'f').rglob('*.bmp'))) == 60
+    train, evaluation = ([next(iter(x))['image'] for x in pair] for pair in (
+        (plain.train_batches(), small.train_batches()), (plain.eval_batches, small.eval_batches)))
+    assert not np.array_equal(*train)
+    np.testing.assert_array_equal(*evaluation)
+    files = small.train_data.fetch(np.arange(60))['path'].numpy()
+    assert all(path.startswith(os.fsencode(image_directory)) for path in files)
+    assert config_lib.differences(small.config, config_lib.changed(
+        small.config, {'dataset.cache_dir': '/elsewhere'})) == []
+    assert config_lib.differences(small.config, config_lib.changed(
+        small.config, {'dataset.cache_size': 9})) == [
+            'dataset.cache_size: 8 in the workdir, 9 now']
 
 
 def test_a_kernel_that_the_machine_lacks(tmp_path):

@@ -20,9 +20,9 @@ from vit_jax.errors import UserError
 
 logger = logging.getLogger('vit_jax.data')
 
-_STORAGE_ERRORS = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError,
-                   tf.errors.ResourceExhaustedError, tf.errors.AbortedError,
-                   tf.errors.CancelledError)
+STORAGE_ERRORS = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError,
+                  tf.errors.ResourceExhaustedError, tf.errors.AbortedError,
+                  tf.errors.CancelledError)
 _SCAN_SECONDS = 60  # to look for all broken images when there are too many; others wait longer
 _LISTED = 1000  # in the message
 
@@ -87,7 +87,7 @@ class BrokenImages:
         """Why an item cannot be decoded, '' if it can."""
         try:
             self._decode(item)
-        except _STORAGE_ERRORS:
+        except STORAGE_ERRORS:
             raise  # the file may be good, and skipping it would change the run
         except tf.errors.OpError as reason:
             if OUT_OF_RANGE in reason.message:

@@ -27,7 +27,20 @@ def decode_image(encoded: tf.Tensor) -> UInt8[tf.Tensor, 'height width 3']:
 
 def _decode_whole(encoded):
     """Pixels of an image file, and whether it is a JPEG of which a part can be decoded alone."""
-    start = tf.strings.substr(encoded, 0, 24)
+    start = tf.strings.substr(encoded, 0, 34)
+    # Of a BMP file: length, reserved, where pixels begin and of what kind, width, height, 24 bits
+    # in one plane, no compression. Its pixels need no decoding, and data/cached.py writes such.
+    numbers = tf.io.decode_raw(tf.strings.substr(start + bytes(34), 2, 32), tf.int32)
+    plain = tf.reduce_all(tf.gather(numbers, [0, 2, 3, 6, 7]) == tf.stack(
+        [tf.strings.length(encoded), 54, 40, 24 << 16 | 1, 0])) & (
+            tf.strings.substr(start, 0, 2) == b'BM') & _is_allowed(numbers[4:6])
+    image, may_be_cut = tf.cond(
+        plain, lambda: (tf.io.decode_bmp(encoded, 3), tf.constant(False)),
+        lambda: _decode_compressed(encoded, start))
+    return tf.ensure_shape(image, [None, None, 3]), may_be_cut
+
+
+def _decode_compressed(encoded, start):
     is_jpeg = tf.strings.substr(start, 0, 3) == b'\xff\xd8\xff'
     fits = tf.cond(is_jpeg, lambda: _is_allowed(tf.io.extract_jpeg_shape(encoded)[:2]),
                    lambda: _is_png_that_fits(start))
@@ -40,7 +53,7 @@ def _decode_whole(encoded):
                     lambda: tf.numpy_function(images.decode, [encoded], tf.uint8, stateful=False))
     image = tf.cond(fits & oriented, lambda: tf.numpy_function(
         _turn_upright, [encoded, image], tf.uint8, stateful=False), lambda: image)
-    return tf.ensure_shape(image, [None, None, 3]), is_jpeg & fits & ~oriented
+    return image, is_jpeg & fits & ~oriented
 
 
 def decode_part(encoded: tf.Tensor, box: Callable, intact: tf.Tensor

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.data import folders, pipeline, sources, subsets
+from vit_jax.data import cached, folders, pipeline, sources, subsets
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.processes import consensus
@@ -90,8 +90,10 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
     settings = dict(batch_size=config.batch_size, image_size=config.image_size,
                     preprocess=config.preprocess, files_at_once=dataset.files_at_once,
                     max_broken_fraction=dataset.max_broken_fraction, share=share)
+    photos = train_data if dataset.cache == 'none' else cached.cached(
+        train_data, dataset.cache_dir, dataset.cache_size, share)
     train_batches = functools.partial(
-        pipeline.train_batches, train_data, seed=config.seed, augment=config.augment,
+        pipeline.train_batches, photos, seed=config.seed, augment=config.augment,
         shuffle_buffer=dataset.shuffle_buffer, balance=dataset.balance, **settings)
     return Run(workdir, program.config, program, train_data, eval_data, train_batches,
                pipeline.eval_batches(eval_data, **settings),

@@ -1,0 +1,261 @@
+"""Photos in a folder on disk: which pixels they are, and that no accident leaves others there."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tests.support.batches import Data, assert_equal, break_files, make, numbers, write_directory
+from tests.support.images import encode, oriented, picture
+from tests.support.runs import ROOT, environment
+from vit_jax.data import cached, images, pipeline, resizing
+from vit_jax.errors import UserError
+
+SIZES = ((48, 30), (30, 48), (20, 20), (12, 40), (61, 17))
+
+
+@dataclasses.dataclass
+class Cached(Data):
+    """A data set, read by way of a folder."""
+
+    folder: str = ''
+    short_side: int = 0
+    processes: tuple[int, int] = (0, 1)
+
+    def source(self, split='train'):
+        return cached.cached(super().source(split), self.folder, self.short_side, self.processes)
+
+
+def write_photos(root):
+    """Photos of several sizes, one of which lies on its side."""
+    for number, size in enumerate(2 * SIZES):
+        folder = root / 'train' / 'ab'[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f'{number}.jpg').write_bytes(encode(
+            picture(*size, seed=number), 'JPEG', exif=oriented(6 if number == 3 else 1)))
+    return Data(str(root), image_size=(10, 8))
+
+
+def through(data, folder, **settings):
+    """The same data by way of a folder."""
+    return Cached(**vars(data), folder=str(folder), **settings)
+
+
+def contents(folder):
+    """Bytes by name of all files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in pathlib.Path(folder).rglob('*') if path.is_file()}
+
+
+def by_photo(data, source):
+    """The pixels of the files that a source reads, by the name of the photo."""
+    paths = source.fetch(tf.range(source.num_examples, dtype=tf.int64))['path'].numpy()
+    return {source.name_of(k): images.decode(images.read(path)) for k, path in enumerate(paths)}
+
+
+def test_pixels_are_those_of_the_photo_or_of_it_reduced(tmp_path):
+    data = write_photos(tmp_path / 'data')
+    seen = set()
+    for name, pixels in by_photo(data, through(data, tmp_path / 'f', short_side=20).source()
+                                 ).items():
+        original = images.decode(images.read(name))
+        height, width = original.shape[:2]
+        factor = min(1, 20 / min(height, width))
+        assert pixels.shape == (round(height * factor), round(width * factor), 3)
+        seen.add(pixels.shape[:2])
+        if factor == 1:
+            np.testing.assert_array_equal(pixels, original)
+        else:  # as data/resizing.py reduces photos for prediction, by Pillow
+            expected = resizing.resize_and_central_crop(original, pixels.shape[:2], {
+                'fit': 'squash', 'crop_ratio': 1, 'resize': 'bilinear', 'antialias': True})
+            assert np.abs(pixels - expected).max() <= 0.51
+    assert seen == {(32, 20), (20, 32), (20, 20), (12, 40), (40, 12), (61, 17)}
+
+
+@pytest.mark.parametrize('crop', ['inception', 'pad'])
+def test_photos_of_their_own_size_give_the_same_batches_bit_for_bit(crop, tmp_path):
+    data = dataclasses.replace(write_photos(tmp_path / 'data'), crop=crop)
+    assert_equal(through(data, tmp_path / 'f').batches(5), data.batches(5))
+    smaller = through(data, tmp_path / 'f', short_side=12).batches(5)
+    assert not np.array_equal(smaller[0]['image'], data.batches(1)[0]['image'])
+
+
+def test_a_later_start_other_processes_and_threads_give_the_same_batches(tmp_path, monkeypatch):
+    """As do subsets and an empty folder."""
+    data = dataclasses.replace(write_photos(tmp_path / 'data'), subset='8')
+    small = through(data, tmp_path / 'f', short_side=15)
+    whole = small.batches(9)
+    assert len(contents(tmp_path / 'f')) == 8
+    assert_equal(small.batches(4, start=5), whole[5:])
+    parts = [dataclasses.replace(small, processes=(process, 2)).batches(9, 0, process, 2)
+             for process in (0, 1)]
+    assert_equal([{key: np.concatenate([part[key] for part in step]) for key in step[0]}
+                  for step in zip(*parts, strict=True)], whole)
+    monkeypatch.setattr(pipeline, '_PARALLEL', 1)
+    monkeypatch.setattr(os, 'cpu_count', lambda: 1)
+    again = dataclasses.replace(small, folder=str(tmp_path / 'g'))
+    assert_equal(again.batches(4, start=5), whole[5:])
+    assert contents(tmp_path / 'g') == contents(tmp_path / 'f')
+
+
+PROGRAM = """
+import sys
+{first}
+from vit_jax.data import cached, sources
+root, folder, process = sys.argv[1:]
+source = cached.cached(sources.open_source(root, 'train'), folder, 15, (int(process), 2))
+"""
+
+
+def prepare(data, folder, process=0, first=''):
+    """A process of its own that makes the files of a short side of 15."""
+    return subprocess.Popen([sys.executable, '-c', PROGRAM.format(first=first), data.name, folder,
+                             str(process)], env=environment(), cwd=ROOT)
+
+
+def test_processes_write_at_the_same_time(tmp_path):
+    data = write_photos(tmp_path / 'data')
+    running = [prepare(data, tmp_path / 'f', process) for process in (0, 1)]
+    assert [process.wait(300) for process in running] == [0, 0]
+    through(data, tmp_path / 'g', short_side=15).source()
+    assert len(contents(tmp_path / 'f')) == 10
+    assert contents(tmp_path / 'f') == contents(tmp_path / 'g')
+
+
+def test_only_what_has_changed_is_decoded_again(tmp_path, monkeypatch):
+    data, decoded, decode = write_photos(tmp_path / 'data'), [], cached._pixels
+    small = through(data, tmp_path / 'f', short_side=15)
+
+    def counted(photo, short_side):
+        decoded.append(os.path.basename(photo).decode())
+        return decode(photo, short_side)
+
+    counted.get_concrete_function = decode.get_concrete_function
+    monkeypatch.setattr(cached, '_pixels', counted)
+    before = by_photo(data, small.source())
+    assert sorted(decoded) == [f'{number}.jpg' for number in range(10)]
+    small.source()
+    assert len(decoded) == 10
+    photo = tmp_path / 'data/train/a/2.jpg'
+    photo.write_bytes((tmp_path / 'data/train/a/0.jpg').read_bytes())
+    after = by_photo(data, small.source())
+    assert decoded[10:] == ['2.jpg']
+    assert {name for name in after if not np.array_equal(after[name], before[name])} == {str(photo)}
+    np.testing.assert_array_equal(after[str(photo)], after[str(photo.with_name('0.jpg'))])
+    os.utime(photo, (1, 1))  # touched: perhaps changed
+    small.source()
+    assert decoded[11:] == ['2.jpg']
+    dataclasses.replace(small, short_side=16).source()
+    assert len(decoded) == 22
+
+
+@pytest.mark.parametrize('damage', [b'', b'BM', lambda x: x[:-1], lambda x: x + b'0'])
+def test_a_damaged_file_is_made_again(damage, tmp_path):
+    data = write_photos(tmp_path / 'data')
+    small = through(data, tmp_path / 'f', short_side=15)
+    whole, good = small.batches(3), contents(tmp_path / 'f')
+    file = tmp_path / 'f' / sorted(good)[3]
+    file.write_bytes(damage if isinstance(damage, bytes) else damage(file.read_bytes()))
+    assert_equal(small.batches(3), whole)
+    assert contents(tmp_path / 'f') == good
+
+
+def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
+    data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
+    kill = 'import os; os.replace = lambda *files: os.kill(os.getpid(), 9)'
+    assert prepare(data, folder, first=kill).wait(300) == -signal.SIGKILL
+    left = contents(folder)
+    assert left
+    assert not any(name.endswith('.bmp') for name in left)
+    assert_equal(through(data, folder, short_side=15).batches(3),
+                 through(data, tmp_path / 'g', short_side=15).batches(3))
+    assert contents(folder) == left | contents(tmp_path / 'g')
+
+
+def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
+    data = write_photos(tmp_path / 'data')
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'replace', interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            through(data, tmp_path / 'f').source()
+    assert not contents(tmp_path / 'f')
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be(tmp_path, limited_files):
+    data = write_photos(tmp_path / 'data')
+    with limited_files(1500), pytest.raises(UserError, match=r'cannot be kept in .*/f .*File too '
+                                            'large.. They take 3 bytes a pixel: make room, '):
+        through(data, tmp_path / 'f').source()
+    assert all(len(content) <= 1500 for content in contents(tmp_path / 'f').values())
+    through(data, tmp_path / 'f').source()  # with room again
+    assert len(contents(tmp_path / 'f')) == 10
+    (tmp_path / 'file').touch()
+    with pytest.raises(UserError, match='cannot be kept in .*/file .*Not a directory: '):
+        through(data, tmp_path / 'file').source()
+
+
+def test_broken_photos_are_left_out_as_without_it(tmp_path, caplog):
+    data = write_directory(tmp_path / 'data', crop='none')
+    broken = (5, 11, 12, 30, 44)
+    break_files(data, broken)
+    os.mkfifo(tmp_path / 'data/train/a/pipe.png')  # opening it would wait for ever
+    found = through(data, tmp_path / 'f').batches(14)
+    assert len([line for line in caplog.messages if line.startswith('skipped broken image')]) == 6
+    assert_equal(found, data.batches(14))
+    assert not set(broken) & set(numbers(found))
+
+
+def test_storage_that_fails_does_not_change_the_run(tmp_path, monkeypatch):
+    def fails(photo, short_side):
+        raise tf.errors.UnavailableError(None, None, 'try again')
+
+    fails.get_concrete_function = cached._pixels.get_concrete_function
+    monkeypatch.setattr(cached, '_pixels', fails)
+    with pytest.raises(tf.errors.UnavailableError):
+        through(write_photos(tmp_path / 'data'), tmp_path / 'f').source()
+
+
+def test_where_the_folder_is(tmp_path, monkeypatch):
+    data = write_photos(tmp_path / 'data')
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'x'))
+    through(data, '').source()
+    assert len(contents(tmp_path / 'x/vit_jax/photos')) == 10
+    monkeypatch.delenv('XDG_CACHE_HOME')
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+    through(data, '').source()
+    assert len(contents(tmp_path / 'home/.cache/vit_jax/photos')) == 10
+    through(data, '~/mine').source()
+    assert len(contents(tmp_path / 'home/mine')) == 10
+
+
+@pytest.mark.parametrize('kind', ['digits', 'tfrecord', 'array_record'])
+def test_only_directories(kind, tmp_path):
+    data = make(kind, tmp_path)
+    with pytest.raises(UserError, match='dataset.cache is disk, and (digit 0|.*record 0) is no '
+                       'file of this machine: expected a directory of image files'):
+        through(data, tmp_path / 'f').source()
+
+
+def test_several_labels(tmp_path):
+    folder = tmp_path / 'data/train'
+    folder.mkdir(parents=True)
+    rows = ['file,labels']
+    for number in range(8):
+        Image.fromarray(np.full((9, 7, 3), number, np.uint8)).save(folder / f'{number}.png')
+        rows.append(f'{number}.png,{"a;b" if number % 2 else "a"}')
+    (folder / 'labels.csv').write_text('\n'.join(rows))
+    data = Data(str(tmp_path / 'data'))
+    found = through(data, tmp_path / 'f').batches(2)
+    assert_equal(found, data.batches(2))
+    assert found[0]['label'].sum(0).tolist() == [8, 4]
