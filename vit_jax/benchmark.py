@@ -15,9 +15,11 @@ import argparse
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from vit_jax import cli, machine
 from vit_jax.errors import UserError, check_at_least, check_choice
@@ -46,15 +48,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not complete.accum_steps:
         program = accumulation.choose(program)
     with contextlib.ExitStack() as stack:
-        peer = options.peer and stack.enter_context(peers.Peer(
+        others = [stack.enter_context(peers.start(
             options.peer, complete, options.peer_dtype or complete.model.dtype,
-            options.peer_compile))
-        subjects = _subjects(program, config, parts, peer)
-        timings = rounds.in_turn({name: subject.run for name, subject in subjects.items()},
-                                 options.rounds, options.seconds)
-        found = report.make(program, subjects, timings, options.rounds, options.seconds)
-        if peer:
-            found['peak_memory'][peer.name] = peer.peak_memory()
+            options.peer_compile))] if options.peer else []
+        subjects = workloads_of(program, config, parts, others)
+        found = measured(program, subjects, others, options.rounds, options.seconds)
     print(report.text(found))
     if options.profile:
         _profile(subjects, parts, options.profile)
@@ -78,8 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _subjects(program, config, parts, peer):
-    """What is timed, by name."""
+def workloads_of(program: Program, config: ConfigDict, parts: Sequence[str],
+                 others: Sequence[peers.Peer]) -> dict[str, workloads.Workload]:
+    """What is timed, by name; a name of another project's ends with ' by ' and its own."""
     subjects = {'matmul': workloads.matmul(program)}
     if 'train' in parts:
         subjects['train'] = workloads.training(program)
@@ -87,11 +86,21 @@ def _subjects(program, config, parts, peer):
         subjects['inference'] = workloads.inference(program)
     if 'input' in parts:
         subjects |= workloads.input_and_both(config)
-    if peer:
-        for part in set(parts) - {'input'}:
-            ours = subjects[part]
-            subjects[f'{part} by {peer.name}'] = peer.workload(part == 'train', ours.flops)
+    for part in set(parts) - {'input'}:
+        for peer in others:
+            subjects[f'{part} by {peer.name}'] = peer.workload(part == 'train',
+                                                               subjects[part].flops)
     return subjects
+
+
+def measured(program: Program, subjects: Mapping[str, workloads.Workload],
+             others: Sequence[peers.Peer], num_rounds: int, seconds: float) -> dict[str, Any]:
+    """What report.make makes of the times of all, `seconds` of each in every round."""
+    timings = rounds.in_turn({name: subject.run for name, subject in subjects.items()},
+                             num_rounds, seconds)
+    found = report.make(program, subjects, timings, num_rounds, seconds)
+    found['peak_memory'] |= {peer.name: peer.peak_memory() for peer in others}
+    return found
 
 
 def _profile(subjects, parts, directory):

@@ -5,6 +5,8 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -14,26 +16,39 @@ from vit_jax.measuring.workloads import Workload
 PEERS = ('timm', 'transformers')
 
 
+def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
+    """The peer of one of PEERS, trained and applied by PyTorch.
+
+    Args:
+      config: complete; the model, image size, batch, loss and optimizer are the peer's, too.
+      dtype: 'float32', or 'bfloat16' for PyTorch's autocast.
+      compiled: whether by torch.compile.
+
+    Raises UserError unless the project is installed and has such a model.
+    """
+    check_choice('--peer', name, PEERS)
+    for package in ('torch', name):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f'--peer={name} needs {package}, which is not installed: '
+                            f'pip install {package}')
+    return Peer(name, config, ['-m', 'vit_jax.measuring.peer_process'],
+                {'peer': name, 'dtype': dtype, 'compiled': compiled})
+
+
 class Peer:
     """A process that trains or applies a model of another project when it is asked to.
 
     A context: the process ends with it.
     """
 
-    def __init__(self, name: str, config: ConfigDict, dtype: str, compiled: bool):
-        """Raises UserError unless the project is installed and has such a model.
+    def __init__(self, name: str, config: ConfigDict, program: Sequence[str],
+                 settings: Mapping[str, Any]):
+        """Raises UserError unless the config has a plain ViT.
 
         Args:
-          name: one of PEERS.
-          config: complete; the model, image size, batch, loss and optimizer are the peer's, too.
-          dtype: 'float32', or 'bfloat16' for PyTorch's autocast.
-          compiled: whether by torch.compile.
+          program: what Python runs, as peer_process.py.
+          settings: what is said to it besides the config.
         """
-        check_choice('--peer', name, PEERS)
-        for package in ('torch', name):
-            if importlib.util.find_spec(package) is None:
-                raise UserError(f'--peer={name} needs {package}, which is not installed: '
-                                f'pip install {package}')
         model = config.model
         if (model.get('attention') != 'full' or model.get('resnet') is not None
                 or model.pool not in ('cls', 'gap') or model.representation_size
@@ -43,9 +58,9 @@ class Peer:
                             'layer (--config.model.representation_size=0).')
         self.name, self._images = name, config.batch_size
         self._process = subprocess.Popen(
-            [sys.executable, '-m', 'vit_jax.measuring.peer_process'], text=True, bufsize=1,
+            [sys.executable, *program], text=True, bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self._say({'peer': name, 'config': config.to_dict(), 'dtype': dtype, 'compiled': compiled})
+        self._say({'config': config.to_dict()} | settings)
 
     def __enter__(self):
         return self

@@ -1,0 +1,56 @@
+"""Training and inference beside vision_transformer's own code and timm, in turn on one machine.
+
+    git clone https://github.com/google-research/vision_transformer CLONE
+    python -m benchmarks.vision_transformer CLONE --config=configs/vit.py:ti16 \\
+        --config.batch_size=32 --config.model.dtype=float32 \\
+        --config.model.representation_size=0 [--peer=timm] [--parts=train,inference]
+
+vision_transformer's model and `make_update_fn` run in a process of their own
+(benchmarks/vision_transformer_process.py), with the same shapes, dropout and optimizer, but without
+weight decay; it computes in float32. Prints the table of vit_jax.benchmark.
+"""
+
+import contextlib
+import pathlib
+
+from vit_jax import benchmark, cli, machine
+from vit_jax.errors import UserError, check_choice
+from vit_jax.measuring import peers, report, workloads
+from vit_jax.training import chosen, sharding
+from vit_jax.training.program import Program
+
+PROCESS = pathlib.Path(__file__).with_name('vision_transformer_process.py')
+
+
+@cli.command
+def main(argv=None):
+    """Measures and prints."""
+    parser = cli.make_parser('vision_transformer', __doc__)
+    parser.add_argument('clone', metavar='CLONE')
+    parser.add_argument('--peer', choices=peers.PEERS, help='besides')
+    parser.add_argument('--parts', default='train,inference')
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--seconds', type=float, default=3.0)
+    options, config = cli.parse_with_config(parser, argv)
+    parts = options.parts.split(',')
+    for part in parts:
+        check_choice('--parts', part, benchmark.PARTS[:2])
+    if not pathlib.Path(options.clone, 'vit_jax', 'models_vit.py').exists():
+        raise UserError(f'{options.clone} has no vit_jax/models_vit.py: expected a clone of '
+                        'google-research/vision_transformer.')
+    machine.check_backend(chosen.host_devices({'': config}))
+    complete = workloads.complete(config)
+    program = Program(complete, sharding.make_mesh(complete.mesh))
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(peers.Peer(
+            'vision_transformer', complete, [str(PROCESS)], {'clone': options.clone}))]
+        if options.peer:
+            others.append(stack.enter_context(peers.start(
+                options.peer, complete, complete.model.dtype, False)))
+        subjects = benchmark.workloads_of(program, config, parts, others)
+        found = benchmark.measured(program, subjects, others, options.rounds, options.seconds)
+    print(report.text(found))
+
+
+if __name__ == '__main__':
+    cli.leave(main())
