@@ -3,7 +3,8 @@
     python benchmarks/input.py PHOTOS [--rounds=5] [--seconds=4] [--batch_size=64]
 
 PHOTOS is a directory; its JPEG files are copied as 512x384 ones. In turn, a few seconds each:
-vit_jax's own pipeline with configs/vit.py; the operations that vision_transformer's input is made
+vit_jax's own pipeline with configs/vit.py, also with dataset.cache=disk, of photos as they are and
+of ones with a short side of 256 pixels; the operations that vision_transformer's input is made
 of, written here for one image after another; and decoding the crop and resizing it alone, which is
 about the most that TensorFlow's decoder gives. Prints the median and all rounds, images per second
 of the clock and, which other programs on the machine disturb less, per second of all processors.
@@ -20,17 +21,17 @@ import tensorflow as tf
 from PIL import Image
 
 from vit_jax import cli, machine
-from vit_jax.data import pipeline, sources
+from vit_jax.data import cached, pipeline, sources
 from vit_jax.measuring import memory
 
 SIZE = (224, 224)
 
 
 def copies(photos, folder, count=256):
-    """The photos as FOLDER/train/{a,b}/N.jpg of 512x384 pixels."""
+    """The photos as FOLDER/photos/train/{a,b}/N.jpg of 512x384 pixels."""
     paths = sorted(p for p in pathlib.Path(photos).rglob('*') if p.suffix.lower() == '.jpg')[:count]
     for number, path in enumerate(paths):
-        target = pathlib.Path(folder, 'train', 'ab'[number % 2], f'{number:03}.jpg')
+        target = pathlib.Path(folder, 'photos', 'train', 'ab'[number % 2], f'{number:03}.jpg')
         target.parent.mkdir(parents=True, exist_ok=True)
         Image.open(path).convert('RGB').resize((512, 384)).save(target, quality=90)
     if not paths:
@@ -40,15 +41,21 @@ def copies(photos, folder, count=256):
 def ours(folder, batch_size, *fields):
     """vit_jax's batches with configs/vit.py, with other `fields` if any are given."""
     config = cli.read_config(['--config=configs/vit.py:b16', *fields])
+    source = sources.open_source(f'{folder}/photos', 'train')
+    if config.dataset.cache == 'disk':
+        start = time.perf_counter()
+        source = cached.cached(source, f'{folder}/pixels', config.dataset.cache_size)
+        print(f'{source.num_examples} photos were written as pixels of a short side of '
+              f'{config.dataset.cache_size} (0: their own) in {time.perf_counter() - start:.2f} s')
     return pipeline.train_batches(
-        sources.open_source(folder, 'train'), batch_size=batch_size, image_size=SIZE, seed=0,
+        source, batch_size=batch_size, image_size=SIZE, seed=0,
         augment=config.augment, preprocess=config.preprocess, shuffle_buffer=0, files_at_once=1,
         max_broken_fraction=0.0)
 
 
 def plain(folder, batch_size, function):
     """Batches of `function` of the bytes of a file, as a simple tf.data program makes them."""
-    files = tf.data.Dataset.list_files(f'{folder}/train/*/*.jpg', shuffle=False)
+    files = tf.data.Dataset.list_files(f'{folder}/photos/train/*/*.jpg', shuffle=False)
     files = files.repeat().shuffle(1000, seed=0)
     images = files.map(lambda path: function(tf.io.read_file(path)),
                        num_parallel_calls=tf.data.AUTOTUNE)
@@ -107,6 +114,11 @@ def main():
         ways = {'vit_jax': ours(folder, given.batch_size),
                 'vit_jax, antialiased': ours(folder, given.batch_size,
                                              '--config.preprocess.antialias=True'),
+                'vit_jax, cache=disk': ours(folder, given.batch_size,
+                                            '--config.dataset.cache=disk'),
+                'vit_jax, cache=disk, 256': ours(folder, given.batch_size,
+                                                 '--config.dataset.cache=disk',
+                                                 '--config.dataset.cache_size=256'),
                 "vision_transformer's operations": plain(folder, given.batch_size,
                                                          vision_transformer),
                 'crop and resize alone': plain(folder, given.batch_size, crop_alone)}
