@@ -49,6 +49,7 @@ def test_parts_of_a_batch_keep_their_places():
     whole, parts = (jax.jit(functools.partial(features.step, model=model, name='pre_logits',
                                               accum_steps=steps))(state.params, batch)
                     for steps in (1, 4))
-    np.testing.assert_allclose(parts['features'], whole['features'], atol=1e-6)
+    largest = np.abs(whole['features']).max()
+    np.testing.assert_allclose(parts['features'] / largest, whole['features'] / largest, atol=1e-6)
     for name in ('label', 'mask'):
         np.testing.assert_array_equal(parts[name], batch[name])
