@@ -179,6 +179,14 @@ def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
     assert contents(folder) == left | contents(tmp_path / 'g')
 
 
+def test_progress_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cached, '_PART', 4)
+    with caplog.at_level('INFO', 'vit_jax.data'):
+        through(write_photos(tmp_path / 'data'), tmp_path / 'f').source()
+    assert [line for line in caplog.messages if 'photos' in line] == [
+        f'dataset.cache: {number} of 10 photos are in {tmp_path}/f' for number in (4, 8, 10)]
+
+
 def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
     data = write_photos(tmp_path / 'data')
 

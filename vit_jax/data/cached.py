@@ -25,7 +25,7 @@ from vit_jax.errors import UserError
 logger = logging.getLogger('vit_jax.data')
 
 _VERSION = 1  # of what follows
-_PART = 20_000  # photos from one line of the log to the next
+_PART = 5_000  # photos from one line of the log to the next
 
 
 def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] = (0, 1)) -> Source:
@@ -53,10 +53,11 @@ def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] 
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             for done in range(0, len(todo), _PART):
-                logger.info('dataset.cache: %d of %d photos are in %s', done, len(todo), folder)
                 part = todo[done:done + _PART]
                 paths[part] = list(pool.map(
                     lambda photo: _file_of(photo, folder, short_side), paths[part]))
+                logger.info('dataset.cache: %d of %d photos are in %s', done + len(part), len(todo),
+                            folder)
     except OSError as error:
         raise UserError(f'dataset.cache: photos cannot be kept in {folder} ({error}). They take 3 '
                         'bytes a pixel: make room, lower dataset.cache_size, or name another '
