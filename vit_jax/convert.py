@@ -115,8 +115,7 @@ def log_what_is_lost(given: weights.Weights, path: str) -> None:
     lost += ['the names of the classes'] * bool(given.classes)
     lost += ['loss=sigmoid'] * (given.loss == 'sigmoid')
     if lost:
-        cli.LOGGER.info('%s does not hold %s: say it where the file is used', path,
-                        ', '.join(lost))
+        cli.LOGGER.info('%s does not hold %s: say it where the file is used', path, ', '.join(lost))
 
 
 if __name__ == '__main__':

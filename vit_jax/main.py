@@ -31,8 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from vit_jax.training import chosen, loop  # imports TensorFlow, for which --help need not wait
 
     machine.use_cpu_as(config.mesh.host_devices)  # each of several, which start JAX as they join
-    cli.join_processes(options, continues=True,
-                       host_devices=chosen.host_devices({workdir: config}))
+    cli.join_processes(options, continues=True, host_devices=chosen.host_devices({workdir: config}))
     if consensus.is_main():
         record.log_to(workdir)
     code = loop.train(config, workdir)

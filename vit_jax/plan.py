@@ -68,8 +68,7 @@ def make_target(options: argparse.Namespace) -> Target:
     if chip.dims:
         shape = targets.shape_of(name, number, options.topology)
     simulated = options.simulate or not chip.dims
-    devices = (targets.simulated_devices(number) if simulated else
-               targets.tpu_devices(name, shape))
+    devices = targets.simulated_devices(number) if simulated else targets.tpu_devices(name, shape)
     memory = chip.memory or accumulation.memory_limit() / number
     return Target(name, devices, simulated, accumulation.HEADROOM * memory)
 

@@ -70,23 +70,28 @@ def test_kernels_that_a_device_has():
             chosen.check_kernel(model, device(**attributes))
 
 
+def narrow(fields):
+    return config_lib.changed(config_lib.base(), {'model.hidden_size': 384} | fields)
+
+
 @pytest.mark.parametrize(('fields', 'cores', 'expected'), [
     ({}, 2, 2), ({}, 64, 2), ({}, 1, 1),
     ({'batch_size': 511}, 2, 1), ({'accum_steps': 256}, 2, 2), ({'accum_steps': 512}, 2, 1),
+    ({'model.hidden_size': 768}, 2, 1),
     ({'mesh.data': 1}, 2, 1), ({'mesh.fsdp': 2}, 2, 1), ({'mesh.tensor': -1}, 2, 1),
     ({'mesh.host_devices': 3}, 2, 3), ({'mesh.host_devices': 1}, 2, 1)])
 def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected):
-    """Unless the mesh says otherwise, or the batch (512) cannot be split."""
-    config = config_lib.changed(config_lib.base(), {'batch_size': 512} | fields)
+    """Unless the mesh says otherwise, the batch (512) cannot be split or the model is wide."""
+    config = narrow({'batch_size': 512} | fields)
     assert chosen.host_devices({'': config}, cores=cores) == expected
 
 
 def with_devices(number):
-    return config_lib.changed(config_lib.base(), {'mesh.host_devices': number})
+    return narrow({'mesh.host_devices': number})
 
 
 def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path):
-    config, workdir = config_lib.base(), str(tmp_path)
+    config, workdir = narrow({}), str(tmp_path)
     record.write(workdir, with_devices(1), ['ant', 'bee'])
     assert chosen.host_devices({workdir: config}, cores=2) == 2  # nothing has been saved
     begin(tmp_path, with_devices(1))
@@ -101,7 +106,7 @@ def test_runs_of_one_process_go_on_as_those_that_have_begun(recorded, cores, exp
     for number, devices in enumerate(recorded):
         begin(tmp_path / str(number), with_devices(devices or 0),
               without=['host_devices'] if devices is None else [])
-    configs = {str(tmp_path / str(number)): config_lib.base() for number in range(4)}
+    configs = {str(tmp_path / str(number)): narrow({}) for number in range(4)}
     assert chosen.host_devices(configs, cores=cores) == expected
     assert chosen.host_devices({workdir: with_devices(3) for workdir in configs}, cores) == 3
     configs['other'] = with_devices(3)
@@ -111,6 +116,5 @@ def test_runs_of_one_process_go_on_as_those_that_have_begun(recorded, cores, exp
 
 
 def test_one_run_whose_batch_cannot_be_split_leaves_one_device_to_all():
-    configs = {str(size): config_lib.changed(config_lib.base(), {'batch_size': size})
-               for size in (510, 511)}
+    configs = {str(size): narrow({'batch_size': size}) for size in (510, 511)}
     assert chosen.host_devices(configs, cores=2) == 1

@@ -1,4 +1,5 @@
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,27 @@ def test_one_sgd_step_by_hand():
     np.testing.assert_allclose(metrics['update_norm'], 0.1 * norm, rtol=1e-5)
     np.testing.assert_allclose(metrics['learning_rate'], 0.1)
     assert int(new.step) == 1
+
+
+def test_an_update_that_is_not_finite_leaves_the_parameters():
+    state, step, _, _ = setup(optimizer_name='adam', ema=True)
+    batch = random_batch(6)
+    batch['image'][0, 0, 0, 0] = np.nan
+    new, metrics = jax.jit(functools.partial(step, ema_decay=0.9))(state, batch)
+    assert np.isnan(metrics['update_norm'])
+    jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
+    assert_close(new.ema_params, state.ema_params)
+
+
+def test_the_compiled_step_copies_no_stack_of_matrices():
+    """They are updated in place, after the norm of the update has read them."""
+    state, step, _, _ = setup(optimizer_name='adam')
+    text = jax.jit(step, donate_argnums=0).lower(state, random_batch(4)).compile().as_text()
+    blocks = state.params['blocks']
+    for dense in (*blocks['attention'].values(), *blocks['mlp'].values()):
+        written = rf'= f32\[{",".join(map(str, dense["kernel"].shape))}\]\S* '
+        assert re.search(written, text)
+        assert not re.search(f'{written}copy\\(', text)
 
 
 @pytest.mark.parametrize('accum_steps', [3, pytest.param(12, marks=pytest.mark.slow)])

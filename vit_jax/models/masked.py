@@ -118,8 +118,7 @@ def check(model: nn.Module, target: str) -> None:
     if model.pool != 'gap':
         raise UserError(f'model.pool is {model.pool} and masked.target {target}: patches are '
                         'predicted without a class token or attention pooling, and the mean of '
-                        'tokens is what fine-tuning then begins with: add '
-                        '--config.model.pool=gap.')
+                        'tokens is what fine-tuning then begins with: add --config.model.pool=gap.')
     if model.representation_size:
         raise UserError(f'model.representation_size is {model.representation_size}, which is a '
                         f'layer of the head, and masked.target {target} has no such head: add '

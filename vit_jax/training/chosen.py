@@ -30,16 +30,18 @@ CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none', 'attention_ker
            'gpu': {'unroll': 1, 'remat_policy': 'products', 'attention_kernel': 'xla'},
            'tpu': {'unroll': 1, 'remat_policy': 'products', 'attention_kernel': 'xla'}}
 # As so many devices JAX shows a CPU of as many cores or more: one device leaves cores idle in all
-# that XLA does not divide. Not measured with more.
-HOST_DEVICES = 2
+# that XLA does not divide. Not measured with more. Wider models are trained as fast by one (B/16):
+# two have twice the parameters to update, and gradients to sum.
+HOST_DEVICES, WIDEST = 2, 384
 
 
 def host_devices(configs: Mapping[str, ConfigDict], cores: int | None = None) -> int:
     """As how many devices JAX should show the CPU to one process that trains these runs in turn.
 
     `configs` are by workdir. It is what they say, else the least that those which have begun have
-    recorded, else HOST_DEVICES where there are as many `cores` (of this process) and each batch
-    can be split over them. Raises UserError where the configs say different numbers.
+    recorded, else HOST_DEVICES where there are as many `cores` (of this process), each batch can
+    be split over them and no model is wider than WIDEST. Raises UserError where the configs say
+    different numbers.
     """
     given = sorted({config.mesh.host_devices for config in configs.values()})
     if len(given) > 1:
@@ -65,7 +67,9 @@ def _recorded(workdir):
 
 def _best(config, cores):
     free = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (-1, 1, 1)
-    return devices_for_batch(config.batch_size // (config.accum_steps or 1), cores) if free else 1
+    if not free or config.model.get('hidden_size', 0) > WIDEST:
+        return 1
+    return devices_for_batch(config.batch_size // (config.accum_steps or 1), cores)
 
 
 def shown_devices(config: ConfigDict) -> int:

@@ -37,9 +37,9 @@ def train_step(state: TrainState, batch: Batch, teacher_params: PyTree = None, *
       factors: from optimizer.lr_factors; nothing is computed for parameters whose factor is 0.
       place_grads: constrains gradients to the devices that hold the parameters.
 
-    Returns the new state, and float32 scalars of this step: loss (nats, mean over the batch),
-    grad_norm (of what is trained, before clipping), update_norm, learning_rate; with a teacher also
-    agreement, see Teacher.loss.
+    Returns the new state, with the old parameters if the update is not finite, and float32 scalars
+    of this step: loss (nats, mean over the batch), grad_norm (of what is trained, before clipping),
+    update_norm, learning_rate; with a teacher also agreement, see Teacher.loss.
     """
     step_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
@@ -62,12 +62,15 @@ def train_step(state: TrainState, batch: Batch, teacher_params: PyTree = None, *
                               model.num_classes, mixup_with)
     (value, more), grads = accumulate(value_and_grad, state.params, batch, step_key, accum_steps)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    update_norm = optax.tree.norm(updates)
+    # Without the condition XLA copies all parameters, to read them for the norm after the update.
+    params = optax.tree.where(jnp.isfinite(update_norm),
+                              optax.apply_updates(state.params, updates), state.params)
     ema_params = state.ema_params
     if ema_params is not None:
         ema_params = optax.incremental_update(params, ema_params, 1 - ema_decay)
     metrics = {'loss': value, **more, 'grad_norm': optax.tree.norm(grads),
-               'update_norm': optax.tree.norm(updates), 'learning_rate': schedule(state.step)}
+               'update_norm': update_norm, 'learning_rate': schedule(state.step)}
     return TrainState(state.step + 1, params, opt_state, ema_params), metrics
 
 

@@ -58,8 +58,7 @@ def _save_onnx(weights, path, data):
         os.remove(data)  # of the file that is replaced; onnx appends to it
     _drop_unused(program.graph)
     large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
-    onnx.save_model(program, path, save_as_external_data=large,
-                    location=os.path.basename(data))
+    onnx.save_model(program, path, save_as_external_data=large, location=os.path.basename(data))
 
 
 def _drop_unused(graph):

@@ -136,8 +136,7 @@ class Outputs:
         raise DivergedError(f'the loss is {loss}, the gradient norm {grad_norm} and the update '
                             f'norm {update_norm} at step {step}. {self._checkpoints.last_good()} '
                             'With another --workdir, lower optimizer.learning_rate, lengthen '
-                            'optimizer.warmup_steps, or '
-                            'set optimizer.clip_norm.')
+                            'optimizer.warmup_steps, or set optimizer.clip_norm.')
 
     def conclude(self, step: int, received: signal.Signals | None) -> None:
         """Waits until everything is on disk, and logs how the run ended: early if by a signal."""
