@@ -194,7 +194,8 @@ def test_a_full_disk_is_one_message_with_the_last_good_checkpoint(tmp_path, stat
         save_and_wait(other, state)
     # What it leaves behind is no obstacle; copied, because its threads are still at work there and
     # remove their locks.
-    shutil.copytree(tmp_path / 'other', tmp_path / 'next', ignore=shutil.ignore_patterns('*.__lock'))
+    shutil.copytree(tmp_path / 'other', tmp_path / 'next',
+                    ignore=shutil.ignore_patterns('*.__lock'))
     assert record.begun(str(tmp_path / 'next')) is None
     checkpointer = saved(tmp_path / 'next', state, [2])
     assert int(checkpointer.restore_latest(abstract(state)).step) == 2
