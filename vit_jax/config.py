@@ -22,7 +22,7 @@ from vit_jax.models.vit import as_pair
 # A run may continue with other values of these; every other field decides the result.
 MAY_DIFFER = ('recipe', 'report', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric',
               'patience', 'mesh.*', 'model.unroll', 'model.remat_policy',
-              'model.attention_kernel', 'evals.*',
+              'model.attention_kernel', 'model.linear_kernel', 'evals.*',
               'dataset.*_dir', 'dataset.max_broken_fraction', 'trackers',
               'transfer.take',  # the values that were taken are compared themselves
               'teacher.weights')  # so is teacher.checksum
@@ -220,7 +220,8 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
     values = {name: value for name, value in flatten(dict(config)).items()
               if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked')
               or name in ('accum_steps', 'mesh.host_devices', 'model.unroll',
-                          'model.remat_policy', 'model.attention_kernel')}
+                          'model.remat_policy', 'model.attention_kernel',
+                          'model.linear_kernel')}
     known = all_fields()
     try:
         for name in values:

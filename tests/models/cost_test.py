@@ -115,13 +115,14 @@ def test_agrees_with_the_lowered_program_without_loops(name, fields):
 
 @pytest.mark.parametrize('masked_target', [None, 'mean_color'])
 def test_products_of_a_kernel_are_counted(masked_target):
-    def cost_by(kernel):
-        model = models.build('ti16', 10, pool='gap', dtype='bfloat16', attention_kernel=kernel)
+    def cost_by(kernel, linear='xla'):
+        model = models.build('ti16', 10, pool='gap', dtype='bfloat16', attention_kernel=kernel,
+                             linear_kernel=linear)
         if masked_target:
             model = masked.build(model, dict(target=masked_target, rate=0.5),
                                  dict(mean=(0.5,) * 3, std=(0.5,) * 3))
         return cost.of_model(model, (32, 32))
-    assert cost_by('cudnn') == cost_by('xla')
+    assert cost_by('cudnn') == cost_by('xla') == cost_by('xla', 'cpu')
 
 
 @pytest.mark.parametrize(('name', 'fields', 'giga'), [

@@ -23,7 +23,8 @@ def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected)
     assert config.model.unroll == 0  # the user's stays as it is
     assert config_lib.flatten(found) == config_lib.flatten(config) | {
         f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)} | (
-            {'model.attention_kernel': 'xla'} if 'hidden_size' in config.model else {})
+            {'model.attention_kernel': 'xla', 'model.linear_kernel': 'xla'}
+            if 'hidden_size' in config.model else {})
 
 
 def test_the_root_of_a_resnet_needs_no_loop():
@@ -34,7 +35,8 @@ def test_the_root_of_a_resnet_needs_no_loop():
 
 def test_what_the_config_says_is_not_chosen():
     config = config_lib.base('b16')
-    config.model.update(unroll=3, remat_policy='dots_saveable', attention_kernel='cudnn')
+    config.model.update(unroll=3, remat_policy='dots_saveable', attention_kernel='cudnn',
+                        linear_kernel='xla', dtype='bfloat16')
     for platform in chosen.CHOICES:
         assert config_lib.flatten(chosen.for_platform(config, platform)) == config_lib.flatten(
             config)
@@ -44,13 +46,24 @@ def test_a_continued_run_keeps_what_it_has_recorded():
     recorded = {'unroll': 1, 'remat_policy': 'nothing_saveable', 'num_layers': 12}
     config = config_lib.base('b16')
     assert chosen.kept(config.model, recorded) == {
-        'model.unroll': 1, 'model.remat_policy': 'nothing_saveable'}
-    assert chosen.kept(config.model, {'attention_kernel': 'cudnn'}) == {
-        'model.attention_kernel': 'cudnn'}
-    config.model.update(unroll=4, attention_kernel='xla')
+        'model.unroll': 1, 'model.remat_policy': 'nothing_saveable', 'model.linear_kernel': 'xla'}
+    assert chosen.kept(config.model, {'attention_kernel': 'cudnn', 'linear_kernel': 'cpu'}) == {
+        'model.attention_kernel': 'cudnn', 'model.linear_kernel': 'cpu'}
+    config.model.update(unroll=4, attention_kernel='xla', linear_kernel='xla')
     recorded['attention_kernel'] = 'cudnn'
     assert chosen.kept(config.model, recorded) == {'model.remat_policy': 'nothing_saveable'}
     assert chosen.kept(config.model, {}) == {}
+
+
+@pytest.mark.parametrize(('platform', 'dtype', 'expected'), [
+    ('cpu', 'bfloat16', 'cpu'), ('cpu', 'float32', 'xla'), ('tpu', 'bfloat16', 'xla'),
+    ('gpu', 'bfloat16', 'xla')])
+def test_linear_layers_are_computed_by_the_fastest_of_a_dtype(platform, dtype, expected):
+    config = config_lib.changed(config_lib.base(), {'model.dtype': dtype})
+    assert chosen.for_platform(config, platform).model.linear_kernel == expected
+    begun = chosen.kept(config.model, {'unroll': 1})  # by a version without the field
+    config = config_lib.changed(config, begun)
+    assert chosen.for_platform(config, platform).model.linear_kernel == 'xla'
 
 
 def device(**attributes):

@@ -37,10 +37,11 @@ def test_grid_and_image_size(tmp_path):
 def test_weights_do_not_ask_for_the_kernel_of_their_training(tmp_path):
     """Which another machine may lack, and other dtypes than the run's may refuse."""
     given = small.make('vit')
-    trained = dataclasses.replace(given, model=given.model | {'attention_kernel': 'cudnn'})
+    trained = dataclasses.replace(given, model=given.model | {
+        'attention_kernel': 'cudnn', 'linear_kernel': 'cpu'})
     _, found = through(trained, 'vit_jax', tmp_path / 'x.safetensors')
     assert found.model == given.model
-    assert found.model['attention_kernel'] == 'auto'
+    assert found.model['attention_kernel'] == found.model['linear_kernel'] == 'auto'
 
 
 def test_number_of_heads_of_published_sizes():

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from vit_jax.models import linear
 from vit_jax.models.dropout import Dropout
 from vit_jax.models.position import relative_logits
 
@@ -19,6 +20,7 @@ class Attention(nn.Module):
     dropout_rate: float  # of the attention weights; 0 in the paper
     dtype: jax.typing.DTypeLike  # of the computation, but for the softmax, which is in float32
     kernel: str = 'auto'  # one of KERNELS
+    linear_kernel: str = 'auto'  # one of linear.KERNELS
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch queries hidden'],
@@ -31,12 +33,12 @@ class Attention(nn.Module):
         `relative` are embeddings of the offsets, see position.relative_logits. `return_weights`
         also computes the weights, without dropout, separately.
         """
-        hidden_size = x.shape[-1]
+        hidden_size, dense = x.shape[-1], linear.dense(self.linear_kernel)
 
         def project(name, tokens):
-            y = nn.DenseGeneral((self.num_heads, hidden_size // self.num_heads),
-                                kernel_init=nn.initializers.xavier_uniform(),
-                                dtype=self.dtype, name=name)(tokens)
+            y = dense((self.num_heads, hidden_size // self.num_heads),
+                      kernel_init=nn.initializers.xavier_uniform(),
+                      dtype=self.dtype, name=name)(tokens)
             return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim'))
 
         query, key, value = project('query', x), project('key', context), project('value', context)
@@ -48,9 +50,8 @@ class Attention(nn.Module):
             y = jnp.einsum('bhqk,bkhd->bqhd', dropped, value)
         else:
             y = _attend(query, key, value, bias, self.kernel)
-        y = nn.DenseGeneral(hidden_size, axis=(-2, -1),
-                            kernel_init=nn.initializers.xavier_uniform(),
-                            dtype=self.dtype, name='out')(y)
+        y = dense(hidden_size, axis=(-2, -1), kernel_init=nn.initializers.xavier_uniform(),
+                  dtype=self.dtype, name='out')(y)
         return y, weights
 
 

@@ -31,7 +31,7 @@ def _by_xla(model):
     if hasattr(model, 'vit'):  # masked.MaskedPatches
         return model.clone(vit=_by_xla(model.vit))
     return model if not hasattr(model, 'block') else model.clone(
-        block=dataclasses.replace(model.block, attention_kernel='xla'))
+        block=dataclasses.replace(model.block, attention_kernel='xla', linear_kernel='xla'))
 
 
 def count_flops(function, *args, **kwargs) -> int:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, number, one_of, whole
-from vit_jax.models import position
+from vit_jax.models import linear, position
 from vit_jax.models.attention import KERNELS, Attention
 from vit_jax.models.dropout import Dropout, StochasticDepth
 from vit_jax.models.position import ALL_PLACES, PLACES, Position
@@ -40,6 +40,9 @@ class BlockFields:
     attention_kernel: Annotated[str, one_of(*KERNELS), 'what computes attention in the blocks; '
                                 'cudnn: flash attention of NVIDIA GPUs, in bfloat16; auto: chosen '
                                 'for the machine'] = 'auto'
+    linear_kernel: Annotated[str, one_of(*linear.KERNELS), 'what computes linear layers and '
+                             'LayerNorms of the blocks; cpu: the fastest in bfloat16 on a CPU; '
+                             'auto: chosen for the machine'] = 'auto'
     layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '
                                 'branches; 0: no factors'] = 0.0
     gelu: Annotated[str, one_of(*GELU),
@@ -64,8 +67,9 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'], train: bool):
         fields = self.fields
-        dense = functools.partial(nn.Dense, kernel_init=nn.initializers.xavier_uniform(),
-                                  bias_init=nn.initializers.normal(stddev=1e-6), dtype=fields.dtype)
+        dense = functools.partial(
+            linear.dense(fields.linear_kernel), kernel_init=nn.initializers.xavier_uniform(),
+            bias_init=nn.initializers.normal(stddev=1e-6), dtype=fields.dtype)
         x = dense(fields.mlp_dim, name='dense1')(x)
         x = GELU[fields.gelu](nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
         x = Dropout(fields.dropout_rate)(x, train)
@@ -96,12 +100,13 @@ class EncoderBlock(nn.Module):
         x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
         x, relative = Position(fields.position, fields.position_at, self.grid, fields.num_heads,
                                self.class_token, name='position').in_layer(x, embedding)
-        norm = functools.partial(nn.LayerNorm, epsilon=fields.layer_norm_epsilon,
-                                 dtype=fields.dtype)
+        norm = functools.partial(linear.layer_norm(fields.linear_kernel),
+                                 epsilon=fields.layer_norm_epsilon, dtype=fields.dtype)
         y = norm(name='norm1')(x)
         x = x[:, :self.wanted]
         y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
-                               fields.attention_kernel, name='attention')(
+                               fields.attention_kernel, fields.linear_kernel,
+                               name='attention')(
             y[:, :self.wanted], y, relative, train, return_intermediates)
         y = Dropout(fields.dropout_rate)(y, train)
         x = x + self.branch(y, depth_rate, train, 'scale1')
@@ -162,6 +167,8 @@ class AttentionPool(nn.Module):
         fields = self.fields
         probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]))
         probe = jnp.tile(probe.astype(x.dtype), (x.shape[0], 1, 1))
-        x, _ = Attention(fields.num_heads, 0.0, fields.dtype, name='attention')(probe, x)
-        y = nn.LayerNorm(epsilon=fields.layer_norm_epsilon, dtype=fields.dtype, name='norm')(x)
+        x, _ = Attention(fields.num_heads, 0.0, fields.dtype, linear_kernel=fields.linear_kernel,
+                         name='attention')(probe, x)
+        y = linear.layer_norm(fields.linear_kernel)(
+            epsilon=fields.layer_norm_epsilon, dtype=fields.dtype, name='norm')(x)
         return (x + Mlp(fields, name='mlp')(y, train=False))[:, 0]

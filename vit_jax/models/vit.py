@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, number, one_of, whole
-from vit_jax.models import resnet
+from vit_jax.models import linear, resnet
 from vit_jax.models.dropout import Dropout
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
@@ -73,7 +73,8 @@ class ViT(nn.Module):
                              self.pool == 'cls', name='position').at_stem(x)
         x = embedded = Dropout(block.dropout_rate)(x, train)
         x, per_layer = self.encode(x, grid, shared, train, return_intermediates)
-        encoded = nn.LayerNorm(epsilon=block.layer_norm_epsilon, dtype=block.dtype, name='norm')(x)
+        encoded = linear.layer_norm(block.linear_kernel)(
+            epsilon=block.layer_norm_epsilon, dtype=block.dtype, name='norm')(x)
         representation = self.pool_tokens(encoded)
         logits = self.classify(representation)
         if not return_intermediates:

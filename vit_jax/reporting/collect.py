@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 # What the data and the machine decide where a config leaves it open: no choice of the run.
 FOUND = {'recipe', 'accum_steps', 'mesh.host_devices', 'model.unroll', 'model.remat_policy',
-         'model.attention_kernel', 'dataset.num_examples', 'dataset.num_classes',
-         'dataset.multi_label', 'teacher.checksum'}
+         'model.attention_kernel', 'model.linear_kernel', 'dataset.num_examples',
+         'dataset.num_classes', 'dataset.multi_label', 'teacher.checksum'}
 DEFAULTS = 'the defaults of all fields'
 PARTS = ('data', 'model', 'predictions', 'inspection')  # what the files of a workdir do not tell
 

@@ -1,0 +1,110 @@
+import flax.linen as nn
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support.parameters import randomised
+from tests.support.vit import SMALL, random_images
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.models import linear
+
+IMAGES = (2, 8, 12, 3)
+FIELDS = [dict(), dict(pool='gap', layer_scale_init=0.5), dict(pool='map'),
+          dict(attention='axial', pool='none'), dict(attention_dropout_rate=0.5, dropout_rate=0.1),
+          dict(position='relative', position_at='every_layer', remat_policy='products')]
+
+
+def build(kernel, **fields):
+    return models.build(SMALL | fields, 5, linear_kernel=kernel)
+
+
+def loss_and_gradients(model, params, images):
+    """Of the squares of the logits, with respect to the parameters and the images."""
+    def loss(params, images):
+        logits = model.apply({'params': params}, images, train=True,
+                             rngs={'dropout': jax.random.key(1)})
+        return (logits ** 2).sum()
+    return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, images)
+
+
+@pytest.mark.parametrize('fields', FIELDS, ids=str)
+def test_a_model_has_the_same_parameters_outputs_and_gradients(fields):
+    images = random_images(*IMAGES)
+    initial = [build(kernel, **fields).init(jax.random.key(0), images) for kernel in ('xla', 'cpu')]
+    jax.tree.map(np.testing.assert_array_equal, *initial)
+    params = randomised(build('xla', **fields), images)
+    expected, found = (loss_and_gradients(build(kernel, **fields), params, images)
+                       for kernel in ('xla', 'cpu'))
+    rounding = 1e-7 * max(np.abs(x).max() for x in jax.tree.leaves(expected))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(
+        a, b, atol=1e-5 * np.abs(b).max() + rounding), found, expected)
+
+
+@pytest.mark.parametrize('fields', [dict(), dict(pool='map')], ids=str)
+def test_bfloat16_is_as_exact_as_by_xla(fields):
+    """Against float32: its own error is 2 ** 16 times smaller."""
+    images = random_images(*IMAGES)
+    params = randomised(build('xla', **fields), images)
+    exact, by_xla, by_cpu = (
+        jax.flatten_util.ravel_pytree(loss_and_gradients(model, params, images))[0]
+        for model in (build('xla', **fields), build('xla', dtype='bfloat16', **fields),
+                      build('cpu', dtype='bfloat16', **fields)))
+    error = np.linalg.norm(by_xla - exact)
+    assert 1e-4 * np.linalg.norm(exact) < error
+    assert np.linalg.norm(by_cpu - exact) < 1.2 * error
+
+
+@pytest.mark.parametrize(('layer', 'shape'), [
+    ('dense', (3, 5)), ('heads', (2, 3, 8)), ('joined', (2, 3, 4, 2)), ('norm', (2, 3, 8))])
+def test_layers_are_those_of_flax(layer, shape):
+    xavier, normal = nn.initializers.xavier_uniform(), nn.initializers.normal(0.1)
+    make = {'dense': lambda kernel: linear.dense(kernel)(7, kernel_init=xavier, bias_init=normal),
+            'heads': lambda kernel: linear.dense(kernel)((4, 2), kernel_init=xavier),
+            'joined': lambda kernel: linear.dense(kernel)(8, axis=(-2, -1), bias_init=normal),
+            'norm': lambda kernel: linear.layer_norm(kernel)(
+                epsilon=0.1, scale_init=normal, bias_init=normal)}[layer]
+    x = random_images(*shape)
+    variables = make('cpu').init(jax.random.key(3), x)
+    jax.tree.map(np.testing.assert_array_equal, variables, make('xla').init(jax.random.key(3), x))
+    np.testing.assert_allclose(make('cpu').apply(variables, x), make('xla').apply(variables, x),
+                               atol=1e-6)
+
+
+def test_gradients_of_parameters_are_sums_in_float32():
+    """4096 numbers in bfloat16 add up to no more than a part of their sum."""
+    x, bias = random_images(4096, 16) + 1, jnp.zeros(16)
+    rounded = x.astype(jnp.bfloat16)
+    found = jax.grad(lambda b: (linear.spread(b, x.shape, jnp.bfloat16) * rounded).sum(
+        dtype=jnp.float32))(bias)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, np.asarray(rounded, np.float64).sum(0), rtol=1e-6)
+
+
+def test_products_round_their_result_once():
+    a, b = random_images(5, 300).astype(jnp.bfloat16), random_images(300, 4, seed=2)
+    exact = np.asarray(a, np.float64) @ np.asarray(b.astype(jnp.bfloat16), np.float64)
+    found = linear.product('ij,jk->ik', a, b)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2 ** -8, atol=1e-5)
+    gradients = jax.grad(lambda a, b: linear.product('ij,jk->ik', a, b).sum(), (0, 1))(a, b)
+    assert [x.dtype for x in gradients] == [jnp.bfloat16, jnp.float32]
+    np.testing.assert_allclose(gradients[1][:, 0], np.asarray(a, np.float64).sum(0), atol=1e-5)
+
+
+@pytest.mark.parametrize('batch', [1, 3])
+@pytest.mark.parametrize('width', [4, 36])
+@pytest.mark.parametrize('tokens', [1, 13])
+def test_sizes_whose_gradients_xla_computes(batch, width, tokens):
+    """What asks for float32 is refused for some products of attention, see linear.py."""
+    model = build('cpu', dtype='bfloat16', pool='gap', hidden_size=width, unroll=tokens)
+    images = random_images(batch, 4, 4 * tokens, 3)
+    found = loss_and_gradients(model, randomised(model, images), images)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+
+
+def test_unknown_kernel():
+    with pytest.raises(UserError, match="linear_kernel is 'tpu'. .*one of: auto, xla, cpu"):
+        build('tpu')

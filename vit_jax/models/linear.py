@@ -1,0 +1,113 @@
+"""Linear layers and LayerNorm: Flax's, or in the form that a CPU computes fastest in bfloat16.
+
+With XLA's kernels for CPUs (jaxlib 0.10.1) a product of bfloat16 matrices with a bfloat16 result
+runs at half the speed of the same with a float32 result, rounded afterwards; and a sum over the
+rows of a batch, the gradient of every bias and scale, at a fraction of a product with ones. The
+products of attention are left as they are: asked for in float32, their gradients are refused when
+they run (`Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32`).
+"""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+KERNELS = ('auto', 'xla', 'cpu')  # auto: as xla, where training/chosen.py does not choose
+ROWS = 8  # of ones: a product with fewer is a matter of single vectors, ten times as slow
+
+
+def dense(kernel: str) -> type[nn.Module]:
+    """nn.DenseGeneral, computed by one of KERNELS."""
+    return CpuDense if kernel == 'cpu' else nn.DenseGeneral
+
+
+def layer_norm(kernel: str) -> type[nn.Module]:
+    """nn.LayerNorm, computed by one of KERNELS."""
+    return CpuLayerNorm if kernel == 'cpu' else nn.LayerNorm
+
+
+class CpuDense(nn.DenseGeneral):
+    """nn.DenseGeneral over the last axes of its input, with the same parameters."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'batch tokens ...']) -> Float[Array, 'batch tokens ...']:
+        features = (self.features,) if isinstance(self.features, int) else tuple(self.features)
+        leading = x.ndim - (1 if isinstance(self.axis, int) else len(self.axis))
+        inputs = x.shape[leading:]
+
+        def kernel_init(key, shape, dtype):  # Flax's sees a matrix
+            flat = math.prod(inputs), math.prod(features)
+            return self.kernel_init(key, flat, dtype).reshape(shape)
+
+        kernel = self.param('kernel', kernel_init, inputs + features, self.param_dtype)
+        bias = self.param('bias', self.bias_init, features, self.param_dtype)
+        rows, summed, columns = 'abcd'[:leading], 'wxyz'[:len(inputs)], 'mnop'[:len(features)]
+        y = product(f'{rows}{summed},{summed}{columns}->{rows}{columns}',
+                    x.astype(self.dtype), kernel)
+        return y + spread(bias, y.shape, y.dtype)
+
+
+class CpuLayerNorm(nn.LayerNorm):
+    """nn.LayerNorm over the last axis, in float32, with the same parameters."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*batch hidden']) -> Float[Array, '*batch hidden']:
+        y = nn.LayerNorm(epsilon=self.epsilon, use_scale=False, use_bias=False,
+                         dtype=jnp.float32)(x)
+        scale = self.param('scale', self.scale_init, x.shape[-1:], self.param_dtype)
+        bias = self.param('bias', self.bias_init, x.shape[-1:], self.param_dtype)
+        y = y * spread(scale, y.shape, y.dtype) + spread(bias, y.shape, y.dtype)
+        return y.astype(self.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def product(axes: str, a: Array, b: Array) -> Array:
+    """jnp.einsum(axes, a, b) of values rounded to a's dtype, summed in float32, of a's dtype.
+
+    Gradients are products of the same kind. That of `b` is rounded only where b is not float32.
+    """
+    return _sum(axes, a, b.astype(a.dtype), a.dtype)
+
+
+def _sum(axes, a, b, dtype):
+    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32).astype(dtype)
+
+
+def _product_forward(axes, a, b):
+    return product(axes, a, b), (a, b)
+
+
+def _product_backward(axes, kept, gradient):
+    a, b = kept
+    left, right, out = axes.replace('->', ',').split(',')
+    return (_sum(f'{out},{right}->{left}', gradient, b.astype(a.dtype), a.dtype),
+            _sum(f'{left},{out}->{right}', a, gradient, b.dtype))
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def spread(x: Array, shape: tuple[int, ...], dtype) -> Array:
+    """x.astype(dtype), the same for every entry of the leading axes of `shape`.
+
+    Its gradient, of x's dtype, is summed in float32 by a product with ones.
+    """
+    return jnp.broadcast_to(x.astype(dtype), shape)
+
+
+def _spread_forward(x, shape, dtype):
+    return spread(x, shape, dtype), x
+
+
+def _spread_backward(shape, dtype, x, gradient):
+    rows = gradient.reshape(-1, x.size)
+    sums = jnp.matmul(jnp.ones((ROWS, len(rows)), dtype), rows,
+                      preferred_element_type=jnp.float32)
+    return (sums[0].reshape(x.shape).astype(x.dtype),)
+
+
+spread.defvjp(_spread_forward, _spread_backward)
