@@ -1,7 +1,7 @@
 from vit_jax.measuring import rounds
 
 
-def test_subjects_take_turns_and_the_first_call_does_not_count():
+def test_subjects_take_turns_and_the_first_steps_do_not_count():
     calls, clock = [], {'slow': 1.0, 'fast': 0.25}
 
     def subject(name):
@@ -15,7 +15,8 @@ def test_subjects_take_turns_and_the_first_call_does_not_count():
         return run
 
     found = rounds.in_turn({name: subject(name) for name in clock}, rounds=3, seconds=2.0)
-    assert calls[:4] == [('slow', 1), ('slow', 1), ('fast', 1), ('fast', 1)]
+    warm_up = rounds.WARM_UP
+    assert calls[:4] == [('slow', warm_up), ('slow', 1), ('fast', warm_up), ('fast', 1)]
     assert calls[4:] == [('slow', 2), ('fast', 8), ('fast', 8), ('slow', 2), ('slow', 2),
                          ('fast', 8)]
     assert found == {'slow': (1.0, 1.0, 1.0), 'fast': (0.25, 0.25, 0.25)}
@@ -39,7 +40,7 @@ def test_steps_that_begin_with_a_full_queue():
         return 1e-6 * (count - slow) + 0.5 * slow
 
     timing = rounds.in_turn({'input': run}, rounds=2, seconds=3.0)['input']
-    assert counts[:-2] == [1, 1, 2, 4, 8, 16, 32, 32]
+    assert counts[:-2] == [rounds.WARM_UP, 1, 2, 4, 8, 16, 32, 32]
     assert counts[-2:] == [6, 6]
     assert timing == (0.5, 0.5, 0.5)
 
@@ -52,4 +53,4 @@ def test_fast_steps_fill_their_turn():
         return count / 1024
 
     rounds.in_turn({'x': run}, rounds=1, seconds=2.0)
-    assert counts == [1, *(2**k for k in range(9)), 256, 2048]
+    assert counts == [rounds.WARM_UP, *(2**k for k in range(9)), 256, 2048]

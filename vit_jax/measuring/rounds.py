@@ -4,6 +4,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+# On a CPU the first steps are slow, as each asks the system for memory that it has not given yet.
+WARM_UP = 8
+
 
 class Timing(NamedTuple):
     """Seconds of a step: the median of all rounds, the fastest and the slowest."""
@@ -19,13 +22,13 @@ def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds
 
     Args:
       subjects: functions that compute so many steps and return the seconds that these took. The
-        first call may be slower than all others: it is not counted.
+        first WARM_UP steps are not counted.
       rounds: in each of them every subject has its turn, another one first each time.
       seconds: about how long a turn takes, at least one step.
     """
     counts, found = {}, {name: [] for name in subjects}
     for name, run in subjects.items():
-        run(1)
+        run(WARM_UP)
         counts[name] = _steps(run, seconds)
     names = list(subjects)
     for first in range(rounds):
