@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models.dropout import Dropout, StochasticDepth
+from vit_jax.models.dropout import Dropout, StochasticDepth, random_bits
 
 
 def dropped(rate, shape, seed=0, dtype=jnp.float32):
@@ -26,7 +26,7 @@ def test_dropout_drops_its_share_everywhere_and_keeps_the_mean(features):
 
 
 def test_neighbours_that_share_a_random_number_are_independent():
-    zero = dropped(0.3, (40_000, 2)) == 0
+    zero = dropped(0.3, (40_000, 2)) == 0  # of more, the first half with the second
     both = (zero[:, 0] & zero[:, 1]).mean()
     assert abs(both - 0.09) < 4 * np.sqrt(0.09 * 0.91 / 40_000)
 
@@ -57,3 +57,30 @@ def test_stochastic_depth_keeps_the_expectation(parts):
     np.testing.assert_allclose(factor, np.broadcast_to(factor[:, :1], factor.shape), rtol=1e-5)
     assert set(np.unique(np.round(factor, 4))) == {0, np.float32(np.round(1 / 0.7, 4))}
     assert abs(factor[:, 0].mean() - 1) <= 4 * np.sqrt(0.3 / 0.7 / 2000)
+
+
+@pytest.mark.parametrize('shape', [(), (1,), (7,), (3, 5, 7), (8, 197, 12), (2, 3, 4, 5)])
+def test_random_bits_are_those_of_jax(shape):
+    key = jax.random.fold_in(jax.random.key(7), 3)
+    for each in (key, jax.random.PRNGKey(2**40 + 5)):
+        found = random_bits(each, shape)
+        assert found.dtype == jnp.uint32
+        np.testing.assert_array_equal(found, jax.random.bits(each, shape))
+
+
+def test_keys_of_another_generator_and_more_numbers_than_a_count_has():
+    key = jax.random.key(1, impl='rbg')
+    np.testing.assert_array_equal(random_bits(key, (5,)), jax.random.bits(key, (5,)))
+    many, few = (str(jax.make_jaxpr(lambda key, n=n: random_bits(key, (n, 2**16)))(
+        jax.random.key(0))) for n in (2**16, 2**16 - 1))
+    assert 'random_bits' in many  # is JAX's own, and takes no memory here
+    assert 'random_bits' not in few
+
+
+def test_bfloat16_keeps_the_mean():
+    """1 / 0.9 is no bfloat16: a scale that is rounded before the product would be 0.2 % off."""
+    x = jax.random.uniform(jax.random.key(5), (500, 1000), jnp.bfloat16, 1, 2)
+    y = Dropout(0.1).apply({}, x, True, rngs={'dropout': jax.random.key(0)})
+    kept = np.asarray(y, np.float64) != 0
+    ratio = np.asarray(y, np.float64)[kept].sum() / np.asarray(x, np.float64)[kept].sum()
+    np.testing.assert_allclose(ratio, 1 / 0.9, rtol=2e-4)
