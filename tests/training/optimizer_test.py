@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import traverse_util
 
@@ -260,3 +261,22 @@ def test_the_mean_of_gradients_in_bfloat16(name, of_mean):
     assert found['bfloat16'].dtype == jnp.float32
     error = np.abs(found['bfloat16'] - found['float32'])
     assert 0 < error.max() < 5 * 2**-8 * np.abs(found['float32']).max()
+
+
+def test_norm_and_clipping_are_those_of_optax():
+    rng = np.random.default_rng(0)
+    tree = {'kernel': jnp.asarray(rng.normal(size=(3, 40, 50)), jnp.float32),
+            'bias': jnp.asarray(rng.normal(size=70), jnp.float32), 'scale': jnp.float32(0.5),
+            'nothing': jnp.zeros((0, 4)), 'mean': jnp.ones((4, 5), jnp.bfloat16)}
+    np.testing.assert_allclose(optimizer.norm(tree), optax.tree.norm(tree), rtol=1e-6)
+    assert optimizer.norm({}) == 0
+    del tree['mean']  # the momentum would make it float32
+    config = config_lib.base().optimizer
+    config.update(name='sgd', momentum=0.0, learning_rate=1.0, weight_decay=0.0)
+    for largest in (1e-3, 5.0, 1e6):
+        config.clip_norm = largest
+        tx = optimizer.make_optimizer(config, lambda _: 1.0)
+        found, _ = tx.update(tree, tx.init(tree), tree)
+        clip = optax.clip_by_global_norm(largest)
+        expected, _ = clip.update(tree, clip.init(tree))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(-a, b, rtol=1e-6), found, expected)

@@ -10,6 +10,7 @@ from jaxtyping import Array, PyTree
 
 from vit_jax.evaluators.batches import Batch, split
 from vit_jax.training import mixup as mixup_lib
+from vit_jax.training import optimizer
 from vit_jax.training.state import TrainState
 from vit_jax.training.teacher import Teacher
 
@@ -62,14 +63,14 @@ def train_step(state: TrainState, batch: Batch, teacher_params: PyTree = None, *
                               model.num_classes, mixup_with)
     (value, more), grads = accumulate(value_and_grad, state.params, batch, step_key, accum_steps)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    update_norm = optax.tree.norm(updates)
+    update_norm = optimizer.norm(updates)
     # Without the condition XLA copies all parameters, to read them for the norm after the update.
     params = optax.tree.where(jnp.isfinite(update_norm),
                               optax.apply_updates(state.params, updates), state.params)
     ema_params = state.ema_params
     if ema_params is not None:
         ema_params = optax.incremental_update(params, ema_params, 1 - ema_decay)
-    metrics = {'loss': value, **more, 'grad_norm': optax.tree.norm(grads),
+    metrics = {'loss': value, **more, 'grad_norm': optimizer.norm(grads),
                'update_norm': update_norm, 'learning_rate': schedule(state.step)}
     return TrainState(state.step + 1, params, opt_state, ema_params), metrics
 
