@@ -129,17 +129,20 @@ class ViT(nn.Module):
             return layers(self.num_layers, name='blocks')(
                 x, rates, shared, train, return_intermediates)
         # The head reads the class token: of the last layer only that is computed.
-        stacked = {'params': self.get_variable('params', 'blocks')}, rates
+        stacked, tree = jax.tree.flatten(({'params': self.get_variable('params', 'blocks')}, rates))
+        # Split, because the gradient of two slices would be the sum of two arrays of all layers.
+        sizes = (self.num_layers - 1, 1) if self.num_layers > 1 else (1,)
+        *first, last = zip(*(jax.lax.split(p, sizes) for p in stacked), strict=True)
 
         def apply(block, part, x):
-            variables, depth_rates = jax.tree.map(lambda p: p[part], stacked)
+            variables, depth_rates = tree.unflatten(part)
             rngs = {'dropout': self.make_rng('dropout')} if self.has_rng('dropout') else {}
             return block.apply(variables, x, depth_rates, shared, train, False, rngs=rngs)[0]
 
-        if self.num_layers > 1:
-            x = apply(layers(self.num_layers - 1, parent=None), slice(-1), x)
-        last = remat(kind, self.remat_policy, static)(self.block, *tokens, wanted=1, parent=None)
-        return apply(last, -1, x), {}
+        for part in first:
+            x = apply(layers(self.num_layers - 1, parent=None), part, x)
+        block = remat(kind, self.remat_policy, static)(self.block, *tokens, wanted=1, parent=None)
+        return apply(block, [p[0] for p in last], x), {}
 
     def pool_tokens(self, x):
         """Equation 4, or one of its alternatives (appendix D.3)."""
