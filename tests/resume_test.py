@@ -24,6 +24,7 @@ def fields_of(request):
     """Config fields of a tiny run by source."""
     images = request.getfixturevalue('image_directory')
     sets = request.getfixturevalue('tfds_directory')
+    photos = request.getfixturevalue('tmp_path_factory').mktemp('photos')
 
     def fields(source):
         if source == 'digits':
@@ -37,7 +38,9 @@ def fields_of(request):
         if source == 'tfrecord':
             own['dataset.label'] = 'label/2'
         if source == 'directory':
-            own |= {'dataset.balance': 0.5, 'loss.class_weights': 'balanced'}
+            own |= {'dataset.balance': 0.5, 'loss.class_weights': 'balanced',
+                    'dataset.cache': 'disk', 'dataset.cache_dir': str(photos),
+                    'model.dtype': 'bfloat16', 'model.unroll': 0}  # which leaves all choices
         else:
             own['dataset.subset'] = '90%'
         return TINY | own

@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax import errors, machine, models, terminal, weights
+from vit_jax import errors, machine, terminal, weights
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.processes import consensus, launch
 from vit_jax.weights import description
@@ -272,7 +272,7 @@ def build_model(loaded: weights.Weights) -> tuple[nn.Module, PyTree]:
     """The model and its float32 parameters; UserError unless it takes RGB images."""
     description.check_rgb(loaded)
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)
-    return models.build(loaded.model, loaded.num_classes), params
+    return weights.fastest_model(loaded), params
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:

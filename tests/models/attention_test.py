@@ -129,5 +129,6 @@ def test_what_a_kernel_does_not_compute(fields, message):
 
 
 def test_unknown_kernel():
-    with pytest.raises(UserError, match="attention_kernel is 'flash'. .*one of: auto, xla, cudnn"):
+    with pytest.raises(UserError, match="attention_kernel is 'flash'. .*one of: auto, xla, cpu, "
+                       "cudnn"):
         models.build(SMALL, 5, attention_kernel='flash')

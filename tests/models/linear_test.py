@@ -10,6 +10,7 @@ from tests.support.vit import SMALL, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import linear
+from vit_jax.models.encoder import GELU
 
 IMAGES = (2, 8, 12, 3)
 FIELDS = [dict(), dict(pool='gap', layer_scale_init=0.5), dict(pool='map'),
@@ -18,7 +19,8 @@ FIELDS = [dict(), dict(pool='gap', layer_scale_init=0.5), dict(pool='map'),
 
 
 def build(kernel, **fields):
-    return models.build(SMALL | fields, 5, linear_kernel=kernel)
+    """By one kernel everywhere, that of attention included, see cpu_attention_test.py."""
+    return models.build(SMALL | fields, 5, linear_kernel=kernel, attention_kernel=kernel)
 
 
 def loss_and_gradients(model, params, images):
@@ -98,7 +100,7 @@ def test_products_round_their_result_once():
 @pytest.mark.parametrize('width', [4, 36])
 @pytest.mark.parametrize('tokens', [1, 13])
 def test_sizes_whose_gradients_xla_computes(batch, width, tokens):
-    """What asks for float32 is refused for some products of attention, see linear.py."""
+    """Products that ask for float32 end in an error where XLA has no kernel for them."""
     model = build('cpu', dtype='bfloat16', pool='gap', hidden_size=width, unroll=tokens)
     images = random_images(batch, 4, 4 * tokens, 3)
     found = loss_and_gradients(model, randomised(model, images), images)
@@ -107,4 +109,28 @@ def test_sizes_whose_gradients_xla_computes(batch, width, tokens):
 
 def test_unknown_kernel():
     with pytest.raises(UserError, match="linear_kernel is 'tpu'. .*one of: auto, xla, cpu"):
-        build('tpu')
+        models.build(SMALL, 5, linear_kernel='tpu')
+
+
+@pytest.mark.parametrize('gelu', GELU)
+def test_functions_of_single_numbers_are_rounded_once(gelu):
+    x = jnp.linspace(-6, 6, 4001)
+    kept = linear.pointwise('cpu', GELU[gelu])
+    np.testing.assert_array_equal(kept(x), GELU[gelu](x))
+    rounded = x.astype(jnp.bfloat16)
+    exact = GELU[gelu](rounded.astype(jnp.float32))
+    slope = jax.vmap(jax.grad(GELU[gelu]))(rounded.astype(jnp.float32))
+    np.testing.assert_array_equal(kept(rounded), exact.astype(jnp.bfloat16))
+    found = jax.vmap(jax.grad(kept))(rounded)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(jnp.float32), slope, rtol=2 ** -8, atol=1e-6)
+
+
+@pytest.mark.parametrize('kernel', ['xla', 'cpu'])
+def test_the_backward_pass_keeps_the_argument_alone(kernel):
+    """By xla it keeps four arrays and more."""
+    function, x = linear.pointwise(kernel, GELU['tanh']), jnp.ones(64, jnp.bfloat16)
+    _, pull = jax.vjp(function, x)
+    arrays = [a for a in jax.tree.leaves(pull) if a.shape == x.shape]
+    assert (len(arrays) == 1) == (kernel == 'cpu')
+    assert kernel == 'xla' or arrays[0].dtype == jnp.bfloat16

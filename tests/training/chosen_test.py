@@ -5,7 +5,7 @@ import pytest
 from tests.support.runs import begin
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.models import variants
+from vit_jax.models import kernels, variants
 from vit_jax.training import chosen
 from vit_jax.workdir import record
 
@@ -23,8 +23,8 @@ def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected)
     assert config.model.unroll == 0  # the user's stays as it is
     assert config_lib.flatten(found) == config_lib.flatten(config) | {
         f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)} | (
-            {'model.attention_kernel': 'xla', 'model.linear_kernel': 'xla'}
-            if 'hidden_size' in config.model else {})
+            {f'model.{field}': value
+             for field, value in kernels.fastest(config.model, platform).items()})
 
 
 def test_the_root_of_a_resnet_needs_no_loop():
@@ -79,7 +79,7 @@ def test_kernels_that_a_device_has():
         chosen.check_kernel(model, device(compute_capability=capability))
     for attributes in ({}, *(dict(compute_capability=x) for x in ('7.5', '5.2', 'gfx90a'))):
         with pytest.raises(UserError, match=r'attention_kernel is cudnn, .* this is gpu '
-                           r'.Accelerator X., which has: xla\.'):
+                           r'.Accelerator X., which has: xla, cpu\.'):
             chosen.check_kernel(model, device(**attributes))
 
 

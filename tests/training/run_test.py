@@ -106,8 +106,8 @@ def test_a_kernel_that_the_machine_lacks(tmp_path):
     """Also when another machine has begun the run, which here goes on by the one there is."""
     bfloat16 = {'model.dtype': 'bfloat16'}
     config = resolve(tmp_path, **bfloat16).config
-    assert (config.model.attention_kernel, config.model.linear_kernel) == ('xla', 'cpu')
-    with pytest.raises(UserError, match='attention_kernel is cudnn, .* this is cpu .* has: xla'):
+    assert (config.model.attention_kernel, config.model.linear_kernel) == ('cpu', 'cpu')
+    with pytest.raises(UserError, match='kernel is cudnn, .* this is cpu .* has: xla, cpu'):
         resolve(tmp_path, **bfloat16, **{'model.attention_kernel': 'cudnn'})
     record.write(str(tmp_path), config_lib.changed(config, {'model.attention_kernel': 'cudnn'}),
                  tuple('0123456789'))

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.models import linear
+from vit_jax.models import cpu_attention, linear
 from vit_jax.models.dropout import Dropout
 from vit_jax.models.position import relative_logits
 
-KERNELS = ('auto', 'xla', 'cudnn')  # auto: as xla, where training/chosen.py does not choose
+KERNELS = ('auto', 'xla', 'cpu', 'cudnn')  # auto: as xla, where training/chosen.py does not choose
 
 
 class Attention(nn.Module):
@@ -58,10 +58,12 @@ class Attention(nn.Module):
 def _attend(query, key, value, bias, kernel):
     """attention_weights(query, key, bias) value, by one of KERNELS.
 
-    By 'cudnn' self-attention without a bias. That of fewer queries, such as the class token of the
-    last layer, costs little, and XLA computes it.
+    Others than 'xla' compute self-attention without a bias. That of fewer queries, such as the
+    class token of the last layer, costs little, and XLA computes it.
     """
     tokens, lengths = key.shape[1], None
+    if kernel == 'cpu' and query.shape[1] == tokens and bias is None:
+        return cpu_attention.attend(query, key, value)
     if kernel != 'cudnn' or query.shape[1] != tokens:
         return jax.nn.dot_product_attention(query, key, value, bias, implementation='xla')
     if tokens % 2:  # of an odd number jax 0.10 refuses gradients: one more, which is masked

@@ -38,11 +38,11 @@ class BlockFields:
                             'q, k, v'] = 0.0
     attention_dropout_rate: Annotated[float, RATE, 'of the attention weights in the blocks'] = 0.0
     attention_kernel: Annotated[str, one_of(*KERNELS), 'what computes attention in the blocks; '
-                                'cudnn: flash attention of NVIDIA GPUs, in bfloat16; auto: chosen '
-                                'for the machine'] = 'auto'
-    linear_kernel: Annotated[str, one_of(*linear.KERNELS), 'what computes linear layers and '
-                             'LayerNorms of the blocks; cpu: the fastest in bfloat16 on a CPU; '
-                             'auto: chosen for the machine'] = 'auto'
+                                'cpu: the fastest on a CPU; cudnn: flash attention of NVIDIA GPUs, '
+                                'in bfloat16; auto: chosen for the machine'] = 'auto'
+    linear_kernel: Annotated[str, one_of(*linear.KERNELS), 'what computes linear layers, '
+                             'LayerNorms and GELUs of the blocks; cpu: the fastest in bfloat16 on '
+                             'a CPU; auto: chosen for the machine'] = 'auto'
     layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '
                                 'branches; 0: no factors'] = 0.0
     gelu: Annotated[str, one_of(*GELU),
@@ -71,7 +71,8 @@ class Mlp(nn.Module):
             linear.dense(fields.linear_kernel), kernel_init=nn.initializers.xavier_uniform(),
             bias_init=nn.initializers.normal(stddev=1e-6), dtype=fields.dtype)
         x = dense(fields.mlp_dim, name='dense1')(x)
-        x = GELU[fields.gelu](nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
+        x = linear.pointwise(fields.linear_kernel, GELU[fields.gelu])(
+            nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
         x = Dropout(fields.dropout_rate)(x, train)
         x = dense(fields.hidden_size, name='dense2')(x)
         return Dropout(fields.dropout_rate)(x, train)

@@ -1,14 +1,13 @@
-"""Linear layers and LayerNorm: Flax's, or in the form that a CPU computes fastest in bfloat16.
+"""Linear layers, LayerNorm, GELU: Flax's, or in the form that a CPU computes fastest in bfloat16.
 
 With XLA's kernels for CPUs (jaxlib 0.10.1) a product of bfloat16 matrices with a bfloat16 result
 runs at half the speed of the same with a float32 result, rounded afterwards; and a sum over the
-rows of a batch, the gradient of every bias and scale, at a fraction of a product with ones. The
-products of attention are left as they are: asked for in float32, their gradients are refused when
-they run (`Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32`).
+rows of a batch, the gradient of every bias and scale, at a fraction of a product with ones.
 """
 
 import functools
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -27,6 +26,16 @@ def dense(kernel: str) -> type[nn.Module]:
 def layer_norm(kernel: str) -> type[nn.Module]:
     """nn.LayerNorm, computed by one of KERNELS."""
     return CpuLayerNorm if kernel == 'cpu' else nn.LayerNorm
+
+
+def pointwise(kernel: str, function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A function of single numbers, computed by one of KERNELS.
+
+    By `cpu` it is computed in float32 and rounded once, not after each operation, and the backward
+    pass computes it again from its argument.
+    """
+    return jax.checkpoint(lambda x: function(x.astype(jnp.float32)).astype(x.dtype)) if (
+        kernel == 'cpu') else function
 
 
 class CpuDense(nn.DenseGeneral):

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from vit_jax import config as config_lib
 from vit_jax import machine
 from vit_jax.errors import UserError
+from vit_jax.models import kernels
 from vit_jax.workdir import record
 
 # The value of a field that leaves the choice.
@@ -25,15 +26,10 @@ MOST_LAYERS = 12
 # By platform. CPU, jax 0.10.1, Ti/16 in float32: 1.09 times the speed without the loop over layers,
 # 0.85 times with `products`, which computes masks of dropout, GELUs and attention weights again.
 # TPU (v5e, by its compiler), B/16 in bfloat16: the activations of an image need 0.050 GiB with
-# `products` and 0.183 with `none`. GPU: as TPU, not measured; nor is attention by cudnn, the only
-# kernel besides xla that there is, and only on GPUs.
-KERNELS = {'attention_kernel': 'xla', 'linear_kernel': 'xla'}
-CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'} | KERNELS,
-           'gpu': {'unroll': 1, 'remat_policy': 'products'} | KERNELS,
-           'tpu': {'unroll': 1, 'remat_policy': 'products'} | KERNELS}
-# Linear layers on a CPU, jax 0.10.1, S/16: `cpu` has 1.6 times the speed in bfloat16, on a
-# processor with instructions for it, and less than `xla` in float32.
-LINEAR_ON_CPU = {'bfloat16': 'cpu', 'float32': 'xla'}
+# `products` and 0.183 with `none`. GPU: as TPU, not measured. models/kernels.py has the rest.
+CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
+           'gpu': {'unroll': 1, 'remat_policy': 'products'},
+           'tpu': {'unroll': 1, 'remat_policy': 'products'}}
 # As so many devices JAX shows a CPU of as many cores or more: one device leaves cores idle in all
 # that XLA does not divide. Not measured with more. Wider models are trained as fast by one (B/16):
 # two have twice the parameters to update, and gradients to sum.
@@ -99,11 +95,10 @@ def for_platform(config: ConfigDict, platform: str) -> FrozenConfigDict:
 
     Platforms that the table does not have are treated as GPUs.
     """
-    model, choices = config.model, CHOICES.get(platform, CHOICES['gpu'])
+    model = config.model
+    choices = CHOICES.get(platform, CHOICES['gpu']) | kernels.fastest(model, platform)
     if (model.resnet and model.resnet.units) or model.num_layers > MOST_LAYERS:
         choices = choices | {'unroll': 1}
-    if platform == 'cpu':
-        choices = choices | {'linear_kernel': LINEAR_ON_CPU[model.dtype]}
     return FrozenConfigDict(config_lib.changed(config, {
         f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}))
 
@@ -114,7 +109,7 @@ def check_kernel(model: Mapping[str, Any], device: jax.Device) -> None:
     if model.get('attention_kernel') == 'cudnn' and not re.match(r'[89]\.|\d\d', str(found)):
         raise UserError('model.attention_kernel is cudnn, which is for NVIDIA GPUs from compute '
                         f'capability 8.0 (Ampere) on, and this is {device.platform} '
-                        f'({device.device_kind}), which has: xla. Add '
+                        f'({device.device_kind}), which has: xla, cpu. Add '
                         '--config.model.attention_kernel=xla')
 
 

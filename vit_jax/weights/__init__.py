@@ -11,12 +11,12 @@ needed.
     weights.save(w, 'b16.npz', 'google')
 """
 
-from vit_jax.weights.apply import predictor, prepare
+from vit_jax.weights.apply import fastest_model, predictor, prepare
 from vit_jax.weights.description import described
 from vit_jax.weights.layouts import LAYOUTS
 from vit_jax.weights.model import Weights
 from vit_jax.weights.read import load
 from vit_jax.weights.write import approximate, misfits, save
 
-__all__ = ['LAYOUTS', 'Weights', 'approximate', 'described', 'load', 'misfits', 'predictor',
-           'prepare', 'save']
+__all__ = ['LAYOUTS', 'Weights', 'approximate', 'described', 'fastest_model', 'load', 'misfits',
+           'predictor', 'prepare', 'save']

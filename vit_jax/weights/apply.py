@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from vit_jax import models
 from vit_jax.data import images as image_files
 from vit_jax.errors import UserError
+from vit_jax.models import kernels
 from vit_jax.weights import description
 from vit_jax.weights.model import Weights
 
@@ -32,6 +34,12 @@ def prepare(weights: Weights, paths: Sequence[str]) -> Images:
     return np.stack([image_files.load(os.fspath(path), size, preprocess) for path in paths])
 
 
+def fastest_model(weights: Weights) -> nn.Module:
+    """The model that the weights are for, computed by the fastest kernels of this machine."""
+    return models.build(weights.model, weights.num_classes,
+                        **kernels.fastest(weights.model, jax.default_backend()))
+
+
 def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     """A function from prepared images to (representations, probabilities), float32.
 
@@ -40,7 +48,7 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     images, which are split over as many devices of a CPU as divide it. Raises UserError for images
     that are not prepared, not in a batch, or of other channels.
     """
-    model = models.build(weights.model, weights.num_classes)
+    model = fastest_model(weights)
     probabilities = jax.nn.sigmoid if weights.loss == 'sigmoid' else jax.nn.softmax
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), weights.params)
 
