@@ -148,7 +148,7 @@ def test_a_part_has_the_pixels_of_the_whole(file):
         top, left = map(int, rng.integers(0, (53, 71)))
         height, width = map(int, rng.integers(1, (54 - top, 72 - left)))
         slices = [preprocess.decode_part(
-            encoded, lambda shape, box=((top, left, 0), (height, width, -1)): box,
+            encoded, lambda shape, box=(top, left, 0, height, width, -1): tf.split(box, 2),
             tf.constant(intact)) for intact in (False, True)]
         for found, intact in slices:
             assert intact
@@ -173,7 +173,7 @@ def test_plain_bmp_files_are_read_without_pillow(height, width, monkeypatch):
 def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
     """A JPEG that is damaged below the crop would be accepted."""
     encoded = encode(picture(64, 64), 'JPEG')
-    damaged, box = encoded[:-400], lambda shape: ((0, 0, 0), (8, 8, -1))
+    damaged, box = encoded[:-400], lambda shape: tf.split((0, 0, 0, 8, 8, -1), 2)
     with pytest.raises(tf.errors.InvalidArgumentError):
         preprocess.decode_part(damaged, box, tf.constant(False))
     assert preprocess.decode_part(damaged, box, tf.constant(True))[0].shape == (8, 8, 3)
@@ -185,10 +185,22 @@ def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
                                                        tf.constant(False))[1]
 
 
-def test_normalising_is_the_formula_for_each_channel():
+@pytest.mark.parametrize(('mean', 'std'), [
+    ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,) * 3, (0.5,) * 3),
+    ((0.4,) * 3, (0.229, 0.224, 0.225))])
+def test_normalising_is_the_formula_for_each_channel(mean, std):
     """Bit for bit, for images and batches: older runs go on with the same pixels."""
-    fields = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
+    fields = {'mean': mean, 'std': std}
     pixels = np.random.default_rng(0).uniform(-3, 258, (2, 5, 7, 3)).astype(np.float32)
-    expected = (pixels / np.float32(255) - np.float32(fields['mean'])) / np.float32(fields['std'])
+    expected = (pixels / np.float32(255) - np.float32(mean)) / np.float32(std)
     np.testing.assert_array_equal(preprocess.normalise(pixels, fields), expected)
     np.testing.assert_array_equal(preprocess.normalise(pixels[0], fields), expected[0])
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.float32])
+@pytest.mark.parametrize('flip', [True, False])
+def test_images_are_mirrored_or_left(flip, dtype):
+    for shape in ((5, 7, 3), (1, 1, 3), (4, 3, 3)):
+        image = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+        np.testing.assert_array_equal(preprocess.flipped(image, tf.constant(flip)),
+                                      image[:, ::-1] if flip else image)

@@ -77,13 +77,10 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
 
     example = _training_example(source, image_size, augment, preprocess)
 
-    def finish(batch):
-        return {**batch, 'mask': tf.ones([local], tf.bool)}
-
     def batches(step):
         keys = tf.data.Dataset.range(step, _ENDLESS).map(keys_of_step).unbatch()
         examples = tf.data.Dataset.zip(items(step), keys).map(example, num_parallel_calls=_PARALLEL)
-        return examples.batch(local, drop_remainder=True).map(finish)
+        return examples.batch(local, drop_remainder=True)
 
     return _run(batches, lambda step: items(step).take(local), broken, start_step)
 
@@ -169,11 +166,12 @@ def _training_example(source, image_size, augment, preprocess):
         encoded, label = source.load(item)
         before = intact.sparse_read(item['index'])
         image, now = train_image(encoded, keys, image_size, augment, preprocess, before)
-        note = tf.cond(now == before, tf.no_op, lambda: intact.scatter_nd_update(
-            [[item['index']]], [now]).op)
+        # Each time, as tf.cond takes longer.
+        note = intact.scatter_nd_update([[item['index']]], [now]).op
         with tf.control_dependencies([note]):
             # Here, because the memory for a batch is new to the process each time.
-            return {'image': normalise(image, preprocess), 'label': label}
+            image = normalise(image, preprocess)
+        return {'image': image, 'label': label, 'mask': tf.constant(True)}
     return example
 
 
@@ -201,6 +199,7 @@ def _run(batches, items_of_batch, broken, step):
     """
     options = tf.data.Options()
     options.deterministic = True
+    options.threading.max_intra_op_parallelism = 1  # images are what is worked on in parallel
     # No function of a pipeline has Python branches on tensors, and AutoGraph takes longer to look
     # for them than all else takes that is needed to build one.
     batches, items_of_batch = map(tf.autograph.experimental.do_not_convert,

@@ -74,11 +74,11 @@ def decode_part(encoded: tf.Tensor, box: Callable, intact: tf.Tensor
         shape = tf.io.extract_jpeg_shape(encoded)
         begin, size = box(shape)
         # Colours at the border of what is decoded lack their neighbours: two columns more.
-        left = tf.minimum(begin[1], 2)
-        width = tf.minimum(left + size[1] + 2, shape[1] - begin[1] + left)
-        image = tf.io.decode_and_crop_jpeg(
-            encoded, tf.stack([begin[0], begin[1] - left, size[0], width]), 3, dct_method=_DCT)
-        return image[:, left:left + size[1]], tf.constant(True)
+        first = tf.maximum(begin - [0, 2, 0], 0)
+        last = tf.minimum(begin + size + [0, 2, 0], shape)
+        window = tf.gather(tf.concat([first, last - first], 0), [0, 1, 3, 4])
+        image = tf.io.decode_and_crop_jpeg(encoded, window, 3, dct_method=_DCT)
+        return tf.slice(image, begin - first, size), tf.constant(True)
 
     image, intact = tf.cond(intact, part, whole)
     return tf.ensure_shape(image, [None, None, 3]), intact
@@ -164,9 +164,11 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
             aspect_ratio_range=(3 / 4, 4 / 3), area_range=(augment['min_area'], 1.0),
             use_image_if_no_bounding_boxes=True)[:2]
 
+    flip = augment['flip'] and keys[1, 0] < 0
     if augment['crop'] == 'inception':
         image, intact = decode_part(encoded, box, intact)
-        image = resize(image, size, preprocess)
+        # Before resizing, whose filters are symmetric: bytes take less time than floats.
+        image = resize(flipped(image, flip), size, preprocess)
     else:
         image = decode_image(encoded)
         if augment['crop'] == 'resize':
@@ -180,13 +182,21 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
             image = tf.pad(image, [[pad, pad], [pad, pad], [0, 0]], mode='SYMMETRIC')
         # keys[0] is two random numbers: drawing others from it would cost more than the crop.
         begin = tf.cast(keys[0] % tf.cast(tf.shape(image)[:2] - size + 1, tf.int64), tf.int32)
-        image = tf.slice(image, tf.concat([begin, [0]], 0), [*size, 3])
-    if augment['flip']:
-        image = tf.cond(keys[1, 0] < 0, lambda: tf.reverse(image, [1]), lambda: image)
+        image = flipped(tf.slice(image, tf.concat([begin, [0]], 0), [*size, 3]), flip)
     if augment['randaugment']['num_ops']:
         whole = tf.cast(tf.clip_by_value(image, 0.0, 255.0), tf.uint8)  # cut off, as in big_vision
         image = tf.cast(randaugment(whole, keys[2], augment['randaugment']), tf.float32)
     return tf.ensure_shape(image, [*size, 3]), intact
+
+
+def flipped(image: Num[tf.Tensor, 'height width 3'], flip) -> Num[tf.Tensor, 'height width 3']:
+    """The image, mirrored if `flip`, which is a bool or a tensor of one."""
+    if flip is False:  # of a config
+        return image
+    # Without tf.cond, which is scheduled in more time: rows of a single pixel stay as they are.
+    rows, columns = tf.unstack(tf.shape(image)[:2])
+    pixel = tf.where(flip, 3, 3 * columns)
+    return tf.reshape(tf.reverse(tf.reshape(image, [rows, -1, pixel]), [1]), [rows, columns, 3])
 
 
 def eval_image(encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapping
@@ -213,7 +223,10 @@ def eval_image(encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapp
 def normalise(pixels: Float32[tf.Tensor, '... width 3'], preprocess: Mapping
               ) -> Float32[tf.Tensor, '... width 3']:
     """(x / 255 - mean) / std, with mean and std of `config.preprocess`, for x in 0..255."""
-    # A row at a time: for vectors of three numbers TensorFlow takes as long as for the resizing.
-    mean, std = (np.tile(np.float32(preprocess[name]), [pixels.shape[-2], 1])
-                 for name in ('mean', 'std'))
+    mean, std = (np.float32(preprocess[name]) for name in ('mean', 'std'))
+    if np.ptp(mean) or np.ptp(std):
+        # A row at a time: for vectors of three numbers TensorFlow takes as long as for resizing.
+        mean, std = (np.tile(values, [pixels.shape[-2], 1]) for values in (mean, std))
+    else:
+        mean, std = mean.flat[0], std.flat[0]  # numbers take half of the time of rows
     return (pixels / 255.0 - mean) / std
