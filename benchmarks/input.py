@@ -1,6 +1,6 @@
 """Images per second of the training input, beside vision_transformer's operations on one machine.
 
-    python benchmarks/input.py PHOTOS [--rounds=5] [--seconds=4] [--batch_size=64]
+    python benchmarks/input.py PHOTOS [--rounds=5] [--seconds=4] [--batch_size=64] [--only=NAME]
 
 PHOTOS is a directory; its JPEG files are copied as 512x384 ones. In turn, a few seconds each:
 vit_jax's own pipeline with configs/vit.py, also with dataset.cache=disk, of photos as they are and
@@ -8,6 +8,7 @@ of ones with a short side of 256 pixels; the operations that vision_transformer'
 of, written here for one image after another; and decoding the crop and resizing it alone, which is
 about the most that TensorFlow's decoder gives. Prints the median and all rounds, images per second
 of the clock and, which other programs on the machine disturb less, per second of all processors.
+With --only=NAME, a name of the table, that way alone has the process.
 """
 
 import argparse
@@ -107,6 +108,7 @@ def main():
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--seconds', type=float, default=4.0)
     parser.add_argument('--batch_size', type=int, default=64)
+    parser.add_argument('--only')
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         copies(given.photos, folder)
@@ -118,6 +120,8 @@ def main():
                 'vit_jax, cache=disk, 256': (ours, disk, '--config.dataset.cache_size=256'),
                 "vision_transformer's operations": (plain, vision_transformer),
                 'crop and resize alone': (plain, crop_alone)}
+        if given.only:
+            ways = {given.only: ways[given.only]}
         # In turn, so that the first line of memory is that of one pipeline in a process.
         for name, (way, *settings) in ways.items():
             ways[name] = batches = way(folder, given.batch_size, *settings)

@@ -166,7 +166,7 @@ def _training_example(source, image_size, augment, preprocess):
         encoded, label = source.load(item)
         before = intact.sparse_read(item['index'])
         image, now = train_image(encoded, keys, image_size, augment, preprocess, before)
-        # Each time, as tf.cond takes longer.
+        # Whether it is new or not: tf.cond would take longer than writing.
         note = intact.scatter_nd_update([[item['index']]], [now]).op
         with tf.control_dependencies([note]):
             # Here, because the memory for a batch is new to the process each time.

@@ -193,7 +193,7 @@ def flipped(image: Num[tf.Tensor, 'height width 3'], flip) -> Num[tf.Tensor, 'he
     """The image, mirrored if `flip`, which is a bool or a tensor of one."""
     if flip is False:  # of a config
         return image
-    # Without tf.cond, which is scheduled in more time: rows of a single pixel stay as they are.
+    # tf.cond would take longer. Of an image that stays as it is, a whole row is taken as one pixel.
     rows, columns = tf.unstack(tf.shape(image)[:2])
     pixel = tf.where(flip, 3, 3 * columns)
     return tf.reshape(tf.reverse(tf.reshape(image, [rows, -1, pixel]), [1]), [rows, columns, 3])
