@@ -121,6 +121,8 @@ def main():
                 "vision_transformer's operations": (plain, vision_transformer),
                 'crop and resize alone': (plain, crop_alone)}
         if given.only:
+            if given.only not in ways:
+                parser.error(f'--only={given.only!r}: expected one of {list(ways)}')
             ways = {given.only: ways[given.only]}
         # In turn, so that the first line of memory is that of one pipeline in a process.
         for name, (way, *settings) in ways.items():
