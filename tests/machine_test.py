@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import pathlib
 import resource
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from vit_jax import machine
 from vit_jax.errors import UserError
+
+HUGE_PAGES = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
 
 
 @pytest.mark.parametrize('error', [AssertionError(), RuntimeError("Unable to initialize 'cuda'")])
@@ -85,6 +88,26 @@ print(faults())
     out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
                          stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
     assert (int(out) < 1000) == keeps
+
+
+@pytest.mark.skipif(not HUGE_PAGES.exists() or '[madvise]' not in HUGE_PAGES.read_text(),
+                    reason='large pages are given to who asks for them on some systems only')
+@pytest.mark.parametrize('limited', [False, True])
+def test_memory_is_in_large_pages(limited):
+    """400 MB are 200 pages of 2 MB, or 100,000 of 4 KB where address space is scarce."""
+    program = f"""
+import resource
+from vit_jax import machine
+if {limited}:
+    resource.setrlimit(resource.RLIMIT_AS, (10**11, 10**11))
+machine.keep_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+memory = b'x' * 400_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
+                         stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
+    assert (int(out) > 50_000) == limited
 
 
 @pytest.fixture
