@@ -57,8 +57,6 @@ _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8
 # its core busy. XLA would complain of that after 20 s, and abort after 60.
 _PATIENT = ('--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600',
             '--xla_cpu_collective_call_terminate_timeout_seconds=86400')
-# Whether Linux promises programs more memory than there is: 2 is never.
-OVERCOMMIT = pathlib.Path('/proc/sys/vm/overcommit_memory')
 TPUS = ('/dev/accel*', '/dev/vfio/[0-9]*')
 GPUS = ('/dev/nvidia[0-9]*', '/dev/kfd')
 
@@ -68,29 +66,30 @@ def keep_memory() -> None:
 
     Else the buffers of a step, which are larger than what it keeps, go back to the system, which
     clears them page by page for the next step: a fifth of the processor time of training Ti/16.
-    What malloc gets from then on is in pages of 2 MB where the system has such. To be called before
-    JAX starts its threads. Without effect beside a GPU or TPU, whose hosts have many threads, and
-    where the C library is not glibc.
+    What malloc gets from then on is in huge pages. To be called before JAX starts its threads.
+    Without effect beside a GPU or TPU, whose hosts have many threads, and where the C library is
+    not glibc.
     """
     library = ctypes.CDLL(None)
     if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
         for parameter, value in _KEEP.values():
             library.mallopt(parameter, value)
-        strict = OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() == '2'
-        # Else what is set aside for malloc would be missing elsewhere.
-        if not strict and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
-            _use_huge_pages(library, available_memory())
+        _use_huge_pages(library)
 
 
-def _use_huge_pages(library, size):
-    """Asks for large pages for `size` bytes that malloc then has, of which none is touched."""
-    library.malloc.restype = ctypes.c_void_p
-    address = library.malloc(ctypes.c_size_t(size))
-    if address is not None:  # the system may refuse to promise as much
-        first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(address + size - first),
-                        mmap.MADV_HUGEPAGE)
-        library.free(ctypes.c_void_p(address))
+def _use_huge_pages(library):
+    """Asks for pages of 2 MB for all memory that malloc may get, and does not touch it."""
+    overcommit = pathlib.Path('/proc/sys/vm/overcommit_memory')  # 2: of no more than there is
+    scarce = overcommit.exists() and overcommit.read_text().strip() == '2'
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    # What malloc holds would be missing elsewhere; larger pages come with far larger huge ones.
+    if scarce or limited or mmap.PAGESIZE != 4096:
+        return
+    size, page = ctypes.c_size_t(available_memory()), ctypes.c_size_t(mmap.PAGESIZE)
+    library.aligned_alloc.restype = ctypes.c_void_p
+    if memory := ctypes.c_void_p(library.aligned_alloc(page, size)):  # else that is too much
+        library.madvise(memory, size, mmap.MADV_HUGEPAGE)
+        library.free(memory)
 
 
 def keep_compiled() -> None:
