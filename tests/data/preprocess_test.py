@@ -187,7 +187,7 @@ def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
 
 @pytest.mark.parametrize(('mean', 'std'), [
     ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,) * 3, (0.5,) * 3),
-    ((0.4,) * 3, (0.229, 0.224, 0.225))])
+    ((0.4,) * 3, (0.229, 0.224, 0.225)), ((0.485, 0.456, 0.406), (0.25, 0.5, 1.0))])
 def test_normalising_is_the_formula_for_each_channel(mean, std):
     """Bit for bit, for images and batches: older runs go on with the same pixels."""
     fields = {'mean': mean, 'std': std}

@@ -167,7 +167,7 @@ def _training_example(source, image_size, augment, preprocess):
         before = intact.sparse_read(item['index'])
         image, now = train_image(encoded, keys, image_size, augment, preprocess, before)
         # Whether it is new or not: tf.cond would take longer than writing.
-        note = intact.scatter_nd_update([[item['index']]], [now]).op
+        note = intact.scatter_update(tf.IndexedSlices(now, item['index'])).op
         with tf.control_dependencies([note]):
             # Here, because the memory for a batch is new to the process each time.
             image = normalise(image, preprocess)
@@ -199,6 +199,7 @@ def _run(batches, items_of_batch, broken, step):
     """
     options = tf.data.Options()
     options.deterministic = True
+    options.autotune.enabled = False  # nothing is left to tune, and measuring takes time
     options.threading.max_intra_op_parallelism = 1  # images are what is worked on in parallel
     # No function of a pipeline has Python branches on tensors, and AutoGraph takes longer to look
     # for them than all else takes that is needed to build one.
