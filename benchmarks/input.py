@@ -1,19 +1,22 @@
 """Images per second of the training input, beside vision_transformer's operations on one machine.
 
-    python benchmarks/input.py PHOTOS [--rounds=5] [--seconds=4] [--batch_size=64] [--only=NAME]
+    python benchmarks/input.py PHOTOS [--rounds=9] [--seconds=3] [--batch_size=64] [--ways=disk,...]
 
-PHOTOS is a directory; its JPEG files are copied as 512x384 ones. In turn, a few seconds each:
-vit_jax's own pipeline with configs/vit.py, also with dataset.cache=disk, of photos as they are and
-of ones with a short side of 256 pixels; the operations that vision_transformer's input is made
-of, written here for one image after another; and decoding the crop and resizing it alone, which is
-about the most that TensorFlow's decoder gives. Prints the median and all rounds, images per second
-of the clock and, which other programs on the machine disturb less, per second of all processors.
-With --only=NAME, a name of the table, that way alone has the process.
+PHOTOS is a directory; its JPEG files are copied as 512x384 ones. In turn, a few seconds each, each
+in a process of its own: vit_jax's own pipeline with configs/vit.py, antialiased, and with
+dataset.cache=disk of photos as they are and of ones with a short side of 256 pixels; the operations
+that vision_transformer's input is made of, written here for one image after another; and decoding
+the crop and resizing it alone, which is about the most that TensorFlow's decoder gives. Prints the
+median, slowest and fastest round, and the median of how many times vision_transformer's they are in
+the same round, by images per second of the clock and, which other programs on the machine disturb
+less, per second of processor time.
 """
 
 import argparse
+import multiprocessing
 import os
 import pathlib
+import random
 import statistics
 import tempfile
 import time
@@ -84,6 +87,17 @@ def crop_alone(encoded):
     return tf.image.resize(image, SIZE)
 
 
+DISK = '--config.dataset.cache=disk'
+PEER = 'vision_transformer'
+# Of --ways.
+WAYS = {'vit_jax': (ours,),
+        'antialiased': (ours, '--config.preprocess.antialias=True'),
+        'disk': (ours, DISK),
+        'disk256': (ours, DISK, '--config.dataset.cache_size=256'),
+        PEER: (plain, vision_transformer),
+        'crop': (plain, crop_alone)}
+
+
 def rates(batches, seconds, batch_size):
     """Images per second of the clock, and of all processors together.
 
@@ -100,47 +114,67 @@ def rates(batches, seconds, batch_size):
     return images / elapsed, images / (used / os.cpu_count())
 
 
+def serve(name, folder, batch_size, seconds, connection):
+    """In a process of its own: seconds until the first batch, then rates whenever it is asked."""
+    machine.keep_memory()  # as training does
+    way, *settings = WAYS[name]
+    batches = way(folder, batch_size, *settings)
+    start = time.perf_counter()
+    next(batches)
+    first = time.perf_counter() - start
+    rates(batches, 3 * seconds, batch_size)  # the first epoch is slower
+    connection.send((first, memory.peak_resident()))
+    while connection.recv():
+        connection.send(rates(batches, seconds, batch_size))
+
+
+def start(context, *arguments):
+    """The connection to a process that serves a way, which ends with this one."""
+    here, there = context.Pipe()
+    context.Process(target=serve, args=(*arguments, there), daemon=True).start()
+    first, resident = here.recv()
+    print(f'{arguments[0]:20} first batch after {first:.2f} s, its process has had '
+          f'{resident / 1e9:.3f} GB at most', flush=True)
+    return here
+
+
+def report(found):
+    """Prints the table of {way: [rates of each round]}."""
+    for name, rounds in found.items():
+        clock, processors = zip(*rounds, strict=True)
+        line = (f'{name:20} {statistics.median(clock):7,.0f} ({min(clock):,.0f} - {max(clock):,.0f}'
+                f') images/s, {statistics.median(processors):7,.0f} by processor time')
+        if PEER in found:
+            times = [statistics.median(mine[k] / theirs[k] for mine, theirs in zip(
+                rounds, found[PEER], strict=True)) for k in (0, 1)]
+            line += f'; {times[0]:.2f} and {times[1]:.2f} times {PEER}'
+        print(line)
+
+
 def main():
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('photos')
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--seconds', type=float, default=4.0)
+    parser.add_argument('--rounds', type=int, default=9)
+    parser.add_argument('--seconds', type=float, default=3.0)
     parser.add_argument('--batch_size', type=int, default=64)
-    parser.add_argument('--only')
+    parser.add_argument('--ways', default=','.join(WAYS))
     given = parser.parse_args()
+    names = given.ways.split(',')
+    if unknown := [name for name in names if name not in WAYS]:
+        parser.error(f'--ways has {", ".join(unknown)}: expected some of {",".join(WAYS)}')
+    order, context = random.Random(0), multiprocessing.get_context('spawn')
     with tempfile.TemporaryDirectory() as folder:
         copies(given.photos, folder)
-        machine.keep_memory()  # as training does
-        disk = '--config.dataset.cache=disk'
-        ways = {'vit_jax': (ours,),
-                'vit_jax, antialiased': (ours, '--config.preprocess.antialias=True'),
-                'vit_jax, cache=disk': (ours, disk),
-                'vit_jax, cache=disk, 256': (ours, disk, '--config.dataset.cache_size=256'),
-                "vision_transformer's operations": (plain, vision_transformer),
-                'crop and resize alone': (plain, crop_alone)}
-        if given.only:
-            if given.only not in ways:
-                parser.error(f'--only={given.only!r}: expected one of {list(ways)}')
-            ways = {given.only: ways[given.only]}
-        # In turn, so that the first line of memory is that of one pipeline in a process.
-        for name, (way, *settings) in ways.items():
-            ways[name] = batches = way(folder, given.batch_size, *settings)
-            start = time.perf_counter()
-            next(batches)
-            first = time.perf_counter() - start
-            rates(batches, 3 * given.seconds, given.batch_size)  # the first epoch is slower
-            print(f'{name:32} first batch after {first:.2f} s, process has had '
-                  f'{memory.peak_resident() / 1e9:.2f} GB at most', flush=True)
-        found = {name: [] for name in ways}
+        started = {name: start(context, name, folder, given.batch_size, given.seconds)
+                   for name in names}
+        found = {name: [] for name in names}
         for _ in range(given.rounds):
-            for name, batches in ways.items():
-                found[name].append(rates(batches, given.seconds, given.batch_size))
-    for name, pairs in found.items():
-        clock, processors = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f'{name:32} {clock:7,.0f} images/s  {processors:7,.0f} by processor time  '
-              f'{[round(pair[0]) for pair in pairs]}')
+            for name in order.sample(names, len(names)):
+                started[name].send(True)
+                found[name].append(started[name].recv())
+    report(found)
 
 
 if __name__ == '__main__':
