@@ -124,7 +124,7 @@ def _draw(name, sources, options):
         raise Inapplicable({
             'model': 'it is of one model: give one --workdir or --pretrained',
             'runs': 'it is of runs: give --workdir, once for each',
-            'benchmarks': 'it is of --benchmark files, which vit_jax.benchmark --json prints',
+            'benchmarks': 'it is of --benchmark files, which vit_jax.benchmark --json prints'
         }[figure.source])
     found, title = figure.arrays(sources[figure.source]), ''
     if figure.source == 'model':

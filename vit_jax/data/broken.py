@@ -54,8 +54,7 @@ class BrokenImages:
         return tf.while_loop(
             lambda index: tf.reduce_any(self.is_broken(index)),
             lambda index: (tf.where(self.is_broken(index), (index + 1) % self._source.num_examples,
-                                    index),),
-            [indices])[0]
+                                    index),), [indices])[0]
 
     def next_valid_row(self, indices: Int64[tf.Tensor, ' k']) -> Int64[tf.Tensor, ' k']:
         """Each row of a window, or the next one (modulo the window) that is not broken.

@@ -13,7 +13,6 @@ from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.randaugment import randaugment
 
 _DCT = 'INTEGER_ACCURATE'  # TensorFlow's default differs from other decoders by some grey levels
-_BLOCK = 16  # columns of the blocks that a JPEG with half of the colours is decoded in
 # Names of tf.image.resize for its kernels.
 KERNELS = {'bilinear': 'triangle', 'bicubic': 'keyscubic', 'lanczos3': 'lanczos3'}
 
@@ -41,11 +40,9 @@ def _decode_whole(encoded):
     return tf.ensure_shape(image, [None, None, 3]), may_be_cut
 
 
-# In a tf.cond, whose branches are part of the graph around them, all operations of the one that is
-# not taken would be gone through for every image.
-_decode_whole_apart = tf.function(
-    _decode_whole, autograph=False, input_signature=[tf.TensorSpec([], tf.string)],
-    experimental_attributes={'_noinline': True})
+# Not inlined: in a branch that is not taken all operations would be gone through for every image.
+_decode_whole_apart = tf.function(_decode_whole, [tf.TensorSpec([], tf.string)], autograph=False,
+                                  experimental_attributes={'_noinline': True})
 
 
 def _decode_compressed(encoded, start):
@@ -83,7 +80,7 @@ def decode_part(encoded: tf.Tensor, box: Callable, intact: tf.Tensor
         begin, size = box(shape)
         # Colours at the border of what is decoded lack their neighbours: two columns more. From
         # where a block begins: else TensorFlow copies each row, out of memory, not the cache.
-        first = tf.maximum(tf.bitwise.bitwise_and(begin - [0, 2, 0], [-1, -_BLOCK, -1]), 0)
+        first = tf.maximum(tf.bitwise.bitwise_and(begin - [0, 2, 0], [-1, -16, -1]), 0)
         last = tf.minimum(begin + size + [0, 2, 0], shape)
         window = tf.gather(tf.concat([first, last - first], 0), [0, 1, 3, 4])
         image = tf.io.decode_and_crop_jpeg(encoded, window, 3, dct_method=_DCT)

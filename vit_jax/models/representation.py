@@ -11,8 +11,7 @@ NAMES = {
     'pre_logits': 'the input of the last linear layer',
     'representation': 'the class token, or what the tokens are pooled to, before the head',
     'patch_mean': 'the mean of all patches after the last LayerNorm',
-    'logits': 'the output',
-}
+    'logits': 'the output'}
 
 
 def check(model: nn.Module, name: str) -> None:

@@ -107,10 +107,9 @@ def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any
     for label, predicted, count in zip(*pairs, counts, strict=True):
         matrix[names[label]][names[predicted]] = int(count)
     totals = {name: sum(row.values()) for name, row in matrix.items()}
-    return {'classes': {name: {'accuracy': row.get(name, 0) / totals[name] if totals[name]
-                               else None, 'num_examples': totals[name]}
-                        for name, row in matrix.items()},
-            'confusion': matrix}
+    classes = {name: {'accuracy': row.get(name, 0) / totals[name] if totals[name] else None,
+                      'num_examples': totals[name]} for name, row in matrix.items()}
+    return {'classes': classes, 'confusion': matrix}
 
 
 def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:

@@ -35,8 +35,7 @@ def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
         'linear': optax.linear_schedule(peak, end, decay_steps),
         'rsqrt': lambda k: peak / jnp.sqrt(1 + k / config.timescale),
         'constant': optax.constant_schedule(peak),
-        'staircase': staircase,
-    }[config.schedule]
+        'staircase': staircase}[config.schedule]
     warmup = optax.linear_schedule(0.0, peak, config.warmup_steps)
     schedule = optax.join_schedules([warmup, decay], [config.warmup_steps])
     if not config.cooldown_steps:

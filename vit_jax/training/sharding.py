@@ -38,15 +38,12 @@ PARAMETERS = (
     (r'dense2/kernel', ('mlp', 'embed')),
     (r'(head|pre_logits)/kernel', ('embed', 'classes')),
     (r'position/embedding', ('tokens', 'embed')),
-    (r'(\w*conv\w*|embedding)/kernel', ('height', 'width', 'inputs', 'embed')),
-)
+    (r'(\w*conv\w*|embedding)/kernel', ('height', 'width', 'inputs', 'embed')))
 
 # Which of these each mesh axis splits: the first one that it divides and that is not yet split.
 # fsdp splits only what has an axis 'embed': a bias is not worth a message.
-SPLITS = (
-    ('tensor', ('heads', 'mlp')),
-    ('fsdp', ('embed', 'mlp', 'inputs', 'heads', 'head_dim', 'classes')),
-)
+SPLITS = (('tensor', ('heads', 'mlp')),
+          ('fsdp', ('embed', 'mlp', 'inputs', 'heads', 'head_dim', 'classes')))
 
 # How models.* may name the axes of their activations, and what splits them.
 ACTIVATIONS = (('batch', ('data', 'fsdp')), ('heads', 'tensor'), ('mlp', 'tensor'))

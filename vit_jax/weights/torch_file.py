@@ -28,8 +28,7 @@ _ALLOWED = {
     ('collections', 'OrderedDict'): lambda *_: {},
     ('torch._utils', '_rebuild_tensor_v2'): lambda *numbers: _Tensor(*numbers[:4]),
     ('torch._utils', '_rebuild_parameter'): lambda tensor, *_: tensor,
-    **{('torch', name): name for name in STORAGES},
-}
+    **{('torch', name): name for name in STORAGES}}
 _KEYS = (str, int, float, bytes, type(None))
 _CONSTANTS = {'NONE': lambda: None, 'NEWTRUE': lambda: True, 'NEWFALSE': lambda: False,
               'EMPTY_TUPLE': tuple, 'EMPTY_LIST': list, 'EMPTY_DICT': dict}

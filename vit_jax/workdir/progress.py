@@ -46,8 +46,7 @@ class Meter:
             'images_per_sec': steps_per_sec * self._batch_size,
             'data_wait': self._waited / seconds,
             'eta_sec': (self._num_steps - step) / steps_per_sec if steps_per_sec else 0.0,
-            'flops_per_sec': steps_per_sec * self._flops_per_step,
-        }
+            'flops_per_sec': steps_per_sec * self._flops_per_step}
 
     def taken(self, rows: Iterable[Mapping[str, float]]) -> float:
         """Seconds that the run has taken, see the function of this name."""
