@@ -21,11 +21,11 @@ import statistics
 import tempfile
 import time
 
-import tensorflow as tf
 from PIL import Image
 
 from vit_jax import cli, machine
 from vit_jax.data import cached, pipeline, sources
+from vit_jax.data.host_tensorflow import tf
 from vit_jax.measuring import memory
 
 SIZE = (224, 224)
@@ -132,6 +132,7 @@ def start(context, *arguments):
     """The connection to a process that serves a way, which ends with this one."""
     here, there = context.Pipe()
     context.Process(target=serve, args=(*arguments, there), daemon=True).start()
+    there.close()  # so that one which fails ends this one, too
     first, resident = here.recv()
     print(f'{arguments[0]:20} first batch after {first:.2f} s, its process has had '
           f'{resident / 1e9:.3f} GB at most', flush=True)

@@ -119,6 +119,15 @@ def test_imports_leave_tensorflow_alone():
     assert result.returncode == 0, result.stderr
 
 
+def test_data_leaves_keras_to_who_uses_it():
+    code = ('import os, sys; from vit_jax.data import pipeline, host_tensorflow; '
+            'assert "keras" not in sys.modules; '
+            'assert host_tensorflow.tf.keras.layers.Dense(3).units == 3; '
+            'assert os.environ["TF_USE_LEGACY_KERAS"] == "0"')
+    result = python(code)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.slow
 def test_models_import_quickly():
     python('import vit_jax.models')  # warms the file cache

@@ -177,9 +177,7 @@ def _where(error, config):
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if os.path.realpath(frame.filename) == path]
     reason = (str(error).strip().splitlines() or [''])[-1]
-    if not lines:
-        return f'{reason}.'
-    return f'line {lines[-1]}: {type(error).__name__}: {reason}.'
+    return f'line {lines[-1]}: {type(error).__name__}: {reason}.' if lines else f'{reason}.'
 
 
 def _expected(message):

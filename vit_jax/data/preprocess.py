@@ -79,7 +79,7 @@ def decode_part(encoded: tf.Tensor, box: Callable, intact: tf.Tensor
         shape = tf.io.extract_jpeg_shape(encoded)
         begin, size = box(shape)
         # Colours at the border of what is decoded lack their neighbours: two columns more. From
-        # where a block begins: else TensorFlow copies each row, out of memory, not the cache.
+        # where a block of 16 begins: else TensorFlow copies each row, out of memory, not the cache.
         first = tf.maximum(tf.bitwise.bitwise_and(begin - [0, 2, 0], [-1, -16, -1]), 0)
         last = tf.minimum(begin + size + [0, 2, 0], shape)
         window = tf.gather(tf.concat([first, last - first], 0), [0, 1, 3, 4])

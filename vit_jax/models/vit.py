@@ -150,9 +150,7 @@ class ViT(nn.Module):
             return x[:, 0]
         if self.pool == 'gap':
             return x.mean(axis=1, dtype=jnp.float32)
-        if self.pool == 'map':
-            return AttentionPool(self.block, name='pool')(x)
-        return x
+        return AttentionPool(self.block, name='pool')(x) if self.pool == 'map' else x
 
     def classify(self, x):
         """The head; in float32, because the loss is sensitive to it."""

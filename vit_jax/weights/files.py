@@ -153,8 +153,7 @@ def _files_of_model(path):
 def _shards(directory, index):
     """The files that an index names, all of them in its directory."""
     limits.check_file(index)
-    shards = sidecars.checked(_Index, sidecars.read(index), index).weight_map
-    names = sorted(set(shards.values()))
+    names = sorted(set(sidecars.checked(_Index, sidecars.read(index), index).weight_map.values()))
     for name in names:
         if name != os.path.basename(name) or not name.endswith('.safetensors'):
             raise UserError(f'{index}: weight_map names the file {name!r:.80}: expected '
