@@ -119,8 +119,11 @@ class ViT(nn.Module):
         rates = (jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
                  if self.stochastic_depth_rate else None)
 
+        # A loop begins with the same parameters, and compiles far faster.
+        unroll = 1 if self.is_initializing() else self.unroll
+
         def layers(count, **options):
-            return stack(kind, count, unroll=self.unroll, remat_policy=self.remat_policy,
+            return stack(kind, count, unroll=unroll, remat_policy=self.remat_policy,
                          in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
                          static_argnums=static)(self.block, *tokens, **options)
 
