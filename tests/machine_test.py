@@ -112,37 +112,102 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert (int(out) > 50_000) == limited
 
 
-@pytest.fixture
-def on_a_gpu(monkeypatch):
-    """JAX on a machine with one, when nobody has said where to keep what it compiles."""
+# Of /proc/cpuinfo: two processors of a kind, one of which is at another frequency now.
+PROCESSORS = """processor\t: {0}
+model name\t: AMD EPYC
+cpu MHz\t\t: {1}
+flags\t\t: fpu avx2{2} bmi1
+bogomips\t: {1}
+"""
+
+
+@pytest.fixture(params=['cuda', 'cpu'])
+def new_start(request, monkeypatch, tmp_path):
+    """JAX before it starts on a GPU or on the CPU, when nobody has said where to keep programs."""
     monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     monkeypatch.setattr(machine.glob, 'glob', lambda pattern: [pattern])
-    before = {name: getattr(jax.config, name)
-              for name in ('jax_platforms', 'jax_compilation_cache_dir')}
-    for name in before:
-        jax.config.update(name, None)
-    yield
+    monkeypatch.setattr(machine, 'CPUINFO', tmp_path / 'cpuinfo')
+    machine.CPUINFO.write_text(PROCESSORS.format(0, 2445.4, ''))
+    before = {name: getattr(jax.config, name) for name in (
+        'jax_platforms', 'jax_compilation_cache_dir', 'jax_logging_level')}
+    jax.config.update('jax_platforms', request.param)
+    jax.config.update('jax_compilation_cache_dir', None)
+    yield request.param
     for name, value in before.items():
         jax.config.update(name, value)
 
 
-def test_where_compiled_programs_are_kept(on_a_gpu, tmp_path, monkeypatch):
-    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+def kept_in():
+    """The folder for compiled programs that a new start on this machine has."""
+    jax.config.update('jax_compilation_cache_dir', None)
     machine.keep_compiled()
     folder = jax.config.jax_compilation_cache_dir
-    assert folder == str(tmp_path / 'home' / '.cache' / 'vit_jax' / 'compiled')
+    return folder and pathlib.Path(folder)
+
+
+def test_where_compiled_programs_are_kept(new_start, tmp_path, monkeypatch):
+    folder = kept_in()
+    assert folder.is_dir()
+    assert folder.parent == tmp_path / 'home/.cache/vit_jax/compiled'
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'other'))
     machine.keep_compiled()  # a place that is known stays
-    assert jax.config.jax_compilation_cache_dir == folder
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+    assert kept_in() == tmp_path / 'other/vit_jax/compiled' / folder.name
 
 
-@pytest.mark.parametrize(('home', 'platform'), [
-    ('/proc/nobody', 'cuda'), ('/dev/null', 'cuda'), ('/tmp', 'cpu')])
-def test_where_no_compiled_programs_are_kept(home, platform, on_a_gpu, monkeypatch):
+def test_each_kind_of_processor_keeps_its_own_programs(new_start):
+    folder = kept_in()
+    machine.CPUINFO.write_text(PROCESSORS.format(0, 3001.2, '') + PROCESSORS.format(1, 1500.0, ''))
+    assert kept_in() == folder
+    assert jax.config.jax_logging_level == 'NOTSET'
+    machine.CPUINFO.write_text(PROCESSORS.format(0, 3001.2, ' avx512f'))
+    other = kept_in()
+    assert (other.parent, other == folder) == (folder.parent, False)
+    assert jax.config.jax_logging_level == ('CRITICAL' if new_start == 'cpu' else 'NOTSET')
+
+
+def test_what_the_user_wants_jax_to_log_stays(new_start):
+    machine.CPUINFO.write_text(PROCESSORS.format(0, 3001.2, ' avx512f'))
+    jax.config.update('jax_logging_level', 'ERROR')
+    assert kept_in() is not None
+    assert jax.config.jax_logging_level == 'ERROR'
+
+
+@pytest.mark.parametrize('home', ['/proc/nobody', '/dev/null'])
+def test_no_compiled_programs_are_kept_where_nothing_can_be_written(home, new_start, monkeypatch):
     monkeypatch.setenv('HOME', home)
-    jax.config.update('jax_platforms', platform)
-    machine.keep_compiled()
-    assert jax.config.jax_compilation_cache_dir is None
+    assert kept_in() is None
+
+
+def test_no_compiled_programs_are_kept_of_an_unknown_processor(new_start):
+    machine.CPUINFO.unlink()
+    assert kept_in() is None
+
+
+def test_several_processes_on_the_cpu_keep_no_compiled_programs(new_start, monkeypatch):
+    monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
+    assert (kept_in() is None) == (new_start == 'cpu')
+
+
+def test_a_second_start_reads_what_the_first_has_compiled(tmp_path):
+    program = """
+import jax
+from vit_jax import machine
+machine.check_backend()
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name.endswith('cache_hits')))
+compiled = jax.jit(lambda x: jax.numpy.tanh(x @ x) @ x).lower(jax.numpy.ones((64, 64))).compile()
+print(sum(hits))
+"""
+    variables = {name: value for name, value in os.environ.items()
+                 if name not in ('JAX_COMPILATION_CACHE_DIR', 'TF_CPP_MIN_LOG_LEVEL')}
+    variables |= {'JAX_PLATFORMS': 'cpu', 'XDG_CACHE_HOME': str(tmp_path),
+                  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+    starts = [subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
+                             capture_output=True, env=variables) for _ in range(2)]
+    assert [int(start.stdout) > 0 for start in starts] == [False, True]
+    assert starts[1].stderr == starts[0].stderr == ''
 
 
 @pytest.mark.parametrize(('variables', 'expected'), [

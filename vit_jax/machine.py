@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import glob
+import hashlib
+import logging
 import mmap
 import os
 import pathlib
@@ -59,6 +61,7 @@ _PATIENT = ('--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600',
             '--xla_cpu_collective_call_terminate_timeout_seconds=86400')
 TPUS = ('/dev/accel*', '/dev/vfio/[0-9]*')
 GPUS = ('/dev/nvidia[0-9]*', '/dev/kfd')
+CPUINFO = pathlib.Path('/proc/cpuinfo')
 
 
 def keep_memory() -> None:
@@ -95,19 +98,38 @@ def _use_huge_pages(library):
 def keep_compiled() -> None:
     """Lets JAX keep what took longer than a second to compile, for the next start.
 
-    It lies in vit_jax/compiled of $XDG_CACHE_HOME, else of ~/.cache, and may be deleted at any
-    time. JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps
-    nothing. Without effect where the folder cannot be written, and on the CPU: of programs for it
-    jaxlib 0.10 says as it reads them that they may be for another processor, though they are not.
+    It lies in vit_jax/compiled of $XDG_CACHE_HOME, else of ~/.cache, in a folder for this kind of
+    processor, as machines of several kinds may share a home. It may be deleted at any time.
+    JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps
+    nothing. Without effect where the folder cannot be written, on other systems than Linux, and for
+    several processes on the CPU.
     """
-    if _only_cpu() or jax.config.jax_compilation_cache_dir is not None:
+    several = _only_cpu() and jax.distributed.is_initialized()
+    if several or jax.config.jax_compilation_cache_dir is not None:
         return
     with contextlib.suppress(OSError, RuntimeError):  # the second without a home
+        kind = ('model', 'cpu family', 'flags', 'CPU ', 'Features')  # of x86; of ARM the last two
+        lines = {x for x in CPUINFO.read_text().splitlines() if x.startswith(kind)}
+        processor = hashlib.sha256('\n'.join(sorted(lines)).encode()).hexdigest()[:16]
         cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
-        folder = cache / 'vit_jax' / 'compiled'
+        folder = cache / 'vit_jax' / 'compiled' / processor
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update('jax_compilation_cache_dir', str(folder))
+            if _only_cpu() and any(' avx512f' in line for line in lines):
+                _log_no_reading()
+
+
+def _log_no_reading():
+    """Keeps XLA from logging errors, unless the user has said what JAX should log.
+
+    Of every program that it reads for AVX-512 jaxlib 0.10 logs that it is for another processor: it
+    takes preferences of the compiler for features (github.com/jax-ml/jax/issues/38445). What goes
+    wrong in XLA is raised as well; what several processes hear of one another is only logged.
+    """
+    if jax.config.jax_logging_level == 'NOTSET':
+        jax.config.update('jax_logging_level', 'CRITICAL')
+        logging.getLogger('jax').setLevel(logging.WARNING)  # what JAX itself logs, it still does
 
 
 def _only_cpu():
