@@ -8,7 +8,7 @@ from tests.support.parameters import randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import representation
+from vit_jax.models import cost, representation
 
 
 def of(model, params, images, names):
@@ -49,6 +49,26 @@ def test_a_resnet_has_no_patches():
     np.testing.assert_array_equal(found['pre_logits'], found['representation'])
     with pytest.raises(UserError, match='is patch_mean, and this model has no patches'):
         representation.check(model, 'patch_mean')
+
+
+@pytest.mark.parametrize('fields', [
+    dict(representation_size=20), dict(pool='gap'), dict(pool='none'),
+    {'resnet': dict(models.fields('r50x1')['resnet'], units=(1,), width=32)}], ids=str)
+def test_what_is_sown_costs_nothing(fields):
+    images = random_images(2, 8, 12, 3)
+    model = models.build(fields, 4) if 'resnet' in fields else models.build(SMALL, 4, **fields)
+    params = randomised(model, images)
+
+    def sown(params):
+        logits, variables = model.apply({'params': params}, images, mutable='intermediates')
+        return logits, *variables['intermediates']['representation']
+    logits, found = jax.jit(sown)(params)
+    expected_logits, outputs = jax.jit(functools.partial(
+        model.apply, return_intermediates=True))({'params': params}, images)
+    np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
+    np.testing.assert_allclose(found, outputs['representation'], atol=1e-5)
+    assert cost.count_flops(sown, params) == cost.count_flops(
+        lambda params: model.apply({'params': params}, images), params)
 
 
 def test_what_a_model_does_not_have():

@@ -201,7 +201,7 @@ class ResNet(nn.Module):
 
         `train` has no effect: there is no dropout, and GroupNorm has no running averages. With
         `return_intermediates` also returns a dict with `stages`, the list of feature maps of the
-        root and every stage, and `representation` [batch, features].
+        root and every stage, and `representation` [batch, features], which is sown as in ViT.
         """
         check_images(images)
         stages = Backbone(**self.resnet, dtype=self.dtype, unroll=self.unroll,
@@ -213,6 +213,7 @@ class ResNet(nn.Module):
                                      epsilon=self.resnet['group_norm_epsilon'], dtype=self.dtype,
                                      name='norm')(x))
         x = representation = x.astype(jnp.float32).mean((1, 2))
+        self.sow('intermediates', 'representation', representation)
         if self.num_classes:
             x = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros,
                          bias_init=nn.initializers.constant(self.head_bias_init), name='head')(x)

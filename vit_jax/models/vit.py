@@ -60,6 +60,8 @@ class ViT(nn.Module):
             representation  [batch, hidden] (or every token's): the input of the head.
           corrupt: what changes the embedded patches [batch, patches, hidden], see masked.py.
 
+        The representation is also sown, in the collection 'intermediates', at no other cost.
+
         Raises UserError when patches do not tile the image, position embeddings do not fit it, or
         images are whole numbers or not a batch.
         """
@@ -76,6 +78,7 @@ class ViT(nn.Module):
         encoded = linear.layer_norm(block.linear_kernel)(
             epsilon=block.layer_norm_epsilon, dtype=block.dtype, name='norm')(x)
         representation = self.pool_tokens(encoded)
+        self.sow('intermediates', 'representation', representation)
         logits = self.classify(representation)
         if not return_intermediates:
             return logits

@@ -60,8 +60,8 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
 
     @jax.jit
     def forward(params, images):
-        logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
-        return outputs['representation'], probabilities(logits)
+        logits, sown = model.apply({'params': params}, images, mutable='intermediates')
+        return sown['intermediates']['representation'][0], probabilities(logits)
 
     def predict(images):
         images = np.asarray(images)
