@@ -117,15 +117,15 @@ def keep_compiled() -> None:
         if os.access(folder, os.W_OK):
             jax.config.update('jax_compilation_cache_dir', str(folder))
             if _only_cpu() and any(' avx512f' in line for line in lines):
-                _log_no_reading()
+                _mute_xla()
 
 
-def _log_no_reading():
+def _mute_xla():
     """Keeps XLA from logging errors, unless the user has said what JAX should log.
 
     Of every program that it reads for AVX-512 jaxlib 0.10 logs that it is for another processor: it
-    takes preferences of the compiler for features (github.com/jax-ml/jax/issues/38445). What goes
-    wrong in XLA is raised as well; what several processes hear of one another is only logged.
+    takes preferences of the compiler for features (github.com/jax-ml/jax/issues/38445). Failures
+    are raised all the same; what several processes hear of one another is only logged.
     """
     if jax.config.jax_logging_level == 'NOTSET':
         jax.config.update('jax_logging_level', 'CRITICAL')
