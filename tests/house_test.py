@@ -59,6 +59,7 @@ TESTED_ELSEWHERE = {
                     'inspection/arrays', 'inspection/subject')},
     **{f'reporting/{name}.py': 'parts of one page: tests/report_test.py'
        for name in ('data', 'looks', 'model', 'predictions')},
+    'evaluators/batches.py': 'the name of a type',
     'config_fields.py': 'a table: tests/config_test.py',
     'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
 }
@@ -155,7 +156,7 @@ def test_every_room_is_in_the_table():
 
 def test_size_of_the_whole():
     lines = sum(len(source.splitlines()) for source in FILES.values())
-    assert lines <= 18_150, f'{lines} lines in vit_jax/'
+    assert lines <= 18_200, f'{lines} lines in vit_jax/'
 
 
 def test_the_contract_of_a_room_is_its_docstring():

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import flax.linen as nn
-import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.batches import Batch, split
+from vit_jax.evaluators.batches import Batch
 from vit_jax.models import representation
+from vit_jax.models.parts import in_parts
 
 
 class Features(NamedTuple):
@@ -28,12 +28,9 @@ def step(params: PyTree, batch: Batch, *, model: nn.Module, name: str, accum_ste
     The results must be replicated where there are several devices. The batch is split into
     `accum_steps` parts as in classification.eval_step.
     """
-    if accum_steps > 1:
-        parts = jax.lax.map(functools.partial(step, params, model=model, name=name),
-                            split(batch, accum_steps))
-        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)
-    return {'features': representation.of(model, params, batch['image'], name),
-            'label': batch['label'], 'mask': batch['mask']}
+    features = in_parts(functools.partial(representation.of, model, params, name=name),
+                        batch['image'], accum_steps)
+    return {'features': features, 'label': batch['label'], 'mask': batch['mask']}
 
 
 def extract(features_step: Callable, params: PyTree, batches: Iterable,

@@ -1,5 +1,6 @@
 """What the benchmark times of this project: steps, inference, input, and the hardware's ceiling."""
 
+import functools
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.measuring import memory
+from vit_jax.models.parts import in_parts
 from vit_jax.training import accumulation, sharding
 from vit_jax.training.program import Program
 
@@ -78,7 +80,9 @@ def inference(program: Program) -> Workload:
     """Logits of one synthetic batch."""
     params, images = program.initial_state().params, synthetic(program)['image']
     with sharding.on_mesh(program.mesh):
-        logits = jax.jit(lambda params, images: program.model.apply({'params': params}, images))
+        logits = jax.jit(lambda params, images: in_parts(
+            functools.partial(program.model.apply, {'params': params}), images,
+            program.eval_parts))
         about = {}
         lowered = logits.lower(params, images)
         compiled = _timed(about, 'compile', lowered.compile)

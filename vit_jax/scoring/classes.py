@@ -1,6 +1,7 @@
 """Accuracy, loss and calibration of weights on a split, in total and for every class."""
 
 import collections
+import functools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from jaxtyping import PyTree
 from vit_jax.errors import check_destination
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
+from vit_jax.models.parts import fastest, in_parts
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
 from vit_jax.training import losses, sharding
@@ -74,7 +76,9 @@ def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.shar
         return given_loss(logits, labels)
 
     def step(params, batch):
-        logits = model.apply({'params': params}, batch['image'])
+        images = batch['image']
+        logits = in_parts(functools.partial(model.apply, {'params': params}), images, fastest(
+            model, len(images), images.shape[1:3], sharding.batch_parts(mesh)))
         sums = classification.logit_sums(logits, batch, loss_of)
         rows = {name: batch[name] for name in ('index', 'label', 'mask')}
         rows |= {'predicted': logits.argmax(-1),

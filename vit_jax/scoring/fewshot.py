@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from vit_jax import fields
 from vit_jax.errors import UserError, check_at_least
 from vit_jax.evaluators import features, fewshot
-from vit_jax.models import representation
+from vit_jax.models import parts, representation
 from vit_jax.scoring import split
 from vit_jax.training import sharding
 from vit_jax.weights import Weights
@@ -75,7 +75,10 @@ def _features(sources, model, params, name, mesh, settings):
     """The features of each source, and the names of images that cannot be decoded."""
     from vit_jax.data import pipeline
 
-    step = jax.jit(functools.partial(features.step, model=model, name=name),
+    accum_steps = parts.fastest(model, settings['batch_size'], settings['image_size'],
+                                sharding.batch_parts(mesh))
+    step = jax.jit(functools.partial(features.step, model=model, name=name,
+                                     accum_steps=accum_steps),
                    out_shardings=sharding.replicated(mesh))
     params = sharding.replicate(params, mesh)
     found, broken = [], []

@@ -42,7 +42,7 @@ def evaluator(program: Program, train: sources.Source, test: sources.Source, set
         fewshot.check_examples(train.labels, train.class_names, config.shots, where)
     step = jax.jit(functools.partial(
         features.step, model=program.encoder, name=config.representation,
-        accum_steps=program.config.accum_steps or 1),
+        accum_steps=program.eval_parts),
         out_shardings=sharding.replicated(program.mesh))
     splits = [pipeline.eval_batches(source, **settings) for source in (train, test)]
 

@@ -19,7 +19,7 @@ from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
-from vit_jax.models import cost
+from vit_jax.models import cost, parts
 from vit_jax.models import masked as masked_patches
 from vit_jax.training import chosen, losses, masked, optimizer, sharding, steps
 from vit_jax.training import state as train_state
@@ -32,7 +32,8 @@ class Program:
 
     `config` is that config with what it leaves open chosen for the devices, see chosen.py.
 
-    Both steps split the batch into `config.accum_steps` equal parts, 0 counting as 1.
+    The steps split the batch into `config.accum_steps` equal parts, 0 counting as 1; those that
+    evaluate into `eval_parts`, which are as many or more.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
     jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, what the training step takes
     besides: the parameters of a teacher, or (). `lr_factors` are from optimizer.lr_factors.
@@ -46,11 +47,12 @@ class Program:
 
         `platform` is that of devices which the mesh only simulates; `teacher` is the config's.
         """
-        config = chosen.for_platform(config, platform or mesh.devices.flat[0].platform)
+        self.mesh, self.teacher = mesh, teacher
+        self._platform = platform or mesh.devices.flat[0].platform
+        config = chosen.for_platform(config, self._platform)
         chosen.check_kernel(config.model, mesh.devices.flat[0])
         sharding.check_model(config.model, mesh)
         sharding.data_share(mesh, mesh.devices.flat[0].process_index)
-        self.mesh, self.teacher = mesh, teacher
         self.abstract_constants = self._teacher_params(config.teacher.weights)
         self.num_steps = config_lib.total_steps(config)
         self.model = models.build(config.model, config.dataset.num_classes)
@@ -109,6 +111,9 @@ class Program:
         sharding.check_batch(config.batch_size, config.accum_steps, self.mesh)
         self.config = config
         accum_steps = config.accum_steps or 1
+        self.eval_parts = max(accum_steps, parts.fastest(
+            self.encoder, config.batch_size, config.image_size, sharding.batch_parts(self.mesh),
+            self._platform))
         everywhere = sharding.replicated(self.mesh)
         train_step = functools.partial(
             steps.train_step, model=self.model, tx=self._tx, schedule=self._schedule,
@@ -120,7 +125,7 @@ class Program:
         self._train_step = jax.jit(train_step, donate_argnums=0,
                                    out_shardings=(self._shardings, everywhere))
         eval_step = functools.partial(classification.eval_step, model=self.model,
-                                      loss=self._eval_loss, accum_steps=accum_steps,
+                                      loss=self._eval_loss, accum_steps=self.eval_parts,
                                       sums_of=self._sums_of)
         self._eval_step = jax.jit(eval_step, out_shardings=everywhere)
         self._compiled = None

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from vit_jax.evaluators.batches import Batch, split
+from vit_jax.evaluators.batches import Batch
+from vit_jax.models.parts import split
 from vit_jax.training import mixup as mixup_lib
 from vit_jax.training import optimizer
 from vit_jax.training.state import TrainState

@@ -15,6 +15,7 @@ from vit_jax import models
 from vit_jax.data import images as image_files
 from vit_jax.errors import UserError
 from vit_jax.models import kernels
+from vit_jax.models.parts import fastest, in_parts
 from vit_jax.weights import description
 from vit_jax.weights.model import Weights
 
@@ -53,23 +54,28 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), weights.params)
 
     @functools.lru_cache(1)  # the copies of one number of devices
-    def placed(parts):
-        mesh = Mesh(np.array(jax.local_devices()[:parts]), ('data',))
+    def placed(devices):
+        mesh = Mesh(np.array(jax.local_devices()[:devices]), ('data',))
         return (jax.device_put(params, NamedSharding(mesh, PartitionSpec())),
                 NamedSharding(mesh, PartitionSpec('data')))
 
-    @jax.jit
-    def forward(params, images):
+    def outputs(params, images):
         logits, sown = model.apply({'params': params}, images, mutable='intermediates')
         return sown['intermediates']['representation'][0], probabilities(logits)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def forward(params, images, devices):
+        return in_parts(functools.partial(outputs, params), images, fastest(
+            model, len(images), images.shape[1:3], devices))
 
     def predict(images):
         images = np.asarray(images)
         check_images(weights, images)
-        parts = jax.local_device_count() if jax.default_backend() == 'cpu' else 1
-        params, split = placed(math.gcd(len(images), parts))
+        devices = jax.local_device_count() if jax.default_backend() == 'cpu' else 1
+        devices = math.gcd(len(images), devices)
+        params, split = placed(devices)
         images = jax.device_put(images.astype(np.float32, copy=False), split)
-        representations, probabilities = forward(params, images)
+        representations, probabilities = forward(params, images, devices)
         return (np.asarray(representations),
                 np.asarray(probabilities) if weights.num_classes else None)
     return predict

@@ -1,0 +1,46 @@
+"""A batch in equal parts, one after the other: where memory holds no more, or caches."""
+
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+from jaxtyping import PyTree
+
+# Of each device, without gradients. What a layer of so many tokens computes stays in the caches of
+# a CPU; far fewer are slow to multiply. Measured with 197 tokens of an image: docs/performance.md.
+TOKENS_AT_ONCE = 800
+
+
+def fastest(model: nn.Module, batch_size: int, image_size: tuple[int, int], devices: int,
+            platform: str = '') -> int:
+    """The number of parts in which outputs without gradients are computed fastest; 1 is the whole.
+
+    On a CPU a part of a transformer's batch has TOKENS_AT_ONCE tokens on each device, or fewer,
+    down to half as many, so that the parts are equal. Other models and platforms compute all at
+    once. The `platform` is by default that of this process, and `devices` share the batch.
+    """
+    if (platform or jax.default_backend()) != 'cpu' or not hasattr(model, 'pool'):
+        return 1
+    most = max(1, TOKENS_AT_ONCE // (math.prod(model.grid(image_size)) + (model.pool == 'cls')))
+    images = batch_size // devices
+    at_once = max(n for n in range(1, most + 1) if images % n == 0)
+    return images // at_once if 2 * at_once >= most else 1
+
+
+def in_parts(function: Callable[[PyTree], PyTree], batch: PyTree, parts: int) -> PyTree:
+    """function(batch), of arrays [batch, ...] to arrays [batch, ...], for one part at a time."""
+    return function(batch) if parts == 1 else join(jax.lax.map(function, split(batch, parts)))
+
+
+def split(batch: PyTree, parts: int) -> PyTree:
+    """[batch, ...] to [parts, batch / parts, ...].
+
+    Part i has the examples i, i + parts, i + 2 parts, ..., so that no data moves between devices.
+    """
+    return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
+def join(batch: PyTree) -> PyTree:
+    """[parts, batch / parts, ...] to [batch, ...]: the inverse of `split`."""
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), batch)
