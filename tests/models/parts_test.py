@@ -33,8 +33,9 @@ def test_a_cpu_computes_about_as_many_tokens_at_once(batch_size, devices, side, 
     assert parts.fastest(model, batch_size, (side, side), devices, 'tpu') == 1
 
 
-def test_other_models_are_computed_at_once():
-    assert parts.fastest(models.build('r50x1', 10), 64, (224, 224), 1, 'cpu') == 1
+@pytest.mark.parametrize('name', ['r50x1', 'r_ti16'])
+def test_resnets_and_hybrids_are_computed_at_once(name):
+    assert parts.fastest(models.build(name, 10), 64, (224, 224), 1, 'cpu') == 1
 
 
 @pytest.mark.parametrize('pool', ['cls', 'gap', 'map', 'none'])
