@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax import models
-from vit_jax.models import parts
+from vit_jax.models import masked, parts
 
 
 def test_parts_are_equal_and_take_every_nth_example():
@@ -36,6 +36,13 @@ def test_a_cpu_computes_about_as_many_tokens_at_once(batch_size, devices, side, 
 @pytest.mark.parametrize('name', ['r50x1', 'r_ti16'])
 def test_resnets_and_hybrids_are_computed_at_once(name):
     assert parts.fastest(models.build(name, 10), 64, (224, 224), 1, 'cpu') == 1
+
+
+def test_masked_patches_are_drawn_for_the_whole_batch():
+    """What an evaluation hides must not depend on the processor."""
+    preprocess = {'mean': (.5, .5, .5), 'std': (.5, .5, .5)}
+    model = masked.build(models.build('ti16', 10), {'target': 'mean_color', 'rate': .5}, preprocess)
+    assert parts.fastest(model, 64, (224, 224), 1, 'cpu') == 1
 
 
 @pytest.mark.parametrize('pool', ['cls', 'gap', 'map', 'none'])

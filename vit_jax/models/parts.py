@@ -17,9 +17,9 @@ def fastest(model: nn.Module, batch_size: int, image_size: tuple[int, int], devi
     """The number of parts in which outputs without gradients are computed fastest; 1 is the whole.
 
     On a CPU a part of a transformer's batch has TOKENS_AT_ONCE tokens on each device, or fewer,
-    down to half as many, so that the parts are equal. ResNets, hybrids (which are slower in parts)
-    and other platforms compute all at once. The `platform` is by default that of this process, and
-    `devices` share the batch.
+    down to half as many, so that the parts are equal. ResNets, hybrids (which are slower in parts),
+    masked patches (which are drawn by the place in a batch) and other platforms compute all at
+    once. The `platform` is by default that of this process, and `devices` share the batch.
     """
     transformer = hasattr(model, 'pool') and model.resnet is None
     if (platform or jax.default_backend()) != 'cpu' or not transformer:

@@ -112,7 +112,7 @@ class Program:
         self.config = config
         accum_steps = config.accum_steps or 1
         self.eval_parts = max(accum_steps, parts.fastest(
-            self.encoder, config.batch_size, config.image_size, sharding.batch_parts(self.mesh),
+            self.model, config.batch_size, config.image_size, sharding.batch_parts(self.mesh),
             self._platform))
         everywhere = sharding.replicated(self.mesh)
         train_step = functools.partial(
