@@ -38,7 +38,7 @@ def main(argv=None):
     if not pathlib.Path(options.clone, 'vit_jax', 'models_vit.py').exists():
         raise UserError(f'{options.clone} has no vit_jax/models_vit.py: expected a clone of '
                         'google-research/vision_transformer.')
-    machine.check_backend(chosen.host_devices({'': config}))
+    machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
     complete = workloads.complete(config)
     program = Program(complete, sharding.make_mesh(complete.mesh))
     with contextlib.ExitStack() as stack:

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_at_least('--rounds', options.rounds, 1)
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-    machine.check_backend(chosen.host_devices({'': config}))
+    machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
     chosen.shown_devices(config)  # or an error says why not
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)

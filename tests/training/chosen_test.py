@@ -97,6 +97,8 @@ def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected):
     """Unless the mesh says otherwise, the batch (512) cannot be split or the model is wide."""
     config = narrow({'batch_size': 512} | fields)
     assert chosen.host_devices({'': config}, cores=cores) == expected
+    wide = 'model.hidden_size' in fields
+    assert chosen.host_devices({'': config}, cores, trains=False) == (2 if wide else expected)
 
 
 def with_devices(number):

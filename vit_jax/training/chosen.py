@@ -36,20 +36,22 @@ CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
 HOST_DEVICES, WIDEST = 2, 384
 
 
-def host_devices(configs: Mapping[str, ConfigDict], cores: int | None = None) -> int:
-    """As how many devices JAX should show the CPU to one process that trains these runs in turn.
+def host_devices(configs: Mapping[str, ConfigDict], cores: int | None = None,
+                 trains: bool = True) -> int:
+    """As how many devices JAX should show the CPU to one process that takes these runs in turn.
 
     `configs` are by workdir. It is what they say, else the least that those which have begun have
     recorded, else HOST_DEVICES where there are as many `cores` (of this process), each batch can
-    be split over them and no model is wider than WIDEST. Raises UserError where the configs say
-    different numbers.
+    be split over them and, if it `trains`, no model is wider than WIDEST. Raises UserError where
+    the configs say different numbers.
     """
     given = sorted({config.mesh.host_devices for config in configs.values()})
     if len(given) > 1:
         raise UserError(f'mesh.host_devices is {given} for runs of one process, which can have one '
                         'number: train those of each by a command of their own.')
     recorded = [number for workdir in configs if (number := _recorded(workdir))]
-    return given[0] or min(recorded or [_best(config, cores) for config in configs.values()])
+    return given[0] or min(recorded or [
+        _best(config, cores, trains) for config in configs.values()])
 
 
 def devices_for_batch(size: int, cores: int | None = None) -> int:
@@ -66,9 +68,9 @@ def _recorded(workdir):
     return 0
 
 
-def _best(config, cores):
+def _best(config, cores, trains):
     free = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (-1, 1, 1)
-    if not free or config.model.get('hidden_size', 0) > WIDEST:
+    if not free or trains and config.model.get('hidden_size', 0) > WIDEST:
         return 1
     return devices_for_batch(config.batch_size // (config.accum_steps or 1), cores)
 
