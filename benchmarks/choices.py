@@ -43,7 +43,9 @@ def main(argv=None):
     options, config = cli.parse_with_config(parser, others + first)
     configs = {name_of(member): config_lib.changed(config, member)
                for member in sweep.combinations(sweep.read_grid(texts, config))}
-    machine.check_backend(max(chosen.host_devices({'': each}) for each in configs.values()))
+    trains = options.part == 'training'
+    machine.check_backend(max(
+        chosen.host_devices({'': each}, trains=trains) for each in configs.values()))
     subjects = {name: workload(each, options.part) for name, each in configs.items()}
     timings = rounds.in_turn({name: subject.run for name, subject in subjects.items()},
                              options.rounds, options.seconds)
