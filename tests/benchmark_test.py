@@ -1,6 +1,8 @@
 """The benchmark times what it says, beside a peer, and explains what it cannot do."""
 
+import gzip
 import json
+import re
 import subprocess
 import sys
 import types
@@ -13,7 +15,7 @@ from tests.support import interop
 from tests.support.runs import ROOT, check_message, environment, run_here
 from vit_jax import benchmark
 from vit_jax.inspection import runs
-from vit_jax.measuring import peers
+from vit_jax.measuring import peers, profile, report
 
 CONFIG = f'--config={ROOT}/configs/quickstart.py'
 SMALL = (CONFIG, '--config.batch_size=16', '--rounds=2', '--seconds=0.05', '--json')
@@ -63,6 +65,29 @@ def test_steps_inference_and_input(tmp_path):
     assert 'the operations that take longest' in result.stdout
     assert list((tmp_path / 'trace').rglob('*.trace.json.gz'))
     assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
+
+
+def test_operations_of_a_gpu_are_named_where_it_computes_many_at_once(tmp_path):
+    events = [{'name': name, 'dur': microseconds, 'args': {'hlo_op': operation}}
+              for name, microseconds, operation in (
+                  ('nvjet_128x128', 30, 'command_buffer_1'), ('loop_fusion', 10, 'loop_fusion.2'),
+                  ('nvjet_128x128', 50, 'command_buffer_1'), ('softmax', 20, 'command_buffer_2'))]
+    with gzip.open(tmp_path / 'host.trace.json.gz', 'wt') as file:
+        json.dump({'traceEvents': [*events, {'name': 'a thread'}]}, file)
+    assert profile.operations(str(tmp_path), steps=2) == [
+        ('nvjet_128x128', 40e-6), ('softmax', 10e-6), ('loop_fusion.2', 5e-6)]
+
+
+def test_the_table_has_whole_numbers():
+    """Of a fast device images per second have more than four digits."""
+    rows = {name: {'seconds': 1.0, 'images_per_second': x, 'slowest': 0.9 * x, 'fastest': 1.1 * x}
+            for name, x in (('train', 9.8765), ('fast', 98765.4))}
+    found = report.text({
+        'image_size': [224, 224], 'recipe': 'R', 'batch_size': 1, 'accum_steps': 1, 'dtype': 'D',
+        'devices': 1, 'device': 'X', 'cores': 1, 'jax': '1', 'rounds': 1, 'seconds_of_a_turn': 1,
+        'subjects': rows, 'peak_memory': {}})
+    assert re.search(r'train +9\.877 +\(8\.889 - 10\.86\)', found)
+    assert re.search(r'fast +98,765 +\(88,889 - 108,642\)', found)
 
 
 @pytest.mark.slow

@@ -1,3 +1,6 @@
+import types
+
+import jax
 import pytest
 
 from vit_jax import models
@@ -10,10 +13,46 @@ from vit_jax.models import kernels
     ('rocm', 'float32', ('xla', 'xla'))])
 def test_the_fastest_of_a_platform_and_a_dtype(platform, dtype, expected):
     fields = models.fields('ti16') | {'dtype': dtype}
-    found = kernels.fastest(fields, platform)
-    assert (found['attention_kernel'], found['linear_kernel']) == expected
-    models.build(fields, 3, **found)
+    for device in (None, jax.devices()[0]):  # a CPU that stands for another device
+        found = kernels.fastest(fields, platform, device)
+        assert (found['attention_kernel'], found['linear_kernel']) == expected
+        models.build(fields, 3, **found)
 
 
 def test_a_resnet_has_none():
     assert kernels.fastest(models.fields('r50x1'), 'cpu') == {}
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """JAX that has cuDNN."""
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', lambda query, *_, implementation: query)
+
+
+def gpu(capability):
+    return types.SimpleNamespace(platform='gpu', compute_capability=capability)
+
+
+def test_an_nvidia_gpu_has_cudnn_from_ampere_on(cudnn):
+    """It tells its compute capability as a number, 8.0 being Ampere; AMD's are no numbers."""
+    assert all(map(kernels.has_cudnn, map(gpu, ('8.0', '8.9', '9.0', '10.3', '12.0'))))
+    assert not any(map(kernels.has_cudnn, map(gpu, ('7.5', '5.2', 'gfx90a'))))
+    assert not kernels.has_cudnn(jax.devices()[0])
+
+
+def test_cudnn_may_not_be_installed():
+    """JAX on this machine raises what it raises beside a GPU without the library."""
+    assert not kernels.has_cudnn(gpu('9.0'))
+
+
+@pytest.mark.parametrize(('fields', 'expected'), [
+    (dict(), ('cudnn', 'gpu')), (dict(pool='gap'), ('cudnn', 'gpu')),
+    (dict(dtype='float32'), ('xla', 'xla')), (dict(attention_dropout_rate=0.1), ('xla', 'xla')),
+    (dict(num_heads=1, hidden_size=192), ('xla', 'xla')),
+    (dict(attention='axial', pool='gap'), ('xla', 'xla')),
+    (dict(position='relative', position_at='every_layer'), ('xla', 'xla'))], ids=str)
+def test_cudnn_is_the_fastest_of_what_it_computes(fields, expected, cudnn):
+    fields = models.fields('b16') | dict(dtype='bfloat16') | fields
+    found = kernels.fastest(fields, 'gpu', gpu('9.0'))
+    assert (found['attention_kernel'], found['linear_kernel']) == expected
+    models.build(fields, 3, **found)

@@ -9,7 +9,7 @@ from tests.support.parameters import randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import linear
+from vit_jax.models import linear, variants
 from vit_jax.models.encoder import GELU
 
 IMAGES = (2, 8, 12, 3)
@@ -19,8 +19,9 @@ FIELDS = [dict(), dict(pool='gap', layer_scale_init=0.5), dict(pool='map'),
 
 
 def build(kernel, **fields):
-    """By one kernel everywhere, that of attention included, see cpu_attention_test.py."""
-    return models.build(SMALL | fields, 5, linear_kernel=kernel, attention_kernel=kernel)
+    """By one kernel everywhere; attention by the CPU's, too, see cpu_attention_test.py."""
+    return models.build(SMALL | fields, 5, linear_kernel=kernel,
+                        attention_kernel='cpu' if kernel == 'cpu' else 'xla')
 
 
 def loss_and_gradients(model, params, images):
@@ -32,31 +33,33 @@ def loss_and_gradients(model, params, images):
     return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, images)
 
 
+@pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
 @pytest.mark.parametrize('fields', FIELDS, ids=str)
-def test_a_model_has_the_same_parameters_outputs_and_gradients(fields):
+def test_a_model_has_the_same_parameters_outputs_and_gradients(fields, kernel):
     images = random_images(*IMAGES)
-    initial = [build(kernel, **fields).init(jax.random.key(0), images) for kernel in ('xla', 'cpu')]
+    initial = [build(each, **fields).init(jax.random.key(0), images) for each in ('xla', kernel)]
     jax.tree.map(np.testing.assert_array_equal, *initial)
     params = randomised(build('xla', **fields), images)
-    expected, found = (loss_and_gradients(build(kernel, **fields), params, images)
-                       for kernel in ('xla', 'cpu'))
+    expected, found = (loss_and_gradients(build(each, **fields), params, images)
+                       for each in ('xla', kernel))
     rounding = 1e-7 * max(np.abs(x).max() for x in jax.tree.leaves(expected))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(
         a, b, atol=1e-5 * np.abs(b).max() + rounding), found, expected)
 
 
+@pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
 @pytest.mark.parametrize('fields', [dict(), dict(pool='map')], ids=str)
-def test_bfloat16_is_as_exact_as_by_xla(fields):
+def test_bfloat16_is_as_exact_as_by_xla(fields, kernel):
     """Against float32: its own error is 2 ** 16 times smaller."""
     images = random_images(*IMAGES)
     params = randomised(build('xla', **fields), images)
-    exact, by_xla, by_cpu = (
+    exact, by_xla, by_kernel = (
         jax.flatten_util.ravel_pytree(loss_and_gradients(model, params, images))[0]
         for model in (build('xla', **fields), build('xla', dtype='bfloat16', **fields),
-                      build('cpu', dtype='bfloat16', **fields)))
+                      build(kernel, dtype='bfloat16', **fields)))
     error = np.linalg.norm(by_xla - exact)
     assert 1e-4 * np.linalg.norm(exact) < error
-    assert np.linalg.norm(by_cpu - exact) < 1.2 * error
+    assert np.linalg.norm(by_kernel - exact) < 1.2 * error
 
 
 @pytest.mark.parametrize(('layer', 'shape'), [
@@ -134,3 +137,17 @@ def test_the_backward_pass_keeps_the_argument_alone(kernel):
     arrays = [a for a in jax.tree.leaves(pull) if a.shape == x.shape]
     assert (len(arrays) == 1) == (kernel == 'cpu')
     assert kernel == 'xla' or arrays[0].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(('fields', 'shape'), [
+    (dict(patch_size=(2, 4)), (2, 8, 12, 3)), (dict(partial_patches='drop'), (2, 11, 14, 3)),
+    (dict(patch_size=(1, 1), resnet=variants.hybrid_resnet(units=(1, 1))), (2, 16, 32, 3))],
+    ids=str)
+def test_patches_are_those_of_a_convolution(fields, shape):
+    images = random_images(*shape)
+    params = randomised(build('xla', **fields), images)
+    expected, found = (build(kernel, **fields).apply({'params': params}, images)
+                       for kernel in ('xla', 'gpu'))
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    convolved = str(jax.make_jaxpr(build('gpu', **fields).apply)({'params': params}, images))
+    assert 'window_strides=(1, 1)' in convolved

@@ -66,21 +66,35 @@ def test_linear_layers_are_computed_by_the_fastest_of_a_dtype(platform, dtype, e
     assert chosen.for_platform(config, platform).model.linear_kernel == 'xla'
 
 
-def device(**attributes):
-    return types.SimpleNamespace(platform='gpu', device_kind='Accelerator X', **attributes)
+DEVICE = types.SimpleNamespace(platform='gpu', device_kind='Accelerator X')
 
 
-def test_kernels_that_a_device_has():
-    """An NVIDIA GPU tells its compute capability as a number, 8.0 being Ampere."""
+def test_kernels_that_a_device_has(monkeypatch):
     for model in (dict(attention_kernel='auto'), dict(attention_kernel='xla'), {}):  # a ResNet
-        chosen.check_kernel(model, device())
+        chosen.check_kernel(model, DEVICE)
     model = dict(attention_kernel='cudnn')
-    for capability in ('8.0', '8.9', '9.0', '10.3', '12.0'):
-        chosen.check_kernel(model, device(compute_capability=capability))
-    for attributes in ({}, *(dict(compute_capability=x) for x in ('7.5', '5.2', 'gfx90a'))):
-        with pytest.raises(UserError, match=r'attention_kernel is cudnn, .* this is gpu '
-                           r'.Accelerator X., which has: xla, cpu\.'):
-            chosen.check_kernel(model, device(**attributes))
+    with pytest.raises(UserError, match=r'attention_kernel is cudnn, .* this is gpu '
+                       r'.Accelerator X., which has: xla, cpu\.'):
+        chosen.check_kernel(model, DEVICE)
+    monkeypatch.setattr(kernels, 'has_cudnn', lambda device: device is DEVICE)
+    chosen.check_kernel(model, DEVICE)
+
+
+@pytest.mark.parametrize(('model', 'dtype', 'expected'), [
+    ('b16', 'bfloat16', (48, 'none', 'cudnn', 'gpu')),
+    ('h14', 'bfloat16', (48, 'none', 'cudnn', 'gpu')),
+    ('r50_b16', 'bfloat16', (1, 'products', 'cudnn', 'gpu')),
+    ('b16', 'float32', (1, 'products', 'xla', 'xla')),
+    ('axial_b16', 'bfloat16', (1, 'products', 'xla', 'xla'))])
+def test_what_is_chosen_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch):
+    """Without a loop over layers, but for the residual units of a hybrid."""
+    monkeypatch.setattr(kernels, 'has_cudnn', lambda device: device is DEVICE)
+    config = config_lib.base(model)
+    config.model.dtype = dtype
+    found = chosen.for_platform(config, 'gpu', DEVICE).model
+    assert tuple(found[field] for field in chosen.OPEN) == expected
+    found = chosen.for_platform(config, 'gpu').model  # of a GPU that is only planned for
+    assert tuple(found[field] for field in chosen.OPEN) == (1, 'products', 'xla', 'xla')
 
 
 def narrow(fields):

@@ -38,6 +38,9 @@ def operations(directory: str, steps: int) -> list[tuple[str, float]]:
         events = json.load(file)['traceEvents']
     seconds = collections.Counter()
     for event in events:
-        if 'hlo_op' in event.get('args', {}):
-            seconds[event['args']['hlo_op']] += event['dur'] / 1e6 / steps
+        operation = event.get('args', {}).get('hlo_op')
+        if operation and operation.startswith('command_buffer'):  # of a GPU: many kernels at once
+            operation = event['name']
+        if operation:
+            seconds[operation] += event['dur'] / 1e6 / steps
     return seconds.most_common()

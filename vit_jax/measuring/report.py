@@ -61,8 +61,10 @@ def text(found: Mapping[str, Any]) -> str:
     for name, row in found['subjects'].items():
         images = range_ = ''
         if 'images_per_second' in row:
-            images = f'{row["images_per_second"]:,.4g}'
-            range_ = f'({row["slowest"]:,.4g} - {row["fastest"]:,.4g})'
+            images, slowest, fastest = (
+                f'{row[key]:,.4g}' if row[key] < 1e4 else f'{row[key]:,.0f}'
+                for key in ('images_per_second', 'slowest', 'fastest'))
+            range_ = f'({slowest} - {fastest})'
         line = f'{name:24}{images:>10}{range_:>22}{1e3 * row["seconds"]:10,.1f}'
         if 'flops_per_second' in row:
             line += f'{row["flops_per_second"] / 1e9:10,.1f}{row["share_of_matmul"]:11.0%}'

@@ -1,8 +1,9 @@
-"""Linear layers, LayerNorm, GELU: Flax's, or in the form that a CPU computes fastest in bfloat16.
+"""Linear layers, LayerNorm, GELU: Flax's, or in the form that a CPU or a GPU computes fastest.
 
-With XLA's kernels for CPUs (jaxlib 0.10.1) a product of bfloat16 matrices with a bfloat16 result
-runs at half the speed of the same with a float32 result, rounded afterwards; and a sum over the
-rows of a batch, the gradient of every bias and scale, at a fraction of a product with ones.
+On a CPU that is for bfloat16. With XLA's kernels for CPUs (jaxlib 0.10.1) a product of bfloat16
+matrices with a bfloat16 result runs at half the speed of the same with a float32 result, rounded
+afterwards; and a sum over the rows of a batch, the gradient of every bias and scale, at a fraction
+of a product with ones.
 """
 
 import functools
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-KERNELS = ('auto', 'xla', 'cpu')  # auto: as xla, where training/chosen.py does not choose
+KERNELS = ('auto', 'xla', 'cpu', 'gpu')  # auto: as xla, where training/chosen.py does not choose
 ROWS = 8  # of ones: a product with fewer is a matter of single vectors, ten times as slow
 
 
@@ -31,11 +32,40 @@ def layer_norm(kernel: str) -> type[nn.Module]:
 def pointwise(kernel: str, function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """A function of single numbers, computed by one of KERNELS.
 
-    By `cpu` it is computed in float32 and rounded once, not after each operation, and the backward
-    pass computes it again from its argument.
+    By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation, and the
+    backward pass computes it again from its argument.
     """
     return jax.checkpoint(lambda x: function(x.astype(jnp.float32)).astype(x.dtype)) if (
-        kernel == 'cpu') else function
+        kernel in ('cpu', 'gpu')) else function
+
+
+def patches(kernel: str) -> type[nn.Module]:
+    """nn.Conv of patches that do not overlap, computed by one of KERNELS."""
+    return GpuPatches if kernel == 'gpu' else nn.Conv
+
+
+class GpuPatches(nn.Conv):
+    """nn.Conv of patches that do not overlap, with the same parameters, as a 1x1 convolution.
+
+    cuDNN's convolution of images of three channels takes twenty times as long (B/16 on an H200).
+    """
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'batch height width channels']
+                 ) -> Float[Array, 'batch rows columns features']:
+        (height, width), channels = self.kernel_size, images.shape[-1]
+        kernel = self.param('kernel', self.kernel_init, (height, width, channels, self.features),
+                            self.param_dtype).astype(self.dtype)
+        bias = self.param('bias', self.bias_init, (self.features,), self.param_dtype)
+        rows, columns = images.shape[1] // height, images.shape[2] // width
+        x = images[:, :rows * height, :columns * width].astype(self.dtype).reshape(
+            -1, rows, height, columns, width, channels)
+        # No product of matrices: XLA would lay out all that follows with the images side by side.
+        y = jax.lax.conv_general_dilated(
+            x.swapaxes(2, 3).reshape(-1, rows, columns, height * width * channels),
+            kernel.reshape(1, 1, -1, self.features), (1, 1), 'VALID',
+            dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        return y + bias.astype(self.dtype)
 
 
 class CpuDense(nn.DenseGeneral):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, number, one_of, whole
-from vit_jax.models import linear, resnet
+from vit_jax.models import kernels, linear, resnet
 from vit_jax.models.dropout import Dropout
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
@@ -110,8 +110,9 @@ class ViT(nn.Module):
         if self.resnet is not None:
             images = resnet.Backbone(**self.resnet, dtype=self.block.dtype, unroll=self.unroll,
                                      remat_policy=self.remat_policy, name='resnet')(images)[-1]
-        x = nn.Conv(self.block.hidden_size, patch, strides=patch, padding='VALID',
-                    dtype=self.block.dtype, name='embedding')(images)
+        x = linear.patches(self.block.linear_kernel)(
+            self.block.hidden_size, patch, strides=patch, padding='VALID', dtype=self.block.dtype,
+            name='embedding')(images)
         return x.reshape(x.shape[0], -1, self.block.hidden_size)
 
     def encode(self, x, grid, shared, train, return_intermediates):
@@ -130,10 +131,13 @@ class ViT(nn.Module):
                          in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
                          static_argnums=static)(self.block, *tokens, **options)
 
-        if (self.pool != 'cls' or self.block.position == 'relative' or return_intermediates
-                or self.is_initializing()):
-            return layers(self.num_layers, name='blocks')(
+        length, whole = x.shape[1], return_intermediates or self.is_initializing()
+        if (self.block.attention_kernel, self.block.position_at) == ('cudnn', 'stem') and not whole:
+            x = jnp.pad(x, ((0, 0), (0, length % 2), (0, 0)))  # or every layer would, see attention
+        if self.pool != 'cls' or self.block.position == 'relative' or whole:
+            x, out = layers(self.num_layers, name='blocks')(
                 x, rates, shared, train, return_intermediates)
+            return x[:, :length], out
         # The head reads the class token: of the last layer only that is computed.
         stacked, tree = jax.tree.flatten(({'params': self.get_variable('params', 'blocks')}, rates))
         # Split, because the gradient of two slices would be the sum of two arrays of all layers.
@@ -148,7 +152,7 @@ class ViT(nn.Module):
         for part in first:
             x = apply(layers(self.num_layers - 1, parent=None), part, x)
         block = remat(kind, self.remat_policy, static)(self.block, *tokens, wanted=1, parent=None)
-        return apply(block, [p[0] for p in last], x), {}
+        return apply(block, [p[0] for p in last], x[:, :length]), {}
 
     def pool_tokens(self, x):
         """Equation 4, or one of its alternatives (appendix D.3)."""
@@ -181,26 +185,16 @@ class ViT(nn.Module):
             raise UserError('model.position is relative, which cannot be shared in axial '
                             'attention, where the lengths of rows and columns may differ: set '
                             'model.position_at to every_layer.')
-        if self.block.attention_kernel == 'cudnn':
-            self._check_cudnn()
+        if self.block.attention_kernel == 'cudnn' and (wrong := kernels.beyond_cudnn(
+                vars(self.block) | {'attention': self.attention})):
+            raise UserError('model.attention_kernel is cudnn, which does not compute '
+                            f'{", ".join(wrong)}. Change that, or take xla.')
         if self.resnet is not None:
             resnet.check_backbone(self.resnet)
             if self.resnet['preactivation']:
                 raise UserError('model.resnet.preactivation is True, which leaves the features '
                                 'that a hybrid takes as patches without normalisation: set it to '
                                 'False.')
-
-    def _check_cudnn(self):
-        block, head = self.block, self.block.hidden_size // self.block.num_heads
-        wrong = [f'{what} (expected {expected})' for fits, what, expected in (
-            (block.dtype == 'bfloat16', f'model.dtype {block.dtype}', 'bfloat16'),
-            (head <= 128 and head % 8 == 0, f'heads of size {head}', '8, 16, ... or 128'),
-            (self.attention == 'full', f'model.attention {self.attention}', 'full'),
-            (block.position != 'relative', 'model.position relative', 'another'),
-            (not block.attention_dropout_rate, 'model.attention_dropout_rate', '0')) if not fits]
-        if wrong:
-            raise UserError('model.attention_kernel is cudnn, which does not compute '
-                            f'{", ".join(wrong)}. Change that, or take xla.')
 
 
 def as_pair(size, field: str = 'size') -> tuple[int, int]:

@@ -4,7 +4,6 @@ docs/performance.md has the measurements. Nothing here changes more than the ord
 """
 
 import contextlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,14 +19,18 @@ from vit_jax.workdir import record
 # The value of a field that leaves the choice.
 OPEN = {'unroll': 0, 'remat_policy': 'auto', 'attention_kernel': 'auto',
         'linear_kernel': 'auto'}
-# Without their loops, models of many layers and ResNets take minutes to compile.
+# Without their loops, models of many layers and ResNets take minutes to compile; on a GPU H/14, of
+# 32 layers, took one.
 MOST_LAYERS = 12
 
 # By platform. CPU, jax 0.10.1, Ti/16 in float32: 1.09 times the speed without the loop over layers,
 # 0.85 times with `products`, which computes masks of dropout, GELUs and attention weights again.
 # TPU (v5e, by its compiler), B/16 in bfloat16: the activations of an image need 0.050 GiB with
-# `products` and 0.183 with `none`. GPU: as TPU, not measured. models/kernels.py has the rest.
+# `products` and 0.183 with `none`. GPU with attention by cudnn (H200, jax 0.11.2, B/16, bfloat16):
+# 1.27 times the speed without the loop, which copies what it keeps, and `products`. Other GPUs: as
+# TPU, not measured. models/kernels.py has the rest.
 CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
+           'cudnn': {'unroll': 48, 'remat_policy': 'none'},
            'gpu': {'unroll': 1, 'remat_policy': 'products'},
            'tpu': {'unroll': 1, 'remat_policy': 'products'}}
 # As so many devices JAX shows a CPU of as many cores or more: one device leaves cores idle in all
@@ -92,14 +95,18 @@ def shown_devices(config: ConfigDict) -> int:
     return shown
 
 
-def for_platform(config: ConfigDict, platform: str) -> FrozenConfigDict:
+def for_platform(config: ConfigDict, platform: str, device: jax.Device | None = None
+                 ) -> FrozenConfigDict:
     """The config with what it leaves open in `model` chosen for 'cpu', 'gpu' or 'tpu'.
 
-    Platforms that the table does not have are treated as GPUs.
+    Platforms that the table does not have are treated as GPUs. `device` is as in kernels.fastest.
     """
-    model = config.model
-    choices = CHOICES.get(platform, CHOICES['gpu']) | kernels.fastest(model, platform)
-    if (model.resnet and model.resnet.units) or model.num_layers > MOST_LAYERS:
+    model, fastest = config.model, kernels.fastest(config.model, platform, device)
+    has_resnet = model.resnet and model.resnet.units
+    if fastest.get('attention_kernel') == 'cudnn' and not has_resnet:
+        platform = 'cudnn'
+    choices = CHOICES.get(platform, CHOICES['gpu']) | fastest
+    if has_resnet or model.num_layers > choices['unroll']:
         choices = choices | {'unroll': 1}
     return FrozenConfigDict(config_lib.changed(config, {
         f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}))
@@ -107,8 +114,7 @@ def for_platform(config: ConfigDict, platform: str) -> FrozenConfigDict:
 
 def check_kernel(model: Mapping[str, Any], device: jax.Device) -> None:
     """Raises UserError for a model.attention_kernel that a device does not have."""
-    found = getattr(device, 'compute_capability', '')  # NVIDIA's are as 9.0, AMD's as gfx90a
-    if model.get('attention_kernel') == 'cudnn' and not re.match(r'[89]\.|\d\d', str(found)):
+    if model.get('attention_kernel') == 'cudnn' and not kernels.has_cudnn(device):
         raise UserError('model.attention_kernel is cudnn, which is for NVIDIA GPUs from compute '
                         f'capability 8.0 (Ampere) on, and this is {device.platform} '
                         f'({device.device_kind}), which has: xla, cpu. Add '

@@ -49,7 +49,7 @@ class Program:
         """
         self.mesh, self.teacher = mesh, teacher
         self._platform = platform or mesh.devices.flat[0].platform
-        config = chosen.for_platform(config, self._platform)
+        config = chosen.for_platform(config, self._platform, mesh.devices.flat[0])
         chosen.check_kernel(config.model, mesh.devices.flat[0])
         sharding.check_model(config.model, mesh)
         sharding.data_share(mesh, mesh.devices.flat[0].process_index)

@@ -38,7 +38,7 @@ def prepare(weights: Weights, paths: Sequence[str]) -> Images:
 def fastest_model(weights: Weights) -> nn.Module:
     """The model that the weights are for, computed by the fastest kernels of this machine."""
     return models.build(weights.model, weights.num_classes,
-                        **kernels.fastest(weights.model, jax.default_backend()))
+                        **kernels.fastest(weights.model, jax.default_backend(), jax.devices()[0]))
 
 
 def predictor(weights: Weights) -> Callable[[Images], Outputs]:
