@@ -67,7 +67,7 @@ def _attend(query, key, value, bias, kernel, tokens):
         return cpu_attention.attend(query, key, value)
     if kernel != 'cudnn' or query.shape[1] != length:
         return jax.nn.dot_product_attention(query, key, value, bias, implementation='xla')
-    if length % 2:  # of an odd number jax 0.10 refuses gradients: one more, which is masked
+    if length % 2:  # of an odd number JAX refuses gradients: one more, which is masked
         query, key, value = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)))
                              for x in (query, key, value))
     if key.shape[1] > tokens:

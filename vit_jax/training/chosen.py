@@ -116,7 +116,7 @@ def check_kernel(model: Mapping[str, Any], device: jax.Device) -> None:
     """Raises UserError for a model.attention_kernel that a device does not have."""
     if model.get('attention_kernel') == 'cudnn' and not kernels.has_cudnn(device):
         raise UserError('model.attention_kernel is cudnn, which is for NVIDIA GPUs from compute '
-                        f'capability 8.0 (Ampere) on, and this is {device.platform} '
+                        f'capability 8.0 (Ampere) on, with cuDNN; this is {device.platform} '
                         f'({device.device_kind}), which has: xla, cpu. Add '
                         '--config.model.attention_kernel=xla')
 
