@@ -15,7 +15,7 @@ import jax
 
 from vit_jax import cli, machine, sweep
 from vit_jax import config as config_lib
-from vit_jax.measuring import rounds, workloads
+from vit_jax.measuring import report, rounds, workloads
 from vit_jax.training import accumulation, chosen, sharding
 from vit_jax.training.program import Program
 from vit_jax.workdir.outcome import name_of
@@ -52,9 +52,9 @@ def main(argv=None):
     print(f'{options.part}, images/s: median (slowest - fastest) of {options.rounds} rounds')
     reference = next(iter(timings.values())).median
     for name, timing in timings.items():
-        median, slowest, fastest = (subjects[name].images / seconds for seconds in (
+        median, slowest, fastest = (report.rate(subjects[name].images / seconds) for seconds in (
             timing.median, timing.slowest, timing.fastest))
-        print(f'{name:40}{median:10,.4g}  ({slowest:,.4g} - {fastest:,.4g})'
+        print(f'{name:40}{median:>10}  ({slowest} - {fastest})'
               f'{reference / timing.median:8.2f} times')
 
 

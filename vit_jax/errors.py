@@ -49,7 +49,8 @@ def report(error: BaseException) -> None:
         log.error("error: %s. Training needs more packages: pip install -e '.[train]'", text)
     elif isinstance(error, RuntimeError) and 'RESOURCE_EXHAUSTED' in text:  # JAX's
         log.error('error: out of memory: %s\nLower batch_size or image_size, or add '
-                  '--config.accum_steps=0, which splits the batch into parts that fit.',
+                  '--config.accum_steps=0, which splits the batch into parts that fit. On a GPU '
+                  '--config.model.remat_policy=products keeps less.',
                   text.partition('\n')[0].removeprefix('RESOURCE_EXHAUSTED: '))
     else:
         log.error('stopped by an unexpected error', exc_info=error)

@@ -46,7 +46,8 @@ def test_a_continued_run_keeps_what_it_has_recorded():
     recorded = {'unroll': 1, 'remat_policy': 'nothing_saveable', 'num_layers': 12}
     config = config_lib.base('b16')
     assert chosen.kept(config.model, recorded) == {
-        'model.unroll': 1, 'model.remat_policy': 'nothing_saveable', 'model.linear_kernel': 'xla'}
+        'model.unroll': 1, 'model.remat_policy': 'nothing_saveable',
+        'model.attention_kernel': 'xla', 'model.linear_kernel': 'xla'}
     assert chosen.kept(config.model, {'attention_kernel': 'cudnn', 'linear_kernel': 'cpu'}) == {
         'model.attention_kernel': 'cudnn', 'model.linear_kernel': 'cpu'}
     config.model.update(unroll=4, attention_kernel='xla', linear_kernel='xla')
@@ -84,16 +85,22 @@ def test_kernels_that_a_device_has(monkeypatch):
     ('b16', 'bfloat16', (48, 'none', 'cudnn', 'gpu')),
     ('h14', 'bfloat16', (48, 'none', 'cudnn', 'gpu')),
     ('r50_b16', 'bfloat16', (1, 'products', 'cudnn', 'gpu')),
+    ('b16*5', 'bfloat16', (1, 'products', 'cudnn', 'gpu')),
     ('b16', 'float32', (1, 'products', 'xla', 'xla')),
     ('axial_b16', 'bfloat16', (1, 'products', 'xla', 'xla'))])
 def test_what_is_chosen_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch):
-    """Without a loop over layers, but for the residual units of a hybrid."""
+    """Without a loop over layers, but for the residual units of a hybrid and many layers."""
     monkeypatch.setattr(kernels, 'has_cudnn', lambda device: device is DEVICE)
-    config = config_lib.base(model)
+    config = config_lib.base(model.removesuffix('*5'))
     config.model.dtype = dtype
+    if model.endswith('*5'):
+        config.model.num_layers *= 5
     found = chosen.for_platform(config, 'gpu', DEVICE).model
     assert tuple(found[field] for field in chosen.OPEN) == expected
     found = chosen.for_platform(config, 'gpu').model  # of a GPU that is only planned for
+    assert tuple(found[field] for field in chosen.OPEN) == (1, 'products', 'xla', 'xla')
+    config.model.attention_kernel = 'xla'
+    found = chosen.for_platform(config, 'gpu', DEVICE).model  # the same, where it is asked for
     assert tuple(found[field] for field in chosen.OPEN) == (1, 'products', 'xla', 'xla')
 
 

@@ -47,6 +47,11 @@ def make(program: Program, subjects: Mapping[str, Workload], timings: Mapping[st
             'peak_memory': {'vit_jax': workloads.peak_memory()}}
 
 
+def rate(value: float) -> str:
+    """A number to four digits, and to more where it has more before the point."""
+    return f'{value:,.4g}' if value < 9999.5 else f'{value:,.0f}'
+
+
 def text(found: Mapping[str, Any]) -> str:
     """The table for people."""
     height, width = found['image_size']
@@ -62,8 +67,7 @@ def text(found: Mapping[str, Any]) -> str:
         images = range_ = ''
         if 'images_per_second' in row:
             images, slowest, fastest = (
-                f'{row[key]:,.4g}' if row[key] < 1e4 else f'{row[key]:,.0f}'
-                for key in ('images_per_second', 'slowest', 'fastest'))
+                rate(row[key]) for key in ('images_per_second', 'slowest', 'fastest'))
             range_ = f'({slowest} - {fastest})'
         line = f'{name:24}{images:>10}{range_:>22}{1e3 * row["seconds"]:10,.1f}'
         if 'flops_per_second' in row:

@@ -21,7 +21,6 @@ class Attention(nn.Module):
     dtype: jax.typing.DTypeLike  # of the computation, but for the softmax, which is in float32
     kernel: str = 'auto'  # one of KERNELS
     linear_kernel: str = 'auto'  # one of linear.KERNELS
-    tokens: int | None = None  # of the context; further ones only fill up, and get no attention
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch queries hidden'],
@@ -50,31 +49,30 @@ class Attention(nn.Module):
                 attention_weights(query, key, bias), train).astype(value.dtype)
             y = jnp.einsum('bhqk,bkhd->bqhd', dropped, value)
         else:
-            y = _attend(query, key, value, bias, self.kernel, self.tokens or key.shape[1])
+            y = _attend(query, key, value, bias, self.kernel)
         y = dense(hidden_size, axis=(-2, -1), kernel_init=nn.initializers.xavier_uniform(),
                   dtype=self.dtype, name='out')(y)
         return y, weights
 
 
-def _attend(query, key, value, bias, kernel, tokens):
+def _attend(query, key, value, bias, kernel):
     """attention_weights(query, key, bias) value, by one of KERNELS.
 
     Others than 'xla' compute self-attention without a bias. That of fewer queries, such as the
     class token of the last layer, costs little, and XLA computes it.
     """
-    length, lengths = key.shape[1], None
-    if kernel == 'cpu' and query.shape[1] == length and bias is None:
+    tokens, lengths = key.shape[1], None
+    if kernel == 'cpu' and query.shape[1] == tokens and bias is None:
         return cpu_attention.attend(query, key, value)
-    if kernel != 'cudnn' or query.shape[1] != length:
+    if kernel != 'cudnn' or query.shape[1] != tokens:
         return jax.nn.dot_product_attention(query, key, value, bias, implementation='xla')
-    if length % 2:  # of an odd number JAX refuses gradients: one more, which is masked
+    if tokens % 2:  # of an odd number JAX refuses gradients: one more, which is masked
         query, key, value = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)))
                              for x in (query, key, value))
-    if key.shape[1] > tokens:
         lengths = nn.with_logical_constraint(jnp.full(len(key), tokens, jnp.int32), ('batch',))
     return jax.nn.dot_product_attention(
         query, key, value, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
-        implementation='cudnn')[:, :length]
+        implementation='cudnn')[:, :tokens]
 
 
 def attention_weights(query: Float[Array, 'batch queries heads head_dim'],

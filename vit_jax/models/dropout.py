@@ -20,7 +20,6 @@ class Dropout(nn.Module):
 
     rate: float
     kernel: str = 'auto'  # one of linear.KERNELS
-    tokens: int | None = None  # of x[:, tokens]; further ones only fill up, and become zero
 
     @nn.compact
     def __call__(self, x: Float[Array, '... features'], train: bool
@@ -29,13 +28,11 @@ class Dropout(nn.Module):
         threshold = min(round(self.rate * 2**16), 2**16 - 1)
         if not train or not threshold:
             return x
-        *rows, features = (x[:, :self.tokens] if self.tokens else x).shape
+        *rows, features = x.shape
         pairs = random_bits(self.make_rng('dropout'), (*rows, -(-features // 2)))
         # The upper halves after the lower ones: side by side a CPU would take them one by one.
         kept = jnp.concatenate([half >= threshold for half in (pairs & 0xffff, pairs >> 16)],
                                axis=-1)[..., :features]
-        if kept.shape != x.shape:
-            kept = jnp.pad(kept, ((0, 0), (0, x.shape[1] - kept.shape[1]), (0, 0)))
         if self.kernel == 'gpu':  # drawn once, before the operations that read them are fused
             kept = jax.lax.optimization_barrier(kept)
         # In float32, because bfloat16 cannot represent the factor.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from typing import Annotated
 
 import flax.linen as nn
@@ -42,9 +41,9 @@ class BlockFields:
                                 'cpu: the fastest on a CPU; cudnn: flash attention of NVIDIA GPUs, '
                                 'in bfloat16; auto: chosen for the machine'] = 'auto'
     linear_kernel: Annotated[str, one_of(*linear.KERNELS), 'what computes linear layers, '
-                             'LayerNorms, GELUs and dropout of the blocks, and patches; cpu: the '
-                             'fastest in bfloat16 on a CPU; gpu: on an NVIDIA GPU; auto: chosen '
-                             'for the machine'] = 'auto'
+                             'LayerNorms and GELUs of the blocks, or with gpu patches, GELUs and '
+                             'dropout; cpu: the fastest in bfloat16 on a CPU; gpu: on an NVIDIA '
+                             'GPU; auto: chosen for the machine'] = 'auto'
     layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '
                                 'branches; 0: no factors'] = 0.0
     gelu: Annotated[str, one_of(*GELU),
@@ -65,21 +64,19 @@ class Mlp(nn.Module):
     """Two dense layers with a GELU between, dropout after each (equation 3)."""
 
     fields: BlockFields
-    tokens: int | None = None  # as in Dropout
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'], train: bool):
         fields = self.fields
-        dropout = functools.partial(Dropout, fields.dropout_rate, fields.linear_kernel, self.tokens)
         dense = functools.partial(
             linear.dense(fields.linear_kernel), kernel_init=nn.initializers.xavier_uniform(),
             bias_init=nn.initializers.normal(stddev=1e-6), dtype=fields.dtype)
         x = dense(fields.mlp_dim, name='dense1')(x)
         x = linear.pointwise(fields.linear_kernel, GELU[fields.gelu])(
             nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
-        x = dropout()(x, train)
+        x = Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
         x = dense(fields.hidden_size, name='dense2')(x)
-        return dropout()(x, train)
+        return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
 
 
 class EncoderBlock(nn.Module):
@@ -100,7 +97,7 @@ class EncoderBlock(nn.Module):
         `depth_rate` is of stochastic depth in this layer, `embedding` the position embedding that
         all layers share; None for none.
         """
-        fields, tokens = self.fields, math.prod(self.grid) + self.class_token
+        fields = self.fields
         # On many devices every example stays where it is, and parameters come to it.
         x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
         x, relative = Position(fields.position, fields.position_at, self.grid, fields.num_heads,
@@ -110,12 +107,12 @@ class EncoderBlock(nn.Module):
         y = norm(name='norm1')(x)
         x = x[:, :self.wanted]
         y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
-                               fields.attention_kernel, fields.linear_kernel, tokens,
+                               fields.attention_kernel, fields.linear_kernel,
                                name='attention')(
             y[:, :self.wanted], y, relative, train, return_intermediates)
-        y = Dropout(fields.dropout_rate, fields.linear_kernel, tokens)(y, train)
+        y = Dropout(fields.dropout_rate, fields.linear_kernel)(y, train)
         x = x + self.branch(y, depth_rate, train, 'scale1')
-        y = Mlp(fields, tokens, name='mlp')(norm(name='norm2')(x), train)
+        y = Mlp(fields, name='mlp')(norm(name='norm2')(x), train)
         x = x + self.branch(y, depth_rate, train, 'scale2')
         return x, {'tokens': x, 'attention': weights} if return_intermediates else None
 

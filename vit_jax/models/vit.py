@@ -131,13 +131,10 @@ class ViT(nn.Module):
                          in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
                          static_argnums=static)(self.block, *tokens, **options)
 
-        length, whole = x.shape[1], return_intermediates or self.is_initializing()
-        if (self.block.attention_kernel, self.block.position_at) == ('cudnn', 'stem') and not whole:
-            x = jnp.pad(x, ((0, 0), (0, length % 2), (0, 0)))  # or every layer would, see attention
-        if self.pool != 'cls' or self.block.position == 'relative' or whole:
-            x, out = layers(self.num_layers, name='blocks')(
+        if (self.pool != 'cls' or self.block.position == 'relative' or return_intermediates
+                or self.is_initializing()):
+            return layers(self.num_layers, name='blocks')(
                 x, rates, shared, train, return_intermediates)
-            return x[:, :length], out
         # The head reads the class token: of the last layer only that is computed.
         stacked, tree = jax.tree.flatten(({'params': self.get_variable('params', 'blocks')}, rates))
         # Split, because the gradient of two slices would be the sum of two arrays of all layers.
@@ -152,7 +149,7 @@ class ViT(nn.Module):
         for part in first:
             x = apply(layers(self.num_layers - 1, parent=None), part, x)
         block = remat(kind, self.remat_policy, static)(self.block, *tokens, wanted=1, parent=None)
-        return apply(block, [p[0] for p in last], x[:, :length]), {}
+        return apply(block, [p[0] for p in last], x), {}
 
     def pool_tokens(self, x):
         """Equation 4, or one of its alternatives (appendix D.3)."""

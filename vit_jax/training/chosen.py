@@ -103,7 +103,8 @@ def for_platform(config: ConfigDict, platform: str, device: jax.Device | None = 
     """
     model, fastest = config.model, kernels.fastest(config.model, platform, device)
     has_resnet = model.resnet and model.resnet.units
-    if fastest.get('attention_kernel') == 'cudnn' and not has_resnet:
+    if (fastest.get('attention_kernel') == 'cudnn' and not has_resnet
+            and model.num_layers <= CHOICES['cudnn']['unroll']):
         platform = 'cudnn'
     choices = CHOICES.get(platform, CHOICES['gpu']) | fastest
     if has_resnet or model.num_layers > choices['unroll']:
@@ -125,9 +126,9 @@ def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """What a continued run goes on with: the choices that it has recorded, by dotted field.
 
     `model` and `recorded` are `config.model`, today's and that of the workdir, which versions
-    without model.linear_kernel have begun by xla.
+    without one of the kernels have begun by xla.
     """
-    recorded = {'linear_kernel': 'xla'} | dict(recorded)
+    recorded = {'attention_kernel': 'xla', 'linear_kernel': 'xla'} | dict(recorded)
     return {f'model.{field}': recorded[field] for field in OPEN
             if is_open(model, field) and field in recorded}
 

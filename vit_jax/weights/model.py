@@ -113,10 +113,10 @@ def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int
 
 def with_defaults(fields: Mapping) -> dict:
     """All fields of a model, from its sizes and those that differ from the defaults."""
-    # Not by what training was computed, which another machine may lack.
+    # Not by what training was computed, which another machine may lack, or compile for minutes.
     return models.fields('b16' if 'hidden_size' in fields else 'r50x1') | {
         name: value for name, value in fields.items()
-        if name not in ('attention_kernel', 'linear_kernel')}
+        if name not in ('attention_kernel', 'linear_kernel', 'unroll', 'remat_policy')}
 
 
 def _get(flat, name, ndim):
