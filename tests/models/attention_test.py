@@ -80,9 +80,10 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize('kernel', ['auto', 'xla', 'cudnn'])
 @pytest.mark.parametrize(('queries', 'tokens', 'expected'), [
-    (6, 6, (2, 6, 2, 8)), (5, 5, (2, 6, 2, 8)), (1, 5, None)])
+    (6, 6, (2, 6, 2, 8)), (5, 5, (2, 6, 2, 8)), (1, 5, None), (64, 64, (2, 66, 2, 8)),
+    (191, 191, (2, 194, 2, 8)), (128, 128, (2, 128, 2, 8))])
 def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
-    """Outputs and gradients. cuDNN gets self-attention only, and an even number of tokens."""
+    """Outputs and gradients. cuDNN gets self-attention only, and no number that it fails with."""
     x, context = random_images(2, queries, 16), random_images(2, tokens, 16, seed=2)
     module = attention.Attention(2, 0.0, 'float32', kernel)
     init = functools.partial(module.init, context=context)

@@ -40,8 +40,11 @@ def test_an_nvidia_gpu_has_cudnn_from_ampere_on(cudnn):
     assert not kernels.has_cudnn(jax.devices()[0])
 
 
-def test_cudnn_may_not_be_installed():
-    """JAX on this machine raises what it raises beside a GPU without the library."""
+def test_cudnn_may_not_be_installed(monkeypatch):
+    def raises(*_, implementation):
+        raise RuntimeError(f'{implementation} is not detected.')  # as JAX does
+
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', raises)
     assert not kernels.has_cudnn(gpu('9.0'))
 
 

@@ -66,8 +66,11 @@ def _attend(query, key, value, bias, kernel):
         return cpu_attention.attend(query, key, value)
     if kernel != 'cudnn' or query.shape[1] != tokens:
         return jax.nn.dot_product_attention(query, key, value, bias, implementation='xla')
-    if tokens % 2:  # of an odd number JAX refuses gradients: one more, which is masked
-        query, key, value = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)))
+    more = tokens % 2  # of an odd number JAX refuses gradients
+    if (tokens + more) % 128 == 64:  # cuDNN's may be NaN: github.com/pytorch/pytorch/issues/196678
+        more += 2
+    if more:  # which are masked
+        query, key, value = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
                              for x in (query, key, value))
         lengths = nn.with_logical_constraint(jnp.full(len(key), tokens, jnp.int32), ('batch',))
     return jax.nn.dot_product_attention(
