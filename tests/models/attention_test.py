@@ -80,19 +80,32 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize('kernel', ['auto', 'xla', 'cudnn'])
 @pytest.mark.parametrize(('queries', 'tokens', 'expected'), [
-    (6, 6, (2, 6, 2, 8)), (5, 5, (2, 6, 2, 8)), (1, 5, None), (64, 64, (2, 66, 2, 8)),
-    (191, 191, (2, 194, 2, 8)), (128, 128, (2, 128, 2, 8))])
+    (6, 6, 6), (5, 5, 6), (1, 5, None), (64, 64, 66), (191, 191, 194), (128, 128, 128)])
 def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
     """Outputs and gradients. cuDNN gets self-attention only, and no number that it fails with."""
     x, context = random_images(2, queries, 16), random_images(2, tokens, 16, seed=2)
-    module = attention.Attention(2, 0.0, 'float32', kernel)
+    module = attention.Attention(2, 0.0, 'float32', kernel, tokens=tokens)
     init = functools.partial(module.init, context=context)
     params = randomised(types.SimpleNamespace(init=init), x)
     asked.clear()
-    found = loss_and_gradients(lambda params, *inputs: module.apply(
-        {'params': params}, *inputs)[0], params, x, context)
-    assert asked == ([expected] if kernel == 'cudnn' and expected else [])
+
+    def filled_up(params, *inputs):
+        more = attention.more_tokens(tokens) if kernel == 'cudnn' and expected else 0
+        inputs = (jnp.pad(y, ((0, 0), (0, more), (0, 0)), mode='edge') for y in inputs)
+        return module.apply({'params': params}, *inputs)[0][:, :queries]
+
+    found = loss_and_gradients(filled_up, params, x, context)
+    assert asked == ([(2, expected, 2, 8)] if kernel == 'cudnn' and expected else [])
     assert_all_close(found, loss_and_gradients(by_jax, params, x, context))
+
+
+@pytest.mark.parametrize('tokens', [5, 64, 191])
+def test_cudnn_does_not_get_what_it_fails_with(tokens, asked):
+    """Where nothing was filled up, as when weights of every layer are asked for."""
+    x = random_images(2, tokens, 16)
+    module = attention.Attention(2, 0.0, 'float32', 'cudnn')
+    module.apply(module.init(jax.random.key(0), x, x), x, x)
+    assert not asked
 
 
 @pytest.mark.parametrize('fields', [dict(), dict(pool='gap'), dict(pool='map')], ids=str)
@@ -113,9 +126,9 @@ def test_a_model_asks_for_its_kernel(fields, asked):
     dict(position_at='every_layer'), dict(position_at='shared')], ids=str)
 @pytest.mark.parametrize('width', [8, 20])  # an even and an odd number of patches
 def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
-    """Nor what dropout leaves out: outputs and gradients are those of XLA."""
+    """Outputs and gradients are those of XLA."""
     images = random_images(2, 12, width, 3)
-    model = models.build(SMALL, 5, dropout_rate=0.2, **fields)
+    model = models.build(SMALL, 5, **fields)
     params = randomised(model, images)
 
     def by(kernel):  # in float32, which build does not allow for cuDNN itself
@@ -123,7 +136,7 @@ def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
         found = model.clone(block=dataclasses.replace(model.block, attention_kernel=kernel,
                                                       linear_kernel=linear))
         return loss_and_gradients(lambda params: found.apply(
-            {'params': params}, images, train=True, rngs={'dropout': jax.random.key(2)}), params)
+            {'params': params}, images, train=True), params)
 
     expected, found = by('xla'), by('cudnn')
     assert asked

@@ -9,8 +9,7 @@ from tests.support.parameters import randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import linear, variants
-from vit_jax.models.encoder import GELU
+from vit_jax.models import dropout, encoder, linear, variants, vit
 
 IMAGES = (2, 8, 12, 3)
 FIELDS = [dict(), dict(pool='gap', layer_scale_init=0.5), dict(pool='map'),
@@ -33,18 +32,38 @@ def loss_and_gradients(model, params, images):
     return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, images)
 
 
+def assert_all_close(found, expected):
+    rounding = 1e-7 * max(np.abs(x).max() for x in jax.tree.leaves(expected))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(
+        a, b, atol=1e-5 * np.abs(b).max() + rounding), found, expected)
+
+
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
 @pytest.mark.parametrize('fields', FIELDS, ids=str)
 def test_a_model_has_the_same_parameters_outputs_and_gradients(fields, kernel):
+    if kernel == 'gpu':  # which draws other numbers, see below
+        fields = {name: value for name, value in fields.items() if name != 'dropout_rate'}
     images = random_images(*IMAGES)
     initial = [build(each, **fields).init(jax.random.key(0), images) for each in ('xla', kernel)]
     jax.tree.map(np.testing.assert_array_equal, *initial)
     params = randomised(build('xla', **fields), images)
     expected, found = (loss_and_gradients(build(each, **fields), params, images)
                        for each in ('xla', kernel))
-    rounding = 1e-7 * max(np.abs(x).max() for x in jax.tree.leaves(expected))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(
-        a, b, atol=1e-5 * np.abs(b).max() + rounding), found, expected)
+    assert_all_close(found, expected)
+
+
+@pytest.mark.parametrize('fields', [dict(), dict(unroll=1), dict(remat_policy='products')], ids=str)
+def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
+    """Beside a model of XLA's layers whose dropout draws the same."""
+    images, fields = random_images(*IMAGES), dict(dropout_rate=0.3, gelu='erf') | fields
+    params = randomised(build('xla', **fields), images)
+    other, found = (loss_and_gradients(build(kernel, **fields), params, images)
+                    for kernel in ('xla', 'gpu'))
+    for module in (encoder, vit):
+        monkeypatch.setattr(module, 'Dropout', lambda rate, kernel: dropout.Dropout(rate, 'gpu'))
+    expected = loss_and_gradients(build('xla', **fields), params, images)
+    assert abs(other[0] - expected[0]) > 0.01 * expected[0]
+    assert_all_close(found, expected)
 
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
@@ -72,10 +91,12 @@ def test_layers_are_those_of_flax(layer, shape):
             'norm': lambda kernel: linear.layer_norm(kernel)(
                 epsilon=0.1, scale_init=normal, bias_init=normal)}[layer]
     x = random_images(*shape)
-    variables = make('cpu').init(jax.random.key(3), x)
-    jax.tree.map(np.testing.assert_array_equal, variables, make('xla').init(jax.random.key(3), x))
-    np.testing.assert_allclose(make('cpu').apply(variables, x), make('xla').apply(variables, x),
-                               atol=1e-6)
+    variables = make('xla').init(jax.random.key(3), x)
+    for kernel in ('cpu', 'gpu'):
+        jax.tree.map(np.testing.assert_array_equal, variables,
+                     make(kernel).init(jax.random.key(3), x))
+        np.testing.assert_allclose(make(kernel).apply(variables, x),
+                                   make('xla').apply(variables, x), atol=1e-6)
 
 
 def test_gradients_of_parameters_are_sums_in_float32():
@@ -115,28 +136,50 @@ def test_unknown_kernel():
         models.build(SMALL, 5, linear_kernel='tpu')
 
 
-@pytest.mark.parametrize('gelu', GELU)
-def test_functions_of_single_numbers_are_rounded_once(gelu):
+@pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
+@pytest.mark.parametrize('form', linear.GELU)
+def test_functions_of_single_numbers_are_rounded_once(form, kernel):
     x = jnp.linspace(-6, 6, 4001)
-    kept = linear.pointwise('cpu', GELU[gelu])
-    np.testing.assert_array_equal(kept(x), GELU[gelu](x))
-    rounded = x.astype(jnp.bfloat16)
-    exact = GELU[gelu](rounded.astype(jnp.float32))
-    slope = jax.vmap(jax.grad(GELU[gelu]))(rounded.astype(jnp.float32))
-    np.testing.assert_array_equal(kept(rounded), exact.astype(jnp.bfloat16))
-    found = jax.vmap(jax.grad(kept))(rounded)
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.astype(jnp.float32), slope, rtol=2 ** -8, atol=1e-6)
+    plain, found = linear.GELU[form], linear.gelu(kernel, form)
+    np.testing.assert_allclose(found(x), plain(x), atol=1e-6, rtol=0)
+    x = x.astype(jnp.bfloat16)
+    exact, slope = jax.vmap(jax.value_and_grad(plain))(x.astype(jnp.float32))
+    np.testing.assert_allclose(found(x).astype(jnp.float32), exact, rtol=2 ** -8, atol=1e-6)
+    gradient = jax.vmap(jax.grad(found))(x)
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_allclose(gradient.astype(jnp.float32), slope, rtol=2 ** -8, atol=1e-5)
+
+
+@pytest.mark.parametrize('form', linear.GELU)
+def test_large_arguments_of_gelu(form):
+    x = jnp.array([-1e4, -100, -20, 0, 20, 100, 1e4])
+    for kernel in ('xla', 'gpu'):
+        y, slope = jax.vmap(jax.value_and_grad(linear.gelu(kernel, form)))(x)
+        np.testing.assert_allclose(y, jnp.maximum(x, 0), atol=1e-6)
+        np.testing.assert_allclose(slope, [0, 0, 0, 0.5, 1, 1, 1], atol=1e-6)
 
 
 @pytest.mark.parametrize('kernel', ['xla', 'cpu'])
 def test_the_backward_pass_keeps_the_argument_alone(kernel):
     """By xla it keeps four arrays and more."""
-    function, x = linear.pointwise(kernel, GELU['tanh']), jnp.ones(64, jnp.bfloat16)
+    function, x = linear.gelu(kernel, 'tanh'), jnp.ones(64, jnp.bfloat16)
     _, pull = jax.vjp(function, x)
     arrays = [a for a in jax.tree.leaves(pull) if a.shape == x.shape]
     assert (len(arrays) == 1) == (kernel == 'cpu')
     assert kernel == 'xla' or arrays[0].dtype == jnp.bfloat16
+
+
+def test_by_a_gpu_the_backward_pass_of_an_mlp_keeps_products_and_bits():
+    """Of its hidden numbers: the first product, and what the second is of."""
+    fields = build('gpu', dtype='bfloat16', dropout_rate=0.1, mlp_dim=48).block
+    mlp, x = encoder.Mlp(fields), random_images(3, 5, fields.hidden_size).astype(jnp.bfloat16)
+    params = mlp.init(jax.random.key(0), x, False)
+    _, pull = jax.vjp(lambda params: mlp.apply(
+        params, x, True, rngs={'dropout': jax.random.key(1)}), params)
+    kept = sorted((a.dtype.name, a.size) for a in jax.tree.leaves(pull) if a.shape[:2] == (3, 5))
+    hidden, outer = 3 * 5 * 48, x.size
+    assert kept == [('bfloat16', outer), ('bfloat16', hidden), ('bfloat16', hidden),
+                    ('uint8', outer // 8), ('uint8', hidden // 8)]
 
 
 @pytest.mark.parametrize(('fields', 'shape'), [

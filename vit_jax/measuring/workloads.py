@@ -13,6 +13,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.measuring import memory
+from vit_jax.models import kernels
 from vit_jax.models.parts import in_parts
 from vit_jax.training import accumulation, sharding
 from vit_jax.training.program import Program
@@ -82,7 +83,7 @@ def inference(program: Program) -> Workload:
     with sharding.on_mesh(program.mesh):
         logits = jax.jit(lambda params, images: in_parts(
             functools.partial(program.model.apply, {'params': params}), images,
-            program.eval_parts))
+            program.eval_parts), compiler_options=kernels.compiler_options(program.model))
         about = {}
         lowered = logits.lower(params, images)
         compiled = _timed(about, 'compile', lowered.compile)

@@ -21,6 +21,7 @@ class Attention(nn.Module):
     dtype: jax.typing.DTypeLike  # of the computation, but for the softmax, which is in float32
     kernel: str = 'auto'  # one of KERNELS
     linear_kernel: str = 'auto'  # one of linear.KERNELS
+    tokens: int | None = None  # of the context; further ones only fill up, and get no attention
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch queries hidden'],
@@ -34,48 +35,56 @@ class Attention(nn.Module):
         also computes the weights, without dropout, separately.
         """
         hidden_size, dense = x.shape[-1], linear.dense(self.linear_kernel)
+        drops = train and self.dropout_rate
+        # A bias of the keys does not change the weights; as these add up to 1, that of the values
+        # can be added to the result, which is a matter of one token.
+        apart = self.linear_kernel == 'gpu' and relative is None and not drops
 
-        def project(name, tokens):
+        def project(name, tokens, **options):
             y = dense((self.num_heads, hidden_size // self.num_heads),
                       kernel_init=nn.initializers.xavier_uniform(),
-                      dtype=self.dtype, name=name)(tokens)
-            return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim'))
+                      dtype=self.dtype, name=name, **options)(tokens)
+            y, bias = y if options else (y, None)
+            return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim')), bias
 
-        query, key, value = project('query', x), project('key', context), project('value', context)
+        options = dict(bias_apart=True) if apart else {}
+        query, _ = project('query', x)
+        key, _ = project('key', context, **options)
+        value, shift = project('value', context, **options)
         bias = None if relative is None else relative_logits(query, relative)
         weights = attention_weights(query, key, bias) if return_weights else None
-        if train and self.dropout_rate:
+        if drops:
             dropped = Dropout(self.dropout_rate)(
                 attention_weights(query, key, bias), train).astype(value.dtype)
             y = jnp.einsum('bhqk,bkhd->bqhd', dropped, value)
         else:
-            y = _attend(query, key, value, bias, self.kernel)
+            y = _attend(query, key, value, bias, self.kernel, self.tokens or key.shape[1])
         y = dense(hidden_size, axis=(-2, -1), kernel_init=nn.initializers.xavier_uniform(),
-                  dtype=self.dtype, name='out')(y)
+                  dtype=self.dtype, name='out')(y, *([shift] if apart else []))
         return y, weights
 
 
-def _attend(query, key, value, bias, kernel):
+def _attend(query, key, value, bias, kernel, tokens):
     """attention_weights(query, key, bias) value, by one of KERNELS.
 
     Others than 'xla' compute self-attention without a bias. That of fewer queries, such as the
     class token of the last layer, costs little, and XLA computes it.
     """
-    tokens, lengths = key.shape[1], None
-    if kernel == 'cpu' and query.shape[1] == tokens and bias is None:
+    if kernel == 'cpu' and query.shape == key.shape and bias is None:
         return cpu_attention.attend(query, key, value)
-    if kernel != 'cudnn' or query.shape[1] != tokens:
-        return jax.nn.dot_product_attention(query, key, value, bias, implementation='xla')
-    more = tokens % 2  # of an odd number JAX refuses gradients
-    if (tokens + more) % 128 == 64:  # cuDNN's may be NaN: github.com/pytorch/pytorch/issues/196678
-        more += 2
-    if more:  # which are masked
-        query, key, value = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
-                             for x in (query, key, value))
+    lengths = None
+    if key.shape[1] > tokens:
         lengths = nn.with_logical_constraint(jnp.full(len(key), tokens, jnp.int32), ('batch',))
-    return jax.nn.dot_product_attention(
-        query, key, value, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
-        implementation='cudnn')[:, :tokens]
+    own = kernel == 'cudnn' and query.shape == key.shape and not more_tokens(key.shape[1])
+    return jax.nn.dot_product_attention(query, key, value, bias, key_value_seq_lengths=lengths,
+                                        implementation='cudnn' if own else 'xla')
+
+
+def more_tokens(tokens: int) -> int:
+    """How many tokens, to which nothing attends, cuDNN wants besides."""
+    more = tokens % 2  # of an odd number JAX refuses gradients
+    # cuDNN's may be NaN: github.com/pytorch/pytorch/issues/196678
+    return more + 2 if (tokens + more) % 128 == 64 else more
 
 
 def attention_weights(query: Float[Array, 'batch queries heads head_dim'],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Annotated
 
 import flax.linen as nn
@@ -16,11 +17,6 @@ from vit_jax.models.attention import KERNELS, Attention
 from vit_jax.models.dropout import Dropout, StochasticDepth
 from vit_jax.models.position import ALL_PLACES, PLACES, Position
 from vit_jax.models.stack import Dtype
-
-GELU = {
-    'tanh': functools.partial(nn.gelu, approximate=True),  # Google's code
-    'erf': functools.partial(nn.gelu, approximate=False),  # timm and Hugging Face
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,13 +36,13 @@ class BlockFields:
     attention_kernel: Annotated[str, one_of(*KERNELS), 'what computes attention in the blocks; '
                                 'cpu: the fastest on a CPU; cudnn: flash attention of NVIDIA GPUs, '
                                 'in bfloat16; auto: chosen for the machine'] = 'auto'
-    linear_kernel: Annotated[str, one_of(*linear.KERNELS), 'what computes linear layers, '
-                             'LayerNorms and GELUs of the blocks, or with gpu patches, GELUs and '
-                             'dropout; cpu: the fastest in bfloat16 on a CPU; gpu: on an NVIDIA '
-                             'GPU; auto: chosen for the machine'] = 'auto'
+    linear_kernel: Annotated[str, one_of(*linear.KERNELS), 'what computes linear layers and GELUs '
+                             'of the blocks, with cpu LayerNorms, with gpu patches and dropout; '
+                             'cpu: the fastest in bfloat16 on a CPU; gpu: on an NVIDIA GPU; auto: '
+                             'chosen for the machine'] = 'auto'
     layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '
                                 'branches; 0: no factors'] = 0.0
-    gelu: Annotated[str, one_of(*GELU),
+    gelu: Annotated[str, one_of(*linear.GELU),
                     "as in Google's code, or as in timm and Hugging Face"] = 'tanh'
     layer_norm_epsilon: Annotated[float, number(0, 1), 'is added to the variance'] = 1e-6
     dtype: Dtype = 'float32'
@@ -71,10 +67,14 @@ class Mlp(nn.Module):
         dense = functools.partial(
             linear.dense(fields.linear_kernel), kernel_init=nn.initializers.xavier_uniform(),
             bias_init=nn.initializers.normal(stddev=1e-6), dtype=fields.dtype)
-        x = dense(fields.mlp_dim, name='dense1')(x)
-        x = linear.pointwise(fields.linear_kernel, GELU[fields.gelu])(
-            nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp')))
-        x = Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
+
+        def hidden(self, x):
+            x = nn.with_logical_constraint(dense(fields.mlp_dim, name='dense1')(x),
+                                           ('batch', 'tokens', 'mlp'))
+            x = linear.gelu(fields.linear_kernel, fields.gelu)(x)
+            return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
+
+        x = linear.again(fields.linear_kernel, hidden)(self, x)
         x = dense(fields.hidden_size, name='dense2')(x)
         return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
 
@@ -108,7 +108,7 @@ class EncoderBlock(nn.Module):
         x = x[:, :self.wanted]
         y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
                                fields.attention_kernel, fields.linear_kernel,
-                               name='attention')(
+                               math.prod(self.grid) + self.class_token, name='attention')(
             y[:, :self.wanted], y, relative, train, return_intermediates)
         y = Dropout(fields.dropout_rate, fields.linear_kernel)(y, train)
         x = x + self.branch(y, depth_rate, train, 'scale1')

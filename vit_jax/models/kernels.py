@@ -7,13 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 # Linear layers by `cpu` take 0.6 of the time of `xla` in bfloat16, on a processor with instructions
 # for it, and more in float32 (jax 0.10.1, S/16). On an H200 attention by `cudnn` trains B/16 1.28
-# times as fast as `xla`; linear layers by `gpu` besides 1.06 times without dropout, as fast with.
+# times as fast as `xla`; linear layers by `gpu` besides 1.16 times with dropout, 1.08 without.
 LINEAR_ON_CPU = {'bfloat16': 'cpu', 'float32': 'xla'}
+# Of XLA with linear layers by `gpu`: products by cuBLAS alone, which adds up what follows, too, and
+# one for each linear layer. XLA's own split the sum and do not count the time to join its parts.
+COMPILER = {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}
 
 
 def fastest(model: Mapping[str, Any], platform: str, device: jax.Device | None = None
@@ -32,6 +36,12 @@ def fastest(model: Mapping[str, Any], platform: str, device: jax.Device | None =
     if left_open and device is not None and has_cudnn(device) and not beyond_cudnn(model):
         return {'attention_kernel': 'cudnn', 'linear_kernel': 'gpu'}
     return {'attention_kernel': 'xla', 'linear_kernel': 'xla'}
+
+
+def compiler_options(model: nn.Module) -> dict[str, Any] | None:
+    """What XLA is told where it compiles a step of a model: the argument of jax.jit."""
+    block = getattr(getattr(model, 'vit', model), 'block', None)  # vit: of masked.MaskedPatches
+    return COMPILER if block is not None and block.linear_kernel == 'gpu' else None
 
 
 def beyond_cudnn(model: Mapping[str, Any]) -> list[str]:

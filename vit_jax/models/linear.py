@@ -3,7 +3,8 @@
 On a CPU that is for bfloat16. With XLA's kernels for CPUs (jaxlib 0.10.1) a product of bfloat16
 matrices with a bfloat16 result runs at half the speed of the same with a float32 result, rounded
 afterwards; and a sum over the rows of a batch, the gradient of every bias and scale, at a fraction
-of a product with ones.
+of a product with ones. On a GPU (jaxlib 0.11.2) XLA adds up these rows in bfloat16, which leaves
+errors of a sixth, and for a sum in float32 no longer fuses what it is of.
 """
 
 import functools
@@ -13,15 +14,22 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from vit_jax.models.dropout import MASKS
+
 KERNELS = ('auto', 'xla', 'cpu', 'gpu')  # auto: as xla, where training/chosen.py does not choose
+GELU = {
+    'tanh': functools.partial(nn.gelu, approximate=True),  # Google's code
+    'erf': functools.partial(nn.gelu, approximate=False),  # timm and Hugging Face
+}
 ROWS = 8  # of ones: a product with fewer is a matter of single vectors, ten times as slow
 
 
 def dense(kernel: str) -> type[nn.Module]:
     """nn.DenseGeneral, computed by one of KERNELS."""
-    return CpuDense if kernel == 'cpu' else nn.DenseGeneral
+    return {'cpu': CpuDense, 'gpu': GpuDense}.get(kernel, nn.DenseGeneral)
 
 
 def layer_norm(kernel: str) -> type[nn.Module]:
@@ -29,14 +37,49 @@ def layer_norm(kernel: str) -> type[nn.Module]:
     return CpuLayerNorm if kernel == 'cpu' else nn.LayerNorm
 
 
-def pointwise(kernel: str, function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """A function of single numbers, computed by one of KERNELS.
+def gelu(kernel: str, form: str) -> Callable[[Array], Array]:
+    """One of GELU, computed by one of KERNELS.
 
-    By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation, and the
-    backward pass computes it again from its argument.
+    By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation; by
+    `cpu` the backward pass computes it again from its argument, by `gpu` see again.
     """
-    return jax.checkpoint(lambda x: function(x.astype(jnp.float32)).astype(x.dtype)) if (
-        kernel in ('cpu', 'gpu')) else function
+    function = GELU[form]
+    if kernel == 'gpu' and form == 'tanh':
+        function = _gelu_by_sigmoid
+
+    def rounded(x):
+        return function(x.astype(jnp.float32)).astype(x.dtype)
+
+    return {'cpu': jax.checkpoint(rounded), 'gpu': rounded}.get(kernel, function)
+
+
+def _gelu_by_sigmoid(x):
+    """GELU['tanh']: (1 + tanh(z / 2)) / 2 is the sigmoid of z."""
+    scale = np.float32(2 * np.sqrt(2 / np.pi))
+    return x * _sigmoid(x * (scale + np.float32(0.044715) * scale * x * x))
+
+
+@jax.custom_jvp
+def _sigmoid(z):
+    # A GPU has one instruction for this root, and needs ten for a quotient.
+    root = jax.lax.rsqrt(1 + jnp.exp(-z))
+    return root * root
+
+
+@_sigmoid.defjvp
+def _sigmoid_tangent(z, tangent):
+    y = _sigmoid(*z)
+    return y, tangent[0] * y * (1 - y)
+
+
+def again(kernel: str, function: Callable[..., Array]) -> Callable[..., Array]:
+    """A function (module, x), of which by `gpu` the backward pass keeps products and masks alone.
+
+    It computes biases, GELU and what dropout makes of it again, in the kernel that needs them.
+    """
+    kept = jax.checkpoint_policies
+    return function if kernel != 'gpu' else nn.remat(function, policy=kept.save_from_both_policies(
+        kept.dots_saveable, kept.save_only_these_names(MASKS)))
 
 
 def patches(kernel: str) -> type[nn.Module]:
@@ -65,7 +108,7 @@ class GpuPatches(nn.Conv):
             x.swapaxes(2, 3).reshape(-1, rows, columns, height * width * channels),
             kernel.reshape(1, 1, -1, self.features), (1, 1), 'VALID',
             dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
-        return y + bias.astype(self.dtype)
+        return y + spread(bias, y.shape, y.dtype)
 
 
 class CpuDense(nn.DenseGeneral):
@@ -73,20 +116,42 @@ class CpuDense(nn.DenseGeneral):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens ...']) -> Float[Array, 'batch tokens ...']:
-        features = (self.features,) if isinstance(self.features, int) else tuple(self.features)
-        leading = x.ndim - (1 if isinstance(self.axis, int) else len(self.axis))
-        inputs = x.shape[leading:]
-
-        def kernel_init(key, shape, dtype):  # Flax's sees a matrix
-            flat = math.prod(inputs), math.prod(features)
-            return self.kernel_init(key, flat, dtype).reshape(shape)
-
-        kernel = self.param('kernel', kernel_init, inputs + features, self.param_dtype)
-        bias = self.param('bias', self.bias_init, features, self.param_dtype)
-        rows, summed, columns = 'abcd'[:leading], 'wxyz'[:len(inputs)], 'mnop'[:len(features)]
-        y = product(f'{rows}{summed},{summed}{columns}->{rows}{columns}',
-                    x.astype(self.dtype), kernel)
+        axes, kernel, bias = _parameters(self, x)
+        y = product(axes, x.astype(self.dtype), kernel)
         return y + spread(bias, y.shape, y.dtype)
+
+
+class GpuDense(nn.DenseGeneral):
+    """nn.DenseGeneral over the last axes of its input, with the same parameters."""
+
+    bias_apart: bool = False  # return (what is without it, bias)
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'batch tokens ...'], shift: Array | None = None):
+        """As for x + shift, which is the same for every token."""
+        axes, kernel, bias = _parameters(self, x)
+        y = jnp.einsum(axes, x.astype(self.dtype), kernel.astype(self.dtype))
+        if self.bias_apart:
+            return y, bias
+        if shift is not None:
+            bias += jnp.tensordot(shift, kernel, shift.ndim)
+        return y + spread(bias, y.shape, y.dtype)
+
+
+def _parameters(layer, x):
+    """(axes of the product for einsum, kernel, bias) of a layer; x as in its __call__."""
+    features = (layer.features,) if isinstance(layer.features, int) else tuple(layer.features)
+    leading = x.ndim - (1 if isinstance(layer.axis, int) else len(layer.axis))
+    inputs = x.shape[leading:]
+
+    def kernel_init(key, shape, dtype):  # Flax's sees a matrix
+        flat = math.prod(inputs), math.prod(features)
+        return layer.kernel_init(key, flat, dtype).reshape(shape)
+
+    kernel = layer.param('kernel', kernel_init, inputs + features, layer.param_dtype)
+    bias = layer.param('bias', layer.bias_init, features, layer.param_dtype)
+    rows, summed, columns = 'abcd'[:leading], 'wxyz'[:len(inputs)], 'mnop'[:len(features)]
+    return f'{rows}{summed},{summed}{columns}->{rows}{columns}', kernel, bias
 
 
 class CpuLayerNorm(nn.LayerNorm):

@@ -39,7 +39,7 @@ class Position(nn.Module):
         if self.kind == 'none' or self.place == 'every_layer':
             return x, None
         embedding = self.embedding(x.shape[-1])
-        return (x, embedding) if self.place == 'shared' else (x + embedding.astype(x.dtype), None)
+        return (x, embedding) if self.place == 'shared' else (_add(x, embedding), None)
 
     def in_layer(self, x: Float[Array, 'batch tokens hidden'], shared: Array | None):
         """Returns the tokens of a layer, and the table for relative_logits or None.
@@ -49,7 +49,7 @@ class Position(nn.Module):
         if self.place == 'stem':
             return x, None
         embedding = self.embedding(x.shape[-1]) if shared is None else shared
-        return (x, embedding) if self.kind == 'relative' else (x + embedding.astype(x.dtype), None)
+        return (x, embedding) if self.kind == 'relative' else (_add(x, embedding), None)
 
     @nn.compact
     def embedding(self, hidden_size: int) -> Float[Array, '...']:
@@ -79,6 +79,12 @@ class Position(nn.Module):
                 f'and these {self.grid[0]}x{self.grid[1]} patches need {shape}. Use images of the '
                 'size that the parameters were trained on, or resize the embedding first.')
         return self.param(name, nn.initializers.normal(self.stddev), shape)
+
+
+def _add(x, embedding):
+    """Tokens that only fill up, see attention.more_tokens, have no position."""
+    more = x.shape[1] - embedding.shape[1]
+    return x + jnp.pad(embedding.astype(x.dtype), ((0, 0), (0, more), (0, 0)))
 
 
 def sincos_2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:

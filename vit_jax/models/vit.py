@@ -12,6 +12,7 @@ from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, number, one_of, whole
 from vit_jax.models import kernels, linear, resnet
+from vit_jax.models.attention import more_tokens
 from vit_jax.models.dropout import Dropout
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
@@ -73,7 +74,7 @@ class ViT(nn.Module):
             x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (x.shape[0], 1, 1)), x], axis=1)
         x, shared = Position(block.position, block.position_at, grid, block.num_heads,
                              self.pool == 'cls', name='position').at_stem(x)
-        x = embedded = Dropout(block.dropout_rate)(x, train)
+        x = embedded = Dropout(block.dropout_rate, block.linear_kernel)(x, train)
         x, per_layer = self.encode(x, grid, shared, train, return_intermediates)
         encoded = linear.layer_norm(block.linear_kernel)(
             epsilon=block.layer_norm_epsilon, dtype=block.dtype, name='norm')(x)
@@ -131,10 +132,13 @@ class ViT(nn.Module):
                          in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
                          static_argnums=static)(self.block, *tokens, **options)
 
-        if (self.pool != 'cls' or self.block.position == 'relative' or return_intermediates
-                or self.is_initializing()):
-            return layers(self.num_layers, name='blocks')(
+        length, whole = x.shape[1], return_intermediates or self.is_initializing()
+        if self.block.attention_kernel == 'cudnn' and not whole:  # here, not in every layer
+            x = jnp.pad(x, ((0, 0), (0, more_tokens(length)), (0, 0)))
+        if self.pool != 'cls' or self.block.position == 'relative' or whole:
+            x, out = layers(self.num_layers, name='blocks')(
                 x, rates, shared, train, return_intermediates)
+            return x[:, :length], out
         # The head reads the class token: of the last layer only that is computed.
         stacked, tree = jax.tree.flatten(({'params': self.get_variable('params', 'blocks')}, rates))
         # Split, because the gradient of two slices would be the sum of two arrays of all layers.
@@ -149,7 +153,7 @@ class ViT(nn.Module):
         for part in first:
             x = apply(layers(self.num_layers - 1, parent=None), part, x)
         block = remat(kind, self.remat_policy, static)(self.block, *tokens, wanted=1, parent=None)
-        return apply(block, [p[0] for p in last], x), {}
+        return apply(block, [p[0] for p in last], x[:, :length]), {}
 
     def pool_tokens(self, x):
         """Equation 4, or one of its alternatives (appendix D.3)."""

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from vit_jax.errors import check_destination
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
+from vit_jax.models.kernels import compiler_options
 from vit_jax.models.parts import fastest, in_parts
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
@@ -88,8 +89,9 @@ def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.shar
         return sums | {'rows': rows | sums.get('rows', {})}
 
     everywhere = sharding.replicated(mesh)
-    return classification.total(jax.jit(step, out_shardings=everywhere),
-                                sharding.replicate(params, mesh), sharding.feed(batches, mesh))
+    step = jax.jit(step, out_shardings=everywhere, compiler_options=compiler_options(model))
+    return classification.total(step, sharding.replicate(params, mesh),
+                                sharding.feed(batches, mesh))
 
 
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:

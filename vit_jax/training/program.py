@@ -19,7 +19,7 @@ from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
-from vit_jax.models import cost, parts
+from vit_jax.models import cost, kernels, parts
 from vit_jax.models import masked as masked_patches
 from vit_jax.training import chosen, losses, masked, optimizer, sharding, steps
 from vit_jax.training import state as train_state
@@ -122,12 +122,13 @@ class Program:
             mixup_with=config.augment.mixup_with, factors=self.lr_factors,
             place_grads=functools.partial(jax.lax.with_sharding_constraint,
                                           shardings=self._shardings.params))
-        self._train_step = jax.jit(train_step, donate_argnums=0,
-                                   out_shardings=(self._shardings, everywhere))
+        jit = functools.partial(jax.jit, compiler_options=kernels.compiler_options(self.model))
+        self._train_step = jit(train_step, donate_argnums=0,
+                               out_shardings=(self._shardings, everywhere))
         eval_step = functools.partial(classification.eval_step, model=self.model,
                                       loss=self._eval_loss, accum_steps=self.eval_parts,
                                       sums_of=self._sums_of)
-        self._eval_step = jax.jit(eval_step, out_shardings=everywhere)
+        self._eval_step = jit(eval_step, out_shardings=everywhere)
         self._compiled = None
 
     def initial_state(self) -> TrainState:

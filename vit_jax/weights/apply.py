@@ -63,7 +63,8 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
         logits, sown = model.apply({'params': params}, images, mutable='intermediates')
         return sown['intermediates']['representation'][0], probabilities(logits)
 
-    @functools.partial(jax.jit, static_argnums=2)
+    @functools.partial(jax.jit, static_argnums=2,
+                       compiler_options=kernels.compiler_options(model))
     def forward(params, images, devices):
         return in_parts(functools.partial(outputs, params), images, fastest(
             model, len(images), images.shape[1:3], devices))
