@@ -99,11 +99,12 @@ def test_layers_are_those_of_flax(layer, shape):
                                    make('xla').apply(variables, x), atol=1e-6)
 
 
-def test_gradients_of_parameters_are_sums_in_float32():
+@pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
+def test_gradients_of_parameters_are_sums_in_float32(kernel):
     """4096 numbers in bfloat16 add up to no more than a part of their sum."""
     x, bias = random_images(4096, 16) + 1, jnp.zeros(16)
     rounded = x.astype(jnp.bfloat16)
-    found = jax.grad(lambda b: (linear.spread(b, x.shape, jnp.bfloat16) * rounded).sum(
+    found = jax.grad(lambda b: (linear.spread(b, x.shape, jnp.bfloat16, kernel) * rounded).sum(
         dtype=jnp.float32))(bias)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, np.asarray(rounded, np.float64).sum(0), rtol=1e-6)
