@@ -23,6 +23,27 @@ def test_a_resnet_has_none():
     assert kernels.fastest(models.fields('r50x1'), 'cpu') == {}
 
 
+@pytest.mark.parametrize('flags', ['', '--xla_gpu_enable_triton_gemm=true'])
+def test_what_the_compiler_is_told(flags, monkeypatch):
+    """What the user says about it stays."""
+    monkeypatch.setenv('XLA_FLAGS', flags)
+    expected = dict(kernels.COMPILER)
+    if flags:
+        del expected['xla_gpu_enable_triton_gemm']
+    by = {kernel: models.build('ti16', 3, linear_kernel=kernel)
+          for kernel in ('gpu', 'cpu', 'auto')}
+    assert kernels.compiler_options(by['gpu']) == expected
+    masked_patches = types.SimpleNamespace(vit=by['gpu'])
+    assert kernels.compiler_options(masked_patches) == expected
+    for other in (by['cpu'], by['auto'], models.build('r50x1', 3)):
+        assert kernels.compiler_options(other) is None
+
+
+def test_the_compiler_knows_what_it_is_told():
+    """On a CPU, too; a version without one of the options would train on no GPU."""
+    assert jax.jit(lambda x: x + 1, compiler_options=kernels.COMPILER)(1) == 2
+
+
 @pytest.fixture
 def cudnn(monkeypatch):
     """JAX that has cuDNN."""

@@ -145,7 +145,10 @@ def test_functions_of_single_numbers_are_rounded_once(form, kernel):
     np.testing.assert_allclose(found(x), plain(x), atol=1e-6, rtol=0)
     x = x.astype(jnp.bfloat16)
     exact, slope = jax.vmap(jax.value_and_grad(plain))(x.astype(jnp.float32))
-    np.testing.assert_allclose(found(x).astype(jnp.float32), exact, rtol=2 ** -8, atol=1e-6)
+    if (kernel, form) == ('gpu', 'tanh'):  # in another form
+        np.testing.assert_allclose(found(x).astype(jnp.float32), exact, rtol=2 ** -8, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(found(x), exact.astype(jnp.bfloat16))
     gradient = jax.vmap(jax.grad(found))(x)
     assert gradient.dtype == jnp.bfloat16
     np.testing.assert_allclose(gradient.astype(jnp.float32), slope, rtol=2 ** -8, atol=1e-5)

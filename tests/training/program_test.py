@@ -35,6 +35,7 @@ def train(program, steps=5):
 
 WEIGHTS = {'loss.class_weights': (0.1, 1.4, 1.0, 0.0, 1.2, 0.5)}
 CASES = {'vit': ('vit', {}), 'hybrid': ('hybrid', {}), 'resnet': ('resnet', {}),
+         'gpu': ('vit', {'model.linear_kernel': 'gpu', 'model.dropout_rate': 0.1}),
          'accumulation': ('vit', {'accum_steps': 2, 'ema_decay': 0.9, **WEIGHTS}),
          'mixup': ('vit', {'accum_steps': 2, 'augment.mixup': 0.8, **WEIGHTS}),
          'adafactor': ('vit', {'optimizer.name': 'adafactor', 'optimizer.learning_rate': 1e-3})}
@@ -55,7 +56,8 @@ def on_one_device():
 
 
 QUICK = {('vit', 'mixed')}
-SLOW = {('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed'), ('adafactor', 'mixed')}
+SLOW = {('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed'), ('adafactor', 'mixed'),
+        ('gpu', 'mixed')}
 
 
 def mark(case, mesh):
@@ -182,12 +184,15 @@ def hand_counted_flops(config):
 
 @pytest.mark.parametrize('fields', [
     {}, {'accum_steps': 2}, {'model.remat_policy': 'nothing_saveable'},
-    {'model.remat_policy': 'products'}])
+    {'model.remat_policy': 'products'}, {'model.linear_kernel': 'gpu'}])
 def test_flops_of_the_traced_step(fields):
     """Of what is computed again, the last product of a block is not needed."""
     config = small_config(**fields)
     program = program_on(config, **MESHES['mixed'])
-    assert program.flops_of_train_step() == hand_counted_flops(program.config)
+    biases = 0
+    if 'model.linear_kernel' in fields:  # those of values times a matrix, forward and for both
+        biases = 3 * 2 * config.model.num_layers * config.model.hidden_size ** 2
+    assert program.flops_of_train_step() == hand_counted_flops(program.config) + biases
 
 
 @pytest.mark.parametrize('family', ['resnet', 'hybrid'])

@@ -21,7 +21,7 @@ class Attention(nn.Module):
     dtype: jax.typing.DTypeLike  # of the computation, but for the softmax, which is in float32
     kernel: str = 'auto'  # one of KERNELS
     linear_kernel: str = 'auto'  # one of linear.KERNELS
-    tokens: int | None = None  # of the context; further ones only fill up, and get no attention
+    tokens: int | None = None  # of the context; in _attend nothing attends to further ones
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch queries hidden'],
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         drops = train and self.dropout_rate
         # A bias of the keys does not change the weights; as these add up to 1, that of the values
         # can be added to the result, which is a matter of one token.
-        apart = self.linear_kernel == 'gpu' and relative is None and not drops
+        apart = self.linear_kernel == 'gpu' and not drops
 
         def project(name, tokens, **options):
             y = dense((self.num_heads, hidden_size // self.num_heads),
@@ -65,18 +65,21 @@ class Attention(nn.Module):
 
 
 def _attend(query, key, value, bias, kernel, tokens):
-    """attention_weights(query, key, bias) value, by one of KERNELS.
+    """attention_weights(query, key, bias) value over the first `tokens`, by one of KERNELS.
 
-    Others than 'xla' compute self-attention without a bias. That of fewer queries, such as the
-    class token of the last layer, costs little, and XLA computes it.
+    'cpu' and 'cudnn' compute self-attention without a bias, 'cudnn' only that of numbers of tokens
+    that want no more. XLA computes the rest: that of the class token alone costs little.
     """
-    if kernel == 'cpu' and query.shape == key.shape and bias is None:
+    alike = query.shape == key.shape and bias is None
+    if kernel == 'cpu' and alike:
         return cpu_attention.attend(query, key, value)
-    lengths = None
-    if key.shape[1] > tokens:
-        lengths = nn.with_logical_constraint(jnp.full(len(key), tokens, jnp.int32), ('batch',))
-    own = kernel == 'cudnn' and query.shape == key.shape and not more_tokens(key.shape[1])
-    return jax.nn.dot_product_attention(query, key, value, bias, key_value_seq_lengths=lengths,
+    lengths = {}
+    if key.shape[1] > tokens:  # of each image, on the device that has it
+        lengths = {name: nn.with_logical_constraint(jnp.full(len(key), n, jnp.int32), ('batch',))
+                   for name, n in (('query_seq_lengths', query.shape[1]),
+                                   ('key_value_seq_lengths', tokens))}
+    own = kernel == 'cudnn' and alike and not more_tokens(key.shape[1])
+    return jax.nn.dot_product_attention(query, key, value, bias, **lengths,
                                         implementation='cudnn' if own else 'xla')
 
 

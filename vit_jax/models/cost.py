@@ -7,7 +7,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 
 class Cost(NamedTuple):
@@ -43,7 +43,12 @@ def count_flops(function, *args, **kwargs) -> int:
     end depends on values counts once. Element-wise work is left out: it is below 2 % of a ViT, and
     published figures do not include it.
     """
-    return _count(jax.make_jaxpr(function)(*args, **kwargs).jaxpr)
+    return flops_of(jax.make_jaxpr(function)(*args, **kwargs))
+
+
+def flops_of(traced: ClosedJaxpr) -> int:
+    """As count_flops, of a function that has been traced."""
+    return _count(traced.jaxpr)
 
 
 def _count(jaxpr) -> int:

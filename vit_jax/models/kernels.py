@@ -1,8 +1,10 @@
 """By which of their implementations the parts of a transformer are computed, where that is open.
 
-docs/performance.md has the measurements. None changes more than rounding.
+docs/performance.md has the measurements. None changes more than rounding and, by linear layers
+`gpu`, which numbers dropout draws.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -39,9 +41,12 @@ def fastest(model: Mapping[str, Any], platform: str, device: jax.Device | None =
 
 
 def compiler_options(model: nn.Module) -> dict[str, Any] | None:
-    """What XLA is told where it compiles a step of a model: the argument of jax.jit."""
+    """What XLA is told where it compiles a step of a model, but for what XLA_FLAGS says."""
     block = getattr(getattr(model, 'vit', model), 'block', None)  # vit: of masked.MaskedPatches
-    return COMPILER if block is not None and block.linear_kernel == 'gpu' else None
+    if block is None or block.linear_kernel != 'gpu':
+        return None
+    flags = os.environ.get('XLA_FLAGS', '')
+    return {name: value for name, value in COMPILER.items() if name not in flags}
 
 
 def beyond_cudnn(model: Mapping[str, Any]) -> list[str]:

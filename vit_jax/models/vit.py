@@ -71,7 +71,7 @@ class ViT(nn.Module):
         x = corrupt(self.embed(images))
         if self.pool == 'cls':
             cls = self.param('cls', nn.initializers.zeros, (1, 1, block.hidden_size))
-            x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (x.shape[0], 1, 1)), x], axis=1)
+            x = jnp.concatenate([jnp.tile(cls, (x.shape[0], 1, 1)).astype(x.dtype), x], axis=1)
         x, shared = Position(block.position, block.position_at, grid, block.num_heads,
                              self.pool == 'cls', name='position').at_stem(x)
         x = embedded = Dropout(block.dropout_rate, block.linear_kernel)(x, train)
@@ -133,8 +133,10 @@ class ViT(nn.Module):
                          static_argnums=static)(self.block, *tokens, **options)
 
         length, whole = x.shape[1], return_intermediates or self.is_initializing()
-        if self.block.attention_kernel == 'cudnn' and not whole:  # here, not in every layer
-            x = jnp.pad(x, ((0, 0), (0, more_tokens(length)), (0, 0)))
+        if self.block.attention_kernel == 'cudnn' and not whole:
+            # Once, as copies in every layer cost more. The last token again, because zeros are what
+            # a LayerNorm may divide by.
+            x = jnp.concatenate([x, jnp.repeat(x[:, -1:], more_tokens(length), axis=1)], axis=1)
         if self.pool != 'cls' or self.block.position == 'relative' or whole:
             x, out = layers(self.num_layers, name='blocks')(
                 x, rates, shared, train, return_intermediates)

@@ -177,5 +177,4 @@ class Program:
         The backward pass computes forward products again where the config says so, and computes
         no gradient that nothing needs, such as that of the images.
         """
-        with sharding.on_mesh(self.mesh):
-            return cost.count_flops(self._train_step, *self.arguments)
+        return cost.flops_of(self.trace_train_step().jaxpr)
