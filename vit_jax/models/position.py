@@ -82,12 +82,10 @@ class Position(nn.Module):
 
 
 def _add(x, embedding):
-    """In float32, and so the sum over a batch that is the gradient of the embedding.
-
-    Tokens that only fill up, see attention.more_tokens, have no position.
-    """
-    more = x.shape[1] - embedding.shape[1]
-    return (x + jnp.pad(embedding, ((0, 0), (0, more), (0, 0)))).astype(x.dtype)
+    """Tokens that only fill up, see attention.more_tokens, have no position."""
+    if more := x.shape[1] - embedding.shape[1]:
+        embedding = jnp.pad(embedding, ((0, 0), (0, more), (0, 0)))
+    return x + embedding.astype(x.dtype)
 
 
 def sincos_2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:

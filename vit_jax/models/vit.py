@@ -71,7 +71,7 @@ class ViT(nn.Module):
         x = corrupt(self.embed(images))
         if self.pool == 'cls':
             cls = self.param('cls', nn.initializers.zeros, (1, 1, block.hidden_size))
-            x = jnp.concatenate([jnp.tile(cls, (x.shape[0], 1, 1)).astype(x.dtype), x], axis=1)
+            x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (x.shape[0], 1, 1)), x], axis=1)
         x, shared = Position(block.position, block.position_at, grid, block.num_heads,
                              self.pool == 'cls', name='position').at_stem(x)
         x = embedded = Dropout(block.dropout_rate, block.linear_kernel)(x, train)
