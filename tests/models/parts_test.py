@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from tests.support.parameters import randomised
 from vit_jax import models
 from vit_jax.models import masked, parts
 
@@ -51,7 +52,7 @@ def test_outputs_do_not_depend_on_parts(pool):
     model = models.build('ti16', 5, patch_size=(4,), num_layers=2, hidden_size=32, mlp_dim=64,
                          num_heads=2, pool=pool)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(12, 16, 16, 3)), jnp.float32)
-    params = jax.tree.map(lambda x: x + .1, model.init(jax.random.key(0), images)['params'])
+    params = randomised(model, images)
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2],
                          axis_types=(AxisType.Auto,))
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
