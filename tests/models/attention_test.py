@@ -127,7 +127,7 @@ def test_a_model_asks_for_its_kernel(fields, asked):
     dict(pool='gap', layer_norm_epsilon=0)], ids=str)
 @pytest.mark.parametrize('width', [8, 20])  # an even and an odd number of patches
 def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
-    """Outputs and gradients are those of XLA."""
+    """Outputs and gradients are those of XLA, in training and without."""
     images = random_images(2, 12, width, 3)
     model = models.build(SMALL, 5, **fields)
     params = randomised(model, images)
@@ -136,8 +136,8 @@ def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
         linear = 'gpu' if kernel == 'cudnn' else kernel
         found = model.clone(block=dataclasses.replace(model.block, attention_kernel=kernel,
                                                       linear_kernel=linear))
-        return loss_and_gradients(lambda params: found.apply(
-            {'params': params}, images, train=True), params)
+        return [loss_and_gradients(lambda params, train=train: found.apply(
+            {'params': params}, images, train=train), params) for train in (True, False)]
 
     expected, found = by('xla'), by('cudnn')
     assert asked

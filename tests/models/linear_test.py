@@ -1,3 +1,5 @@
+import functools
+
 import flax.linen as nn
 import jax
 import jax.flatten_util
@@ -108,6 +110,27 @@ def test_gradients_of_parameters_are_sums_in_float32(kernel):
         dtype=jnp.float32))(bias)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, np.asarray(rounded, np.float64).sum(0), rtol=1e-6)
+
+
+def test_by_a_gpu_biases_are_added_to_matrices():
+    """cuBLAS adds no other on the way."""
+    layer, x = linear.dense('gpu')((4, 2)), random_images(2, 3, 8)
+    variables = layer.init(jax.random.key(0), x)
+    sums = [each.outvars[0].aval.shape for each in jax.make_jaxpr(layer.apply)(variables, x).eqns
+            if each.primitive.name == 'add']
+    assert sums == [(2, 3, 8)]
+
+
+def test_by_a_gpu_cublas_can_compute_gelu_of_inference():
+    """It knows the plain form, after a product and a bias; training has another form."""
+    model, images = build('gpu', dtype='bfloat16', unroll=1), random_images(*IMAGES)
+    variables = model.init(jax.random.key(0), images)
+
+    def operations(train):
+        return str(jax.make_jaxpr(functools.partial(model.apply, train=train))(variables, images))
+
+    assert 'tanh' in operations(False)
+    assert 'tanh' not in operations(True)
 
 
 def test_products_round_their_result_once():

@@ -37,8 +37,8 @@ class Attention(nn.Module):
         hidden_size, dense = x.shape[-1], linear.dense(self.linear_kernel)
         drops = train and self.dropout_rate
         # A bias of the keys does not change the weights; as these add up to 1, that of the values
-        # can be added to the result, which is a matter of one token.
-        apart = self.linear_kernel == 'gpu' and not drops
+        # can be added to the result. Then neither needs a sum over all tokens for its gradient.
+        apart = self.linear_kernel == 'gpu' and train and not drops
 
         def project(name, tokens, **options):
             y = dense((self.num_heads, hidden_size // self.num_heads),

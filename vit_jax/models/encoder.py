@@ -71,7 +71,7 @@ class Mlp(nn.Module):
         def hidden(self, x):
             x = nn.with_logical_constraint(dense(fields.mlp_dim, name='dense1')(x),
                                            ('batch', 'tokens', 'mlp'))
-            x = linear.gelu(fields.linear_kernel, fields.gelu)(x)
+            x = linear.gelu(fields.linear_kernel, fields.gelu, train)(x)
             return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
 
         x = linear.again(fields.linear_kernel, hidden)(self, x)

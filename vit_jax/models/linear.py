@@ -37,7 +37,7 @@ def layer_norm(kernel: str) -> type[nn.Module]:
     return CpuLayerNorm if kernel == 'cpu' else nn.LayerNorm
 
 
-def gelu(kernel: str, form: str) -> Callable[[Array], Array]:
+def gelu(kernel: str, form: str, train: bool = True) -> Callable[[Array], Array]:
     """One of GELU, computed by one of KERNELS.
 
     By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation. By
@@ -45,6 +45,8 @@ def gelu(kernel: str, form: str) -> Callable[[Array], Array]:
     """
     function = GELU[form]
     if kernel == 'gpu' and form == 'tanh':
+        if not train:
+            return function  # in which XLA finds what cuBLAS computes with the product before it
         function = _gelu_by_sigmoid
 
     def rounded(x):
@@ -133,13 +135,17 @@ class GpuDense(nn.DenseGeneral):
 
         `shift`, of the shape of one token of x, is what x lacks.
         """
-        axes, kernel, bias = _parameters(self, x)
-        y = jnp.einsum(axes, x.astype(self.dtype), kernel.astype(self.dtype))
-        if self.bias_apart:
-            return y, bias
+        _, kernel, bias = _parameters(self, x)
         if shift is not None:
             bias += jnp.tensordot(shift, kernel, shift.ndim)
-        return y + spread(bias, y.shape, y.dtype, 'gpu')
+        # Of matrices, because cuBLAS adds no other bias on the way than that of their columns.
+        leading = x.shape[:x.ndim + bias.ndim - kernel.ndim]
+        y = jnp.matmul(x.astype(self.dtype).reshape(*leading, -1),
+                       kernel.astype(self.dtype).reshape(-1, bias.size))
+        if not self.bias_apart:
+            y += spread(bias.reshape(-1), y.shape, y.dtype, 'gpu')
+        y = y.reshape(*leading, *bias.shape)
+        return (y, bias) if self.bias_apart else y
 
 
 def _parameters(layer, x):
