@@ -1,0 +1,31 @@
+"""The table of a GPU (benchmarks/gpu.py, docs/performance.md)."""
+
+import argparse
+
+import pytest
+
+from benchmarks import gpu
+
+
+def subject(rate, **shares):
+    return dict(images_per_second=rate, slowest=0.9 * rate, fastest=1.1 * rate) | shares
+
+
+def test_a_report_gives_a_row_for_each_part():
+    """Published: 17.58 billion multiplications and additions of 989 TFLOP/s."""
+    shares = dict(share_of_matmul=0.5, share_of_data_sheet=0.384)
+    report = dict(device='NVIDIA H200', batch_size=512, subjects={
+        'train': subject(4000, **shares), 'train by timm': subject(3200),
+        'inference': subject(12000, **shares), 'inference by timm': subject(10000)})
+    assert list(gpu.rows_of(report, 'b16,jft')) == [
+        '| b16,jft | 512 | train | 4,000 (3,600 - 4,400) | 3,200 (2,880 - 3,520) | **1.25** '
+        '| 50.0% | 38.4% | 42.7% |',
+        '| b16,jft | 512 | inference | 12,000 (10,800 - 13,200) | 10,000 (9,000 - 11,000) '
+        '| **1.20** | 50.0% | 38.4% | 42.7% |']
+
+
+@pytest.mark.parametrize('row', ['b16', 'b16=', 'b16=many'])
+def test_a_row_names_its_batch(row):
+    with pytest.raises(argparse.ArgumentTypeError, match='expected RECIPE=BATCH, as in b16,jft='):
+        gpu.recipe_and_batch(row)
+    assert gpu.recipe_and_batch('b16,jft=512') == ('b16,jft', 512)
