@@ -43,7 +43,7 @@ def test_weights_are_those_that_the_fused_path_uses():
 
 def loss_and_gradients(function, *args):
     """Of the squares of what it returns, and so of every number of it."""
-    return jax.value_and_grad(lambda args: (function(*args) ** 2).sum())(args)
+    return jax.jit(jax.value_and_grad(lambda args: (function(*args) ** 2).sum()))(args)
 
 
 def assert_all_close(found, expected, rounding=1e-8):

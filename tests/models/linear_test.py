@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
@@ -46,7 +46,8 @@ def test_a_model_has_the_same_parameters_outputs_and_gradients(fields, kernel):
     if kernel == 'gpu':  # which draws other numbers, see below
         fields = {name: value for name, value in fields.items() if name != 'dropout_rate'}
     images = random_images(*IMAGES)
-    initial = [build(each, **fields).init(jax.random.key(0), images) for each in ('xla', kernel)]
+    initial = [jax.jit(build(each, **fields).init)(jax.random.key(0), images)
+               for each in ('xla', kernel)]
     jax.tree.map(np.testing.assert_array_equal, *initial)
     params = randomised(build('xla', **fields), images)
     expected, found = (loss_and_gradients(build(each, **fields), params, images)
@@ -124,7 +125,7 @@ def test_by_a_gpu_biases_are_added_to_matrices():
 def test_by_a_gpu_cublas_can_compute_gelu_of_inference():
     """It knows the plain form, after a product and a bias; training has another form."""
     model, images = build('gpu', dtype='bfloat16', unroll=1), random_images(*IMAGES)
-    variables = model.init(jax.random.key(0), images)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
 
     def operations(train):
         return str(jax.make_jaxpr(functools.partial(model.apply, train=train))(variables, images))
@@ -200,7 +201,7 @@ def test_by_a_gpu_the_backward_pass_of_an_mlp_keeps_products_and_bits():
     """Of its hidden numbers: the first product, and what the second is of."""
     fields = build('gpu', dtype='bfloat16', dropout_rate=0.1, mlp_dim=48).block
     mlp, x = encoder.Mlp(fields), random_images(3, 5, fields.hidden_size).astype(jnp.bfloat16)
-    params = mlp.init(jax.random.key(0), x, False)
+    params = jax.jit(mlp.init, static_argnums=2)(jax.random.key(0), x, False)
     _, pull = jax.vjp(lambda params: mlp.apply(
         params, x, True, rngs={'dropout': jax.random.key(1)}), params)
     kept = sorted((a.dtype.name, a.size) for a in jax.tree.leaves(pull) if a.shape[:2] == (3, 5))
@@ -216,7 +217,7 @@ def test_by_a_gpu_the_backward_pass_of_an_mlp_keeps_products_and_bits():
 def test_patches_are_those_of_a_convolution(fields, shape):
     images = random_images(*shape)
     params = randomised(build('xla', **fields), images)
-    expected, found = (build(kernel, **fields).apply({'params': params}, images)
+    expected, found = (apply(build(kernel, **fields), {'params': params}, images)
                        for kernel in ('xla', 'gpu'))
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
     convolved = str(jax.make_jaxpr(build('gpu', **fields).apply)({'params': params}, images))
