@@ -14,7 +14,6 @@ less, per second of processor time.
 
 import argparse
 import multiprocessing
-import os
 import pathlib
 import random
 import statistics
@@ -111,7 +110,7 @@ def rates(batches, seconds, batch_size):
         images += batch_size
     elapsed, used = time.perf_counter() - start, time.process_time() - used
     time.sleep(1)
-    return images / elapsed, images / (used / os.cpu_count())
+    return images / elapsed, images / (used / machine.cores())
 
 
 def serve(name, folder, batch_size, seconds, connection):
