@@ -95,10 +95,11 @@ def workloads_of(program: Program, config: ConfigDict, parts: Sequence[str],
 
 def measured(program: Program, subjects: Mapping[str, workloads.Workload],
              others: Sequence[peers.Peer], num_rounds: int, seconds: float) -> dict[str, Any]:
-    """What report.make makes of the times of all, `seconds` of each in every round."""
+    """What report.make makes of the times of all, `seconds` of each in every round, and cores."""
     timings = rounds.in_turn({name: subject.run for name, subject in subjects.items()},
                              num_rounds, seconds)
     found = report.make(program, subjects, timings, num_rounds, seconds)
+    found['cores'] = machine.cores()
     found['peak_memory'] |= {peer.name: peer.peak_memory() for peer in others}
     return found
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from vit_jax import machine
 from vit_jax.measuring import workloads
 from vit_jax.measuring.rounds import Timing
 from vit_jax.measuring.workloads import Workload
@@ -41,7 +40,7 @@ def make(program: Program, subjects: Mapping[str, Workload], timings: Mapping[st
             'batch_size': config.batch_size,
             'image_size': list(config.image_size), 'dtype': config.model.dtype,
             'accum_steps': config.accum_steps or 1, 'device': device.device_kind,
-            'devices': program.mesh.size, 'cores': machine.cores(),
+            'devices': program.mesh.size,
             'processor': platform.processor() or platform.machine(), 'jax': jax.__version__,
             'rounds': rounds, 'seconds_of_a_turn': seconds, 'subjects': found,
             'peak_memory': {'vit_jax': workloads.peak_memory()}}
