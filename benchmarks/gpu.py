@@ -52,12 +52,14 @@ def measure(recipe, batch, options):
 def rows_of(found, recipe):
     """A row of Markdown for each part of a report."""
     subjects, peak = found['subjects'], chips.peak_flops(found['device'])
-    forward = 2e9 * PUBLISHED.get(recipe.partition(',')[0], 0)
+    published = PUBLISHED.get(recipe.partition(',')[0])
     for part, factor in (('train', 3), ('inference', 1)):
         ours, timm = subjects[part], subjects[f'{part} by timm']
         rate, shares = ours['images_per_second'], [ours['share_of_matmul']]
         if peak:
-            shares += [ours['share_of_data_sheet'], factor * forward * rate / peak]
+            shares.append(ours['share_of_data_sheet'])
+        if peak and published:
+            shares.append(factor * 2e9 * published * rate / peak)
         yield _row(recipe, found['batch_size'], part, _rate(ours), _rate(timm),
                    f'**{rate / timm["images_per_second"]:.2f}**', *map('{:.1%}'.format, shares))
 
