@@ -41,12 +41,13 @@ def gelu(kernel: str, form: str, train: bool = True) -> Callable[[Array], Array]
     """One of GELU, computed by one of KERNELS.
 
     By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation. By
-    `cpu` the backward pass computes it again from its argument; by `gpu` see `again`.
+    `cpu` the backward pass computes it again from its argument; by `gpu` see `again`. By `gpu`
+    without `train` the form tanh is that of `xla`, which cuBLAS computes as a part of a product.
     """
     function = GELU[form]
     if kernel == 'gpu' and form == 'tanh':
         if not train:
-            return function  # in which XLA finds what cuBLAS computes with the product before it
+            return function
         function = _gelu_by_sigmoid
 
     def rounded(x):
