@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from vit_jax import cli
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_destination
 from vit_jax.measuring import report
 from vit_jax.training import chips
 
@@ -84,6 +84,8 @@ def main(argv=None):
     parser.add_argument('--seconds', type=float, default=2.0)
     parser.add_argument('--out', metavar='FILE')
     options = parser.parse_args(argv)
+    if options.out:
+        check_destination(options.out)
     print(_row(*COLUMNS), _row(*['---'] * len(COLUMNS)), sep='\n', flush=True)
     failed = []
     for recipe, batch in options.rows:

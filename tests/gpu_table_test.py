@@ -5,6 +5,7 @@ import argparse
 import pytest
 
 from benchmarks import gpu
+from vit_jax.errors import UserError
 
 
 def subject(rate, **shares):
@@ -29,3 +30,27 @@ def test_a_row_names_its_batch(row):
     with pytest.raises(argparse.ArgumentTypeError, match='expected RECIPE=BATCH, as in b16,jft='):
         gpu.recipe_and_batch(row)
     assert gpu.recipe_and_batch('b16,jft=512') == ('b16,jft', 512)
+
+
+def test_nothing_is_measured_that_cannot_be_written(caplog, monkeypatch):
+    monkeypatch.setattr(gpu, 'measure', lambda *args: pytest.fail('measured'))
+    assert gpu.main(['--out=missing/reports.jsonl']) == 1
+    assert 'there is no directory missing' in caplog.text
+
+
+def test_a_row_that_fails_is_named_and_the_others_go_on(capsys, caplog, monkeypatch):
+    report = dict(device='NVIDIA H200', batch_size=4, subjects={
+        name: subject(2.0, share_of_matmul=0.5, share_of_data_sheet=0.25)
+        for name in ('train', 'train by timm', 'inference', 'inference by timm')})
+
+    def measure(recipe, batch, options):
+        if recipe == 'b16':
+            raise UserError('no memory')
+        return report
+
+    monkeypatch.setattr(gpu, 'measure', measure)
+    assert gpu.main(['--rows', 'b16=8', 'ti16=4']) == 1
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        f'| ti16 | 4 | {part} | 2 (1.8 - 2.2) | 2 (1.8 - 2.2) | **1.00** | 50.0% | 25.0% |'
+        for part in ('train', 'inference')]
+    assert 'not measured: b16: no memory' in caplog.text
