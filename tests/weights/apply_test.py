@@ -34,6 +34,18 @@ def test_probabilities_of_files(tmp_path):
         weights.prepare, GIVEN, str(paths[0]))
 
 
+@pytest.mark.parametrize('pool', ['cls', 'gap', 'map'])
+def test_features_of_a_bfloat16_model_are_float32(pool, tmp_path):
+    """NumPy has no bfloat16: in a file it would be two bytes without a meaning."""
+    low = small.make('vit', pool=pool, dtype='bfloat16')
+    features, probabilities = weights.predictor(low)(FINE)
+    np.savez(tmp_path / 'f.npz', features=features, probabilities=probabilities)
+    with np.load(tmp_path / 'f.npz') as found:
+        assert {found[name].dtype for name in found} == {np.dtype(np.float32)}
+    exact = weights.predictor(small.make('vit', pool=pool))(FINE)[0]
+    np.testing.assert_allclose(features, exact, atol=0.05 * np.abs(exact).max())
+
+
 @pytest.mark.parametrize(('number', 'expected'), [(8, 8), (12, 4), (3, 1)])
 def test_images_are_split_over_the_devices_of_a_cpu(number, expected, monkeypatch):
     """tests/conftest.py has made eight; each count of images takes those that divide it."""

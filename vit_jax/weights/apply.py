@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
@@ -61,7 +62,8 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
 
     def outputs(params, images):
         logits, sown = model.apply({'params': params}, images, mutable='intermediates')
-        return sown['intermediates']['representation'][0], probabilities(logits)
+        representation = sown['intermediates']['representation'][0]
+        return representation.astype(jnp.float32), probabilities(logits)
 
     @functools.partial(jax.jit, static_argnums=2,
                        compiler_options=kernels.compiler_options(model))
