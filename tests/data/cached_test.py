@@ -156,7 +156,13 @@ def test_only_what_has_changed_is_decoded_again(tmp_path, monkeypatch):
     assert len(decoded) == 22
 
 
-@pytest.mark.parametrize('damage', [b'', b'BM', lambda x: x[:-1], lambda x: x + b'0'])
+def flipped(byte, bit):
+    return lambda x: x[:byte] + bytes([x[byte] ^ 1 << bit]) + x[byte + 1:]
+
+
+@pytest.mark.parametrize('damage', [
+    b'', b'BM', lambda x: x[:-1], lambda x: x + b'0', flipped(18, 0), flipped(18, 3),
+    flipped(22, 1), flipped(28, 3), flipped(30, 0)])  # width, height, bits of a pixel, compression
 def test_a_damaged_file_is_made_again(damage, tmp_path):
     data = write_photos(tmp_path / 'data')
     small = through(data, tmp_path / 'f', short_side=15)

@@ -11,6 +11,7 @@ import hashlib
 import io
 import logging
 import os
+import struct
 import uuid
 
 import numpy as np
@@ -25,6 +26,9 @@ from vit_jax.errors import UserError
 logger = logging.getLogger('vit_jax.data')
 
 _VERSION = 1  # of what follows
+# Of a BMP: name, bytes, 0, where pixels begin, 40, width, height, 1, bits of a pixel, no
+# compression, bytes of the pixels.
+_HEADER = struct.Struct('<2s5IiHHII')
 _PART = 5_000  # photos from one line of the log to the next
 
 
@@ -88,9 +92,13 @@ def _file_of(photo, folder, short_side):
 
 
 def _is_whole(path):
-    """Whether there is such a file, with as many bytes as it says."""
-    with contextlib.suppress(FileNotFoundError), open(path, 'rb') as file:
-        return 0 < int.from_bytes(file.read(6)[2:], 'little') == os.fstat(file.fileno()).st_size
+    """Whether there is such a file, with the header and the size of its image."""
+    with contextlib.suppress(FileNotFoundError, struct.error), open(path, 'rb') as file:
+        size = os.fstat(file.fileno()).st_size
+        found = _HEADER.unpack(file.read(_HEADER.size))
+        width, height = found[5:7]
+        pixels = -(-3 * width // 4) * 4 * height  # lines are filled up to four bytes
+        return found == (b'BM', size, 0, size - pixels, 40, width, height, 1, 24, 0, pixels)
     return False
 
 
