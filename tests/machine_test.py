@@ -3,6 +3,7 @@ import mmap
 import os
 import pathlib
 import resource
+import signal
 import subprocess
 import sys
 import types
@@ -58,14 +59,31 @@ def test_memory_of_a_container(version, limit, expected, tmp_path, monkeypatch):
     assert machine.available_memory(tmp_path) == expected
 
 
+@pytest.mark.parametrize(('files', 'expected'), [
+    ({}, 8), ({'cpu.max': 'max 100000'}, 8), ({'cpu.max': '250000 100000'}, 2),
+    ({'cpu.max': '50000 100000'}, 1), ({'cpu.max': '900000 100000'}, 8),
+    ({'cpu/cpu.cfs_quota_us': '-1', 'cpu/cpu.cfs_period_us': '100000'}, 8),
+    ({'cpu/cpu.cfs_quota_us': '400000', 'cpu/cpu.cfs_period_us': '100000'}, 4)])
+def test_cores_of_a_container(files, expected, tmp_path, monkeypatch):
+    """Of eight, such as `docker run --cpus=2.5` leaves two whole ones."""
+    monkeypatch.setattr(psutil, 'Process', lambda: types.SimpleNamespace(
+        cpu_affinity=lambda: list(range(8))))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f'{text}\n')
+    assert machine.cores(tmp_path) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='needs libtpu')
 def test_libtpu_without_chips_is_quiet():
-    code = 'from vit_jax import machine; machine.check_backend()'
+    """Also where SIGTERM ends the process."""
+    code = ('import os; from vit_jax import machine; machine.check_backend();'
+            'os.kill(os.getpid(), 15)')
     variables = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
     result = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True,
-                            env=variables, check=True)
-    assert result.stderr == ''
+                            env=variables, check=False)
+    assert (result.returncode, result.stderr) == (-signal.SIGTERM, '')
 
 
 @pytest.mark.parametrize('keeps', [True, False])
@@ -222,8 +240,11 @@ print(sum(hits))
     ({}, 2), ({'JAX_NUM_CPU_DEVICES': '3'}, 3),
     ({'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}, 4)])
 def test_the_cpu_is_so_many_devices_unless_the_environment_says_how_many(variables, expected):
-    program = 'import jax; from vit_jax import machine; machine.check_backend(2);' \
-              'print(jax.device_count()); machine.check_backend(5); print(jax.device_count())'
+    """However many they are, one of them waits for another for a day."""
+    program = 'import jax, os; from vit_jax import machine;' \
+              'machine.use_cpu_as(0); machine.check_backend(2);' \
+              'print(jax.device_count()); machine.check_backend(5); print(jax.device_count());' \
+              'print(os.environ["XLA_FLAGS"].count("terminate_timeout_seconds=86400"))'
     result = subprocess.run([sys.executable, '-c', program], text=True, capture_output=True,
                             check=True, env=os.environ | {'XLA_FLAGS': ''} | variables)
-    assert result.stdout.split() == [str(expected)] * 2
+    assert result.stdout.split() == [str(expected), str(expected), '1']

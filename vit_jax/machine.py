@@ -9,19 +9,22 @@ import mmap
 import os
 import pathlib
 import resource
+import signal
 
 import jax
 import psutil
 
 from vit_jax.errors import UserError
 
+CGROUPS = pathlib.Path('/sys/fs/cgroup')
 # What a container or a Slurm job may use: files of control groups, of version 2 and of version 1.
+CPU_QUOTAS = (('cpu.max',), ('cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us'))
 CONTROL_GROUPS = (('memory.max', 'memory.current', 'inactive_file'),
                   ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes',
                    'total_inactive_file'))
 
 
-def available_memory(control_groups: pathlib.Path = pathlib.Path('/sys/fs/cgroup')) -> int:
+def available_memory(control_groups: pathlib.Path = CGROUPS) -> int:
     """Bytes that this process may still take: free ones, within the limit of its control group."""
     available = psutil.virtual_memory().available
     for limit, used, cached in CONTROL_GROUPS:
@@ -136,26 +139,36 @@ def _only_cpu():
     return jax.config.jax_platforms == 'cpu' or not any(map(glob.glob, TPUS + GPUS))
 
 
-def cores() -> int:
-    """Number of processors that this process may use."""
-    process = psutil.Process()
+def cores(control_groups: pathlib.Path = CGROUPS) -> int:
+    """Number of processors that this process may use, whole ones of a quota of processor time."""
+    process, found = psutil.Process(), os.cpu_count() or 1
     if hasattr(process, 'cpu_affinity'):  # not on macOS
-        return len(process.cpu_affinity())
-    return os.cpu_count() or 1
+        found = len(process.cpu_affinity())
+    for files in CPU_QUOTAS:
+        # Without the files, or with 'max' or -1 in them, there is no quota.
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, ' '.join(
+                (control_groups / file).read_text() for file in files).split())
+            if quota > 0:
+                found = max(min(found, quota // period), 1)
+    return found
 
 
 def use_cpu_as(devices: int) -> None:
     """Lets JAX take the CPU, where it computes on that, for several devices.
 
-    Without effect where the environment says how many (JAX_NUM_CPU_DEVICES, XLA_FLAGS), and after
-    JAX has started, as in a notebook.
+    Where the environment says how many (JAX_NUM_CPU_DEVICES, XLA_FLAGS), these only become patient.
+    Without effect after JAX has started, as in a notebook.
     """
     flags = os.environ.get('XLA_FLAGS', '')
     given = jax.config.jax_num_cpu_devices >= 0 or 'host_platform_device_count' in flags
-    if devices > 1 and _only_cpu() and not given:
-        with contextlib.suppress(RuntimeError):
+    if not _only_cpu() or not (given or devices > 1):
+        return
+    with contextlib.suppress(RuntimeError):
+        if not given:
             jax.config.update('jax_num_cpu_devices', devices)
-            os.environ['XLA_FLAGS'] = ' '.join([*_PATIENT, flags]).strip()  # the last one counts
+        patient = [flag for flag in _PATIENT if flag not in flags]
+        os.environ['XLA_FLAGS'] = ' '.join([*patient, flags]).strip()  # the last one counts
 
 
 def check_backend(host_devices: int = 1) -> None:
@@ -182,7 +195,11 @@ def check_backend(host_devices: int = 1) -> None:
 
 @contextlib.contextmanager
 def _quiet_libtpu():
-    """Without chips libtpu, which is there to plan with, complains that nobody knows of any."""
+    """Without chips libtpu, which is there to plan with, complains that nobody knows of any.
+
+    What it does at SIGTERM, print where all threads are, is undone.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
     answers = {'TPU_ACCELERATOR_TYPE': 'v5litepod-1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
     if any(map(glob.glob, TPUS)) or not answers.keys().isdisjoint(os.environ):
         answers = {}
@@ -192,3 +209,5 @@ def _quiet_libtpu():
     finally:
         for name in answers:
             del os.environ[name]
+        with contextlib.suppress(TypeError, ValueError):  # no handler of Python's; another thread
+            signal.signal(signal.SIGTERM, handler)
