@@ -90,7 +90,7 @@ def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
     asked.clear()
 
     def filled_up(params, *inputs):
-        more = attention.more_tokens(tokens) if kernel == 'cudnn' and expected else 0
+        more = attention.padding_tokens(tokens) if kernel == 'cudnn' and expected else 0
         inputs = (jnp.pad(y, ((0, 0), (0, more), (0, 0))) for y in inputs)
         return module.apply({'params': params}, *inputs)[0][:, :queries]
 

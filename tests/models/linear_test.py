@@ -107,7 +107,7 @@ def test_gradients_of_parameters_are_sums_in_float32(kernel):
     """4096 numbers in bfloat16 add up to no more than a part of their sum."""
     x, bias = random_images(4096, 16) + 1, jnp.zeros(16)
     rounded = x.astype(jnp.bfloat16)
-    found = jax.grad(lambda b: (linear.spread(b, x.shape, jnp.bfloat16, kernel) * rounded).sum(
+    found = jax.grad(lambda b: (linear.broadcast(b, x.shape, jnp.bfloat16, kernel) * rounded).sum(
         dtype=jnp.float32))(bias)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, np.asarray(rounded, np.float64).sum(0), rtol=1e-6)

@@ -47,7 +47,7 @@ class Attention(nn.Module):
             y, bias = y if options else (y, None)
             return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim')), bias
 
-        options = dict(bias_apart=True) if apart else {}
+        options = dict(return_bias=True) if apart else {}
         query, _ = project('query', x)
         key, _ = project('key', context, **options)
         value, shift = project('value', context, **options)
@@ -67,24 +67,24 @@ class Attention(nn.Module):
 def _attend(query, key, value, bias, kernel, tokens):
     """attention_weights(query, key, bias) value over the first `tokens`, by one of KERNELS.
 
-    'cpu' and 'cudnn' compute self-attention without a bias, 'cudnn' only that of numbers of tokens
-    that want no more. XLA computes the rest: that of the class token alone costs little.
+    'cpu' and 'cudnn' compute self-attention without a bias, 'cudnn' only where no tokens have to be
+    added. XLA computes the rest: that of the class token alone costs little.
     """
-    alike = query.shape == key.shape and bias is None
-    if kernel == 'cpu' and alike:
+    plain = query.shape == key.shape and bias is None
+    if kernel == 'cpu' and plain:
         return cpu_attention.attend(query, key, value)
     lengths = {}
     if key.shape[1] > tokens:  # of each image, on the device that has it
         lengths = {name: nn.with_logical_constraint(jnp.full(len(key), n, jnp.int32), ('batch',))
                    for name, n in (('query_seq_lengths', query.shape[1]),
                                    ('key_value_seq_lengths', tokens))}
-    own = kernel == 'cudnn' and alike and not more_tokens(key.shape[1])
+    own = kernel == 'cudnn' and plain and not padding_tokens(key.shape[1])
     return jax.nn.dot_product_attention(query, key, value, bias, **lengths,
                                         implementation='cudnn' if own else 'xla')
 
 
-def more_tokens(tokens: int) -> int:
-    """How many tokens, to which nothing attends, cuDNN wants besides."""
+def padding_tokens(tokens: int) -> int:
+    """How many tokens, to which nothing attends, cuDNN needs in addition."""
     more = tokens % 2  # of an odd number JAX refuses gradients
     # cuDNN's may be NaN: github.com/pytorch/pytorch/issues/196678
     return more + 2 if (tokens + more) % 128 == 64 else more

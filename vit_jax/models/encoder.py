@@ -74,7 +74,7 @@ class Mlp(nn.Module):
             x = linear.gelu(fields.linear_kernel, fields.gelu, train)(x)
             return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
 
-        x = linear.again(fields.linear_kernel, hidden)(self, x)
+        x = linear.remat_mlp(fields.linear_kernel, hidden)(self, x)
         x = dense(fields.hidden_size, name='dense2')(x)
         return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
 

@@ -1,4 +1,4 @@
-"""By which of their implementations the parts of a transformer are computed, where that is open.
+"""Which implementations compute the parts of a transformer, where the config leaves that open.
 
 docs/performance.md has the measurements. None changes more than rounding and, by linear layers
 `gpu`, which numbers dropout draws.

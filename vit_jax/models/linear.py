@@ -1,10 +1,10 @@
 """Linear layers, LayerNorm, GELU: Flax's, or in the form that a CPU or a GPU computes fastest.
 
-On a CPU that is for bfloat16. With XLA's kernels for CPUs (jaxlib 0.10.1) a product of bfloat16
-matrices with a bfloat16 result runs at half the speed of the same with a float32 result, rounded
-afterwards; and a sum over the rows of a batch, the gradient of every bias and scale, at a fraction
-of a product with ones. On a GPU (jaxlib 0.11.2) XLA adds up these rows in bfloat16, with errors of
-up to a sixth.
+The form for CPUs is one for bfloat16. With XLA's kernels for CPUs (jaxlib 0.10.1) a product of
+bfloat16 matrices with a bfloat16 result runs at half the speed of the same with a float32 result,
+rounded afterwards; and a sum over the rows of a batch, the gradient of every bias and scale, at a
+fraction of a product with ones. On a GPU (jaxlib 0.11.2) XLA adds up these rows in bfloat16, with
+errors of 14 to 18 % in a small model.
 """
 
 import functools
@@ -24,7 +24,7 @@ GELU = {
     'tanh': functools.partial(nn.gelu, approximate=True),  # Google's code
     'erf': functools.partial(nn.gelu, approximate=False),  # timm and Hugging Face
 }
-ROWS = 8  # of ones: a product with fewer is a matter of single vectors, ten times as slow
+ROWS = 8  # of ones: a product with fewer is computed vector by vector, ten times as slowly
 
 
 def dense(kernel: str) -> type[nn.Module]:
@@ -41,8 +41,9 @@ def gelu(kernel: str, form: str, train: bool = True) -> Callable[[Array], Array]
     """One of GELU, computed by one of KERNELS.
 
     By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation. By
-    `cpu` the backward pass computes it again from its argument; by `gpu` see `again`. By `gpu`
-    without `train` the form tanh is that of `xla`, which cuBLAS computes as a part of a product.
+    `cpu` the backward pass computes it again from its argument; by `gpu` see `remat_mlp`. By `gpu`
+    without `train` the form tanh is that of `xla`, which cuBLAS computes as a part of a product, as
+    it is in the pooling by attention, which has no dropout to train with.
     """
     function = GELU[form]
     if kernel == 'gpu' and form == 'tanh':
@@ -75,7 +76,7 @@ def _sigmoid_tangent(z, tangent):
     return y, tangent[0] * y * (1 - y)
 
 
-def again(kernel: str, function: Callable[..., Array]) -> Callable[..., Array]:
+def remat_mlp(kernel: str, function: Callable[..., Array]) -> Callable[..., Array]:
     """A function (module, x), between whose product and result by `gpu` only masks are kept.
 
     The backward pass computes biases, GELU and dropout again, in the kernel that needs them.
@@ -111,7 +112,7 @@ class GpuPatches(nn.Conv):
             x.swapaxes(2, 3).reshape(-1, rows, columns, height * width * channels),
             kernel.reshape(1, 1, -1, self.features), (1, 1), 'VALID',
             dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
-        return y + spread(bias, y.shape, y.dtype, 'gpu')
+        return y + broadcast(bias, y.shape, y.dtype, 'gpu')
 
 
 class CpuDense(nn.DenseGeneral):
@@ -121,18 +122,18 @@ class CpuDense(nn.DenseGeneral):
     def __call__(self, x: Float[Array, 'batch tokens ...']) -> Float[Array, 'batch tokens ...']:
         axes, kernel, bias = _parameters(self, x)
         y = product(axes, x.astype(self.dtype), kernel)
-        return y + spread(bias, y.shape, y.dtype, 'cpu')
+        return y + broadcast(bias, y.shape, y.dtype, 'cpu')
 
 
 class GpuDense(nn.DenseGeneral):
     """nn.DenseGeneral over the last axes of its input, with the same parameters."""
 
-    bias_apart: bool = False
+    return_bias: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens ...'], shift: Array | None = None
                  ) -> Float[Array, 'batch tokens ...'] | tuple[Array, Array]:
-        """Returns y, or with `bias_apart` (y without the bias, bias).
+        """Returns y, or with `return_bias` (y without the bias, bias).
 
         `shift`, of the shape of one token of x, is what x lacks.
         """
@@ -143,10 +144,10 @@ class GpuDense(nn.DenseGeneral):
         leading = x.shape[:x.ndim + bias.ndim - kernel.ndim]
         y = jnp.matmul(x.astype(self.dtype).reshape(*leading, -1),
                        kernel.astype(self.dtype).reshape(-1, bias.size))
-        if not self.bias_apart:
-            y += spread(bias.reshape(-1), y.shape, y.dtype, 'gpu')
+        if not self.return_bias:
+            y += broadcast(bias.reshape(-1), y.shape, y.dtype, 'gpu')
         y = y.reshape(*leading, *bias.shape)
-        return (y, bias) if self.bias_apart else y
+        return (y, bias) if self.return_bias else y
 
 
 def _parameters(layer, x):
@@ -174,8 +175,8 @@ class CpuLayerNorm(nn.LayerNorm):
                          dtype=jnp.float32)(x)
         scale = self.param('scale', self.scale_init, x.shape[-1:], self.param_dtype)
         bias = self.param('bias', self.bias_init, x.shape[-1:], self.param_dtype)
-        y *= spread(scale, y.shape, y.dtype, 'cpu')
-        y += spread(bias, y.shape, y.dtype, 'cpu')
+        y *= broadcast(scale, y.shape, y.dtype, 'cpu')
+        y += broadcast(bias, y.shape, y.dtype, 'cpu')
         return y.astype(self.dtype)
 
 
@@ -207,7 +208,7 @@ product.defvjp(_product_forward, _product_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def spread(x: Array, shape: tuple[int, ...], dtype, kernel: str) -> Array:
+def broadcast(x: Array, shape: tuple[int, ...], dtype, kernel: str) -> Array:
     """x.astype(dtype), the same for every entry of the leading axes of `shape`.
 
     Its gradient, of x's dtype, is summed in float32: by a product with ones for the kernel `cpu`.
@@ -215,11 +216,11 @@ def spread(x: Array, shape: tuple[int, ...], dtype, kernel: str) -> Array:
     return jnp.broadcast_to(x.astype(dtype), shape)
 
 
-def _spread_forward(x, shape, dtype, kernel):
-    return spread(x, shape, dtype, kernel), x
+def _broadcast_forward(x, shape, dtype, kernel):
+    return broadcast(x, shape, dtype, kernel), x
 
 
-def _spread_backward(shape, dtype, kernel, x, gradient):
+def _broadcast_backward(shape, dtype, kernel, x, gradient):
     rows = gradient.reshape(-1, x.size)
     if kernel == 'cpu':
         sums = jnp.matmul(jnp.ones((ROWS, len(rows)), dtype), rows,
@@ -231,4 +232,4 @@ def _spread_backward(shape, dtype, kernel, x, gradient):
     return (sums.reshape(x.shape).astype(x.dtype),)
 
 
-spread.defvjp(_spread_forward, _spread_backward)
+broadcast.defvjp(_broadcast_forward, _broadcast_backward)

@@ -12,7 +12,7 @@ from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, number, one_of, whole
 from vit_jax.models import kernels, linear, resnet
-from vit_jax.models.attention import more_tokens
+from vit_jax.models.attention import padding_tokens
 from vit_jax.models.dropout import Dropout
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
@@ -136,7 +136,7 @@ class ViT(nn.Module):
         if self.block.attention_kernel == 'cudnn' and not whole:
             # Once, as copies in every layer cost more. The last token again, because zeros are what
             # a LayerNorm may divide by.
-            x = jnp.concatenate([x, jnp.repeat(x[:, -1:], more_tokens(length), axis=1)], axis=1)
+            x = jnp.concatenate([x, jnp.repeat(x[:, -1:], padding_tokens(length), axis=1)], axis=1)
         if self.pool != 'cls' or self.block.position == 'relative' or whole:
             x, out = layers(self.num_layers, name='blocks')(
                 x, rates, shared, train, return_intermediates)
