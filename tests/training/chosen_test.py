@@ -97,6 +97,9 @@ def test_what_is_chosen_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch
         config.model.num_layers *= 5
     found = chosen.for_platform(config, 'gpu', DEVICE).model
     assert tuple(found[field] for field in chosen.OPEN) == expected
+    looped = config_lib.changed(config, {'model.unroll': 3})
+    found = chosen.for_platform(looped, 'gpu', DEVICE).model  # which would copy what it keeps
+    assert tuple(found[field] for field in chosen.OPEN) == (3, 'products', *expected[2:])
     found = chosen.for_platform(config, 'gpu').model  # of a GPU that is only planned for
     assert tuple(found[field] for field in chosen.OPEN) == (1, 'products', 'xla', 'xla')
     config.model.attention_kernel = 'xla'

@@ -1,6 +1,7 @@
 """What depends on the machine, where the config leaves the choice: one table, and how it is kept.
 
-docs/performance.md has the measurements. Nothing here changes more than the order of sums.
+docs/performance.md has the measurements. Nothing here changes more than rounding and, by linear
+layers `gpu`, which numbers dropout draws.
 """
 
 import contextlib
@@ -103,8 +104,8 @@ def for_platform(config: ConfigDict, platform: str, device: jax.Device | None = 
     """
     model, fastest = config.model, kernels.fastest(config.model, platform, device)
     has_resnet = model.resnet and model.resnet.units
-    if (fastest.get('attention_kernel') == 'cudnn' and not has_resnet
-            and model.num_layers <= CHOICES['cudnn']['unroll']):
+    if (fastest.get('attention_kernel') == 'cudnn' and not has_resnet and model.num_layers
+            <= (CHOICES['cudnn']['unroll'] if is_open(model, 'unroll') else model.unroll)):
         platform = 'cudnn'
     choices = CHOICES.get(platform, CHOICES['gpu']) | fastest
     if has_resnet or model.num_layers > choices['unroll']:
