@@ -43,6 +43,7 @@ def main(argv=None):
     options, config = cli.parse_with_config(parser, others + first)
     configs = {name_of(member): config_lib.changed(config, member)
                for member in sweep.combinations(sweep.read_grid(texts, config))}
+    rounds.check(options)
     trains = options.part == 'training'
     machine.check_backend(max(
         chosen.host_devices({'': each}, trains=trains) for each in configs.values()))

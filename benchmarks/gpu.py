@@ -15,7 +15,7 @@ import sys
 
 from vit_jax import cli
 from vit_jax.errors import UserError, check_destination
-from vit_jax.measuring import report
+from vit_jax.measuring import report, rounds
 from vit_jax.training import chips
 
 # Recipes for JFT-300M have no dropout, those for ImageNet 0.1.
@@ -84,6 +84,7 @@ def main(argv=None):
     parser.add_argument('--seconds', type=float, default=2.0)
     parser.add_argument('--out', metavar='FILE')
     options = parser.parse_args(argv)
+    rounds.check(options)
     if options.out:
         check_destination(options.out)
     print(_row(*COLUMNS), _row(*['---'] * len(COLUMNS)), sep='\n', flush=True)

@@ -17,7 +17,7 @@ from benchmarks.choices import workload
 from vit_jax import cli, machine
 from vit_jax import config as config_lib
 from vit_jax.drawing import canvas
-from vit_jax.errors import check_choice
+from vit_jax.errors import check_choice, check_destination
 from vit_jax.measuring import rounds
 from vit_jax.training import chosen
 
@@ -98,6 +98,9 @@ def main(argv=None):
     parser.add_argument('--seconds', type=float, default=2.0)
     parser.add_argument('--out', metavar='FILE.png')
     options, config = cli.parse_with_config(parser, argv)
+    rounds.check(options)
+    if options.out:
+        check_destination(options.out)
     rows = options.only.split(',')
     for row in rows:
         check_choice('--only', row, tuple(ROWS))

@@ -13,9 +13,11 @@ weight decay; it computes in float32. Prints the table of vit_jax.benchmark.
 import contextlib
 import pathlib
 
+import jax
+
 from vit_jax import benchmark, cli, machine
 from vit_jax.errors import UserError, check_choice
-from vit_jax.measuring import peers, report, workloads
+from vit_jax.measuring import peers, report, rounds, workloads
 from vit_jax.training import chosen, sharding
 from vit_jax.training.program import Program
 
@@ -32,6 +34,7 @@ def main(argv=None):
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--seconds', type=float, default=3.0)
     options, config = cli.parse_with_config(parser, argv)
+    rounds.check(options)
     parts = options.parts.split(',')
     for part in parts:
         check_choice('--parts', part, benchmark.PARTS[:2])
@@ -39,6 +42,7 @@ def main(argv=None):
         raise UserError(f'{options.clone} has no vit_jax/models_vit.py: expected a clone of '
                         'google-research/vision_transformer.')
     machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
+    jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)
     program = Program(complete, sharding.make_mesh(complete.mesh))
     with contextlib.ExitStack() as stack:

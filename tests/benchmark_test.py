@@ -15,7 +15,7 @@ from tests.support import interop
 from tests.support.runs import ROOT, check_message, environment, run_here
 from vit_jax import benchmark
 from vit_jax.inspection import runs
-from vit_jax.measuring import peers, profile, report
+from vit_jax.measuring import peers, profile, report, workloads
 
 CONFIG = f'--config={ROOT}/configs/quickstart.py'
 SMALL = (CONFIG, '--config.batch_size=16', '--rounds=2', '--seconds=0.05', '--json')
@@ -67,6 +67,23 @@ def test_steps_inference_and_input(tmp_path):
     assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
 
 
+def test_no_more_than_two_steps_are_on_the_devices(monkeypatch):
+    """With many XLA may wait forever for a CPU of several devices."""
+    begun, most = [], []
+
+    def step():
+        begun.append(len(begun))
+        most.append(len(begun) - len(waited))
+        return begun[-1]
+
+    waited = []
+    monkeypatch.setattr(jax, 'block_until_ready',
+                        lambda found: None if found is None else waited.append(found))
+    assert workloads.seconds_of(step, 5) >= 0
+    assert (begun, waited) == ([0, 1, 2, 3, 4],) * 2
+    assert max(most) == 2
+
+
 def test_operations_of_a_gpu_are_named_where_it_computes_many_at_once(tmp_path):
     events = [{'name': name, 'dur': microseconds, 'args': {'hlo_op': operation}}
               for name, microseconds, operation in (
@@ -106,8 +123,13 @@ def test_a_peer_beside_it(fields):
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--parts=trian'], "--parts is 'trian'. Did you mean train?"),
     (['--rounds=0'], '--rounds is 0: expected a whole number, at least 1'),
+    (['--seconds=nan'], '--seconds is nan: expected a finite number above 0'),
+    (['--seconds=inf'], '--seconds is inf'), (['--seconds=0'], '--seconds is 0.0'),
+    ([f'--profile={__file__}'], 'cannot be made (File exists)'),
     (['--peer=keras'], "--peer is 'keras'"),
-    (['--peer=timm', '--config.model.pool=map'], '--peer=timm is for plain ViTs'),
+    (['--peer=timm', '--config.model.pool=map', '--config.optimizer.name=lion'],
+     "--peer=timm is for plain ViTs that learn labels, without a ResNet: model.pool is 'map' "
+     "(expected 'cls' or 'gap'); optimizer.name is 'lion' (expected 'adam' or 'sgd')."),
     (['--config.batch_size=400000'], 'a training step needs')])
 def test_mistakes(arguments, message, installed):
     installed(True)

@@ -17,6 +17,14 @@ def test_check_choice():
         "loss.name is 'sofmax'. Did you mean softmax? It is one of: softmax, sigmoid.")
 
 
+def test_where_nothing_can_be_written(tmp_path):
+    errors.check_destination(str(tmp_path / 'x.npz'), '.npz')
+    for path, message in [(tmp_path, 'it is a directory'), (tmp_path / 'a/b', 'no directory'),
+                          (tmp_path / 'x', r'ends in \.npz')]:
+        with pytest.raises(errors.UserError, match=message):
+            errors.check_destination(str(path), '.npz')
+
+
 def test_of_a_long_line_the_middle_is_left_out():
     message = str(errors.UserError('several:\n' + 'a' * 9000 + 'z'))
     assert message == f'several:\n{"a" * 500} [... 8001 characters ...] {"a" * 499}z'

@@ -22,7 +22,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import cli, machine
-from vit_jax.errors import UserError, check_at_least, check_choice
+from vit_jax.errors import UserError, check_choice
 from vit_jax.measuring import peers, profile, report, rounds, workloads
 from vit_jax.training import accumulation, chosen, sharding
 from vit_jax.training.program import Program
@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts = options.parts.split(',')
     for part in parts:
         check_choice('--parts', part, PARTS)
-    check_at_least('--rounds', options.rounds, 1)
+    rounds.check(options)
+    if options.profile:
+        profile.make(options.profile)
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
     machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
@@ -47,13 +49,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     program = Program(complete, sharding.make_mesh(complete.mesh))
     if not complete.accum_steps:
         program = accumulation.choose(program)
+        config.accum_steps = program.config.accum_steps  # of train with input, too
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(peers.start(
             options.peer, complete, options.peer_dtype or complete.model.dtype,
             options.peer_compile))] if options.peer else []
         subjects = workloads_of(program, config, parts, others)
         found = measured(program, subjects, others, options.rounds, options.seconds)
-    print(report.text(found))
+    print(report.text(found), flush=True)
     if options.profile:
         _profile(subjects, parts, options.profile)
     if options.json:
@@ -86,7 +89,7 @@ def workloads_of(program: Program, config: ConfigDict, parts: Sequence[str],
         subjects['inference'] = workloads.inference(program)
     if 'input' in parts:
         subjects |= workloads.input_and_both(config)
-    for part in set(parts) - {'input'}:
+    for part in (part for part in PARTS[:2] if part in parts):
         for peer in others:
             subjects[f'{part} by {peer.name}'] = peer.workload(part == 'train',
                                                                subjects[part].flops)

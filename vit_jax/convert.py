@@ -91,7 +91,7 @@ def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) 
         raise UserError(f'--runtime={runtime} is for --to=web, and for that only.')
     if os.path.lexists(path) and not overwrite:
         raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
-    errors.check_destination(path.rstrip('/'))
+    errors.check_destination(path.rstrip('/'), folder=True)
     files.check_replaceable(path, web.FILES if to == 'web' else files.WRITTEN)
 
 

@@ -88,11 +88,15 @@ def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None
                         "models.fields('b16') or models.fields('r50x1'), and change fields.")
 
 
-def check_destination(path: str, ending: str = '') -> None:
+def check_destination(path: str, ending: str = '', folder: bool = False) -> None:
     """Raises UserError unless there is a directory for the file at `path`, which ends as it must.
+
+    Or for a `folder`, which may be there already.
 
     So that nothing is computed that cannot be written.
     """
+    if os.path.isdir(path) and not folder:
+        raise UserError(f'{path} cannot be written: it is a directory. Name a file.')
     if not os.path.isdir(os.path.dirname(path) or '.'):
         raise UserError(f'{path} cannot be written: there is no directory {os.path.dirname(path)}.')
     if not path.endswith(ending):

@@ -10,10 +10,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_choice
 from vit_jax.measuring.workloads import Workload
 
 PEERS = ('timm', 'transformers')
+# Of fields that peers do not follow otherwise.
+VALUES = {'model.attention': ('full',), 'model.pool': ('cls', 'gap'),
+          'model.representation_size': (0,), 'model.position': ('learned_1d',),
+          'model.position_at': ('stem',), 'masked.target': ('none',),
+          'optimizer.name': ('adam', 'sgd'), 'optimizer.lr_factors': ('',)}
 
 
 def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
@@ -43,19 +49,18 @@ class Peer:
 
     def __init__(self, name: str, config: ConfigDict, program: Sequence[str],
                  settings: Mapping[str, Any]):
-        """Raises UserError unless the config has a plain ViT.
+        """Raises UserError unless the peer can do the work of the config.
 
         Args:
           program: what Python runs, as peer_process.py.
           settings: what is said to it besides the config.
         """
-        model = config.model
-        if (model.get('attention') != 'full' or model.get('resnet') is not None
-                or model.pool not in ('cls', 'gap') or model.representation_size
-                or (model.position, model.position_at) != ('learned_1d', 'stem')):
-            raise UserError(f'--peer={name} is for plain ViTs: full attention, learned positions '
-                            'before the first layer, the class token or a mean, and a head of one '
-                            'layer (--config.model.representation_size=0).')
+        given = config_lib.flatten(config)
+        beyond = [f'{field} is {given.get(field)!r} (expected {" or ".join(map(repr, values))})'
+                  for field, values in VALUES.items() if given.get(field) not in values]
+        if beyond or 'model.resnet.units' in given:
+            raise UserError(f'--peer={name} is for plain ViTs that learn labels, without a ResNet'
+                            f'{": " * bool(beyond)}{"; ".join(beyond)}.')
         self.name, self._images = name, config.batch_size
         self._process = subprocess.Popen(
             [sys.executable, *program], text=True, bufsize=1,

@@ -12,16 +12,17 @@ import jax
 from vit_jax.errors import UserError
 
 
-def trace(run: Callable[[int], float], steps: int, directory: str) -> None:
-    """Writes a trace of some steps that TensorBoard, XProf and Perfetto open.
-
-    Raises UserError where it cannot be written.
-    """
+def make(directory: str) -> None:
+    """Makes the directory for a trace; UserError where there can be none."""
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
         raise UserError(f'--profile={directory} cannot be made ({error.strerror}): name a '
                         'directory that can be written.') from error
+
+
+def trace(run: Callable[[int], float], steps: int, directory: str) -> None:
+    """Writes a trace of some steps that TensorBoard, XProf and Perfetto open."""
     with jax.profiler.trace(directory):
         run(steps)
 

@@ -1,8 +1,12 @@
 """Times several things in turn, so that what else the machine does meets all of them alike."""
 
+import argparse
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from vit_jax.errors import UserError, check_at_least
 
 # On a CPU the first steps are slow, as each asks the system for memory that it has not given yet.
 WARM_UP = 8
@@ -14,6 +18,13 @@ class Timing(NamedTuple):
     median: float
     fastest: float
     slowest: float
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError unless --rounds and --seconds, of a turn, are possible."""
+    check_at_least('--rounds', options.rounds, 1)
+    if not 0 < options.seconds < math.inf:
+        raise UserError(f'--seconds is {options.seconds}: expected a finite number above 0.')
 
 
 def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds: float

@@ -175,6 +175,7 @@ class Program:
         """FLOPs of a step on all devices, as it is traced.
 
         The backward pass computes forward products again where the config says so, and computes
-        no gradient that nothing needs, such as that of the images.
+        no gradient that nothing needs, such as that of the images, except with
+        model.linear_kernel=cpu, by which every product has both.
         """
         return cost.flops_of(self.trace_train_step().jaxpr)
