@@ -35,6 +35,13 @@ def test_values_of_every_kind():
     assert config.transfer.take == ('',)
 
 
+def test_nothing_is_no_value_of_a_field_of_several():
+    given = ['evals.fewshot.shots', 'loss.class_weights', 'teacher.image_size']
+    config = cli.read_config([H14, *(f'--config.{name}=' for name in given)])
+    assert (config.evals.fewshot.shots, config.loss.class_weights) == ((), ())
+    config_lib.checked(config)
+
+
 def test_of_a_number_that_is_repeated_the_last_counts():
     assert cli.read_config([H14, '--config.seed=1', '--config.seed', '2']).seed == 2
 

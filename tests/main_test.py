@@ -41,7 +41,7 @@ def test_bad_input(kwargs, message, run_main, tmp_path):
 
 
 def test_missing_config_file(run_main, tmp_path):
-    check_message(run_main(tmp_path / 'run', config='configs/vti.py'),
+    check_message(run_main(tmp_path / 'run', config='configs/vti.py:b16'),
                   f'error: no config file {ROOT}/configs/vti.py: --config is a path from')
 
 

@@ -58,7 +58,8 @@ def trained_main(monkeypatch, tmp_path):
     """The command of training without the training, and what it asked of reporting."""
     asked = []
     monkeypatch.setattr(loop, 'train', lambda config, workdir: trained_main.code)
-    monkeypatch.setattr(reporting, 'conclude', lambda *given: asked.append(given))
+    monkeypatch.setattr(reporting, 'conclude',
+                        lambda *given, complete: asked.append((*given, complete)))
 
     def start(code, **fields):
         trained_main.code = code
@@ -68,16 +69,27 @@ def trained_main(monkeypatch, tmp_path):
 
 
 def test_a_complete_run_is_reported(trained_main, tmp_path):
-    (workdir, recipe), = trained_main(0, fields={'report': True, 'num_steps': 700, 'seed': 3})
-    assert workdir == str(tmp_path / 'run')
+    (workdir, recipe, complete), = trained_main(
+        0, fields={'report': True, 'num_steps': 700, 'seed': 3})
+    assert (workdir, complete) == (str(tmp_path / 'run'), True)
     assert recipe['file'].endswith('configs/quickstart.py')
     assert (recipe['config']['num_steps'], recipe['config']['seed']) == (1600, 0)
     assert recipe['config']['image_size'] == [16, 16]
 
 
-@pytest.mark.parametrize(('code', 'asks'), [(0, False), (143, True)])
-def test_a_run_that_is_stopped_or_does_not_want_one_is_not(code, asks, trained_main):
-    assert not trained_main(code, fields={'report': asks})
+def test_a_run_that_does_not_want_a_report_has_none(trained_main):
+    assert not trained_main(0, fields={'report': False})
+
+
+def test_a_run_that_is_stopped_is_not_complete(trained_main):
+    (*_, complete), = trained_main(143, fields={'report': True})
+    assert not complete
+
+
+def test_of_a_stopped_run_only_what_it_departs_from_is_recorded(tmp_path):
+    """So that the command says the same of it that the page of a complete run says."""
+    reporting.conclude(str(tmp_path), RECIPE, complete=False)
+    assert [path.name for path in tmp_path.iterdir()] == ['recipe.json']
 
 
 RECIPE = {'file': 'configs/x.py', 'config': {}}

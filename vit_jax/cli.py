@@ -149,9 +149,9 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
         config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file.config}'])
         config_lib.flatten(config)  # asking for fields reads the file
     except OSError as error:
-        raise UserError(f'no config file {os.path.abspath(error.filename or file.config)}: '
-                        '--config is a path from the current directory, as in '
-                        '--config=configs/vit.py:b16') from error
+        missing = (error.filename or file.config).partition(':')[0]
+        raise UserError(f'no config file {os.path.abspath(missing)}: --config is a path from the '
+                        'current directory, as in --config=configs/vit.py:b16') from error
     except UserError:
         raise
     except Exception as error:  # the file is a program: it may raise anything
@@ -165,6 +165,9 @@ def override(config: ConfigDict, arguments: Sequence[str], own_options: Sequence
              ) -> ConfigDict:
     """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
     _check_names(arguments, config_lib.flatten(config), own_options)
+    empty = {f'--config.{name}=' for name, field in config_lib.all_fields().items()
+             if field.values.fit(()) and not field.values.fit(('',))}  # evals.fewshot.shots
+    arguments = [x + '()' if x in empty else x for x in arguments]
     try:
         return _parse(config_flags.DEFINE_config_dict, config, arguments)
     except (TypeError, ValueError, flags.Error) as error:

@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if consensus.is_main():
         record.log_to(workdir)
     code = loop.train(config, workdir)
-    if config.report and not code:
-        reporting.conclude(workdir, recipe)
+    if config.report:
+        reporting.conclude(workdir, recipe, complete=not code)
     launch.finish()
     return code
 

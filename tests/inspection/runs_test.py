@@ -67,10 +67,12 @@ def test_compute_and_data_are_those_of_the_pretraining(tmp_path):
     np.testing.assert_allclose(runs.evaluations((early,))['flops'], first['flops'][:1])
 
 
-def test_unknown_pretraining(tmp_path):
+def test_unknown_pretraining(tmp_path, caplog):
     other = write_run(tmp_path / 'a', rows(0.9), pretrained='hf:someone/weights')
     known = write_run(tmp_path / 'b', rows(0.8))
     assert runs.with_pretraining((other, known))['run'].tolist() == [known]
+    assert 'left out, as their pre-training is not known' in caplog.text
+    assert caplog.text.count(other) == 1
     with pytest.raises(Inapplicable, match='the pre-training of these runs is not known'):
         runs.with_pretraining((other,))
 

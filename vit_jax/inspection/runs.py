@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from vit_jax.models import cost, variants
 from vit_jax.models.vit import as_pair
 from vit_jax.weights.model import with_defaults
 from vit_jax.workdir import metrics, record
+
+log = logging.getLogger(__name__)
 
 FEWSHOT = r'fewshot/\d+shot'
 
@@ -94,6 +97,9 @@ def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     if not known.any():
         raise Inapplicable('the pre-training of these runs is not known: config.pretrained of '
                            'none is the workdir of a run')
+    if left_out := dict.fromkeys(table['run'][~known]):
+        log.warning('left out, as their pre-training is not known (config.pretrained is not the '
+                    'workdir of a run): %s', ', '.join(left_out))
     return {name: x[known] for name, x in table.items()}
 
 

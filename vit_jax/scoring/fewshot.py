@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from vit_jax import fields
 from vit_jax.errors import UserError, check_at_least
 from vit_jax.evaluators import features, fewshot
-from vit_jax.models import parts, representation
+from vit_jax.models import kernels, parts, representation
 from vit_jax.scoring import split
 from vit_jax.training import sharding
 from vit_jax.weights import Weights
@@ -79,7 +79,8 @@ def _features(sources, model, params, name, mesh, settings):
                                 sharding.batch_parts(mesh))
     step = jax.jit(functools.partial(features.step, model=model, name=name,
                                      accum_steps=accum_steps),
-                   out_shardings=sharding.replicated(mesh))
+                   out_shardings=sharding.replicated(mesh),
+                   compiler_options=kernels.compiler_options(model))
     params = sharding.replicate(params, mesh)
     found, broken = [], []
     for source in sources:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators import features, fewshot
-from vit_jax.models import representation
+from vit_jax.models import kernels, representation
 from vit_jax.processes import consensus
 from vit_jax.training import sharding
 from vit_jax.training.program import Program
@@ -43,7 +43,8 @@ def evaluator(program: Program, train: sources.Source, test: sources.Source, set
     step = jax.jit(functools.partial(
         features.step, model=program.encoder, name=config.representation,
         accum_steps=program.eval_parts),
-        out_shardings=sharding.replicated(program.mesh))
+        out_shardings=sharding.replicated(program.mesh),
+        compiler_options=kernels.compiler_options(program.encoder))
     splits = [pipeline.eval_batches(source, **settings) for source in (train, test)]
 
     def evaluate(params, interrupted):
@@ -76,11 +77,16 @@ def open_data(config: ConfigDict, dataset: ConfigDict, train: sources.Source, te
         raise UserError(f'few-shot would learn from {train_split} and be scored on the same '
                         'images: set evals.fewshot.train_split or evals.fewshot.test_split.')
     name, label = (config.dataset, '') if config.dataset else (dataset.name, dataset.label)
-    if config.dataset or config.train_split:
-        train = sources.open_source(name, train_split, dataset.data_dir,
-                                    None if config.dataset else train.class_names, label)
-    if config.dataset or config.test_split:
-        test = sources.open_source(name, test_split, dataset.data_dir, train.class_names, label)
+    try:
+        if config.dataset or config.train_split:
+            train = sources.open_source(name, train_split, dataset.data_dir,
+                                        None if config.dataset else train.class_names, label)
+        if config.dataset or config.test_split:
+            test = sources.open_source(name, test_split, dataset.data_dir, train.class_names, label)
+    except UserError as error:
+        raise type(error)(f'few-shot learns from {name} (evals.fewshot), where: '
+                          f'{str(error).rstrip(".")}. Without '
+                          'few-shot: --config.evals.fewshot.shots=') from error
     fewshot.check_single_label(train, name)
     consensus.check_equal('the few-shot data', {'examples': train.num_examples,
                                                 'tested images': test.num_examples})

@@ -132,8 +132,9 @@ def _with_preprocess(loaded, layout):
     if loaded.preprocess or not (usual := layout.usual_preprocess(loaded)):
         return loaded
     reason, preprocess = usual
-    log.info('%s does not say how images are prepared, and %s: %s. For another way, add '
-             '--preprocess FIELD=VALUE.', loaded.source, reason, published.words(preprocess))
+    log.info('%s does not say how images are prepared, and %s: %s. Another way is '
+             'said by --preprocess FIELD=VALUE, and in training by the preprocess fields of the '
+             'config.', loaded.source, reason, published.words(preprocess))
     return dataclasses.replace(loaded, preprocess=preprocess)
 
 

@@ -32,8 +32,9 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
             log.warning('the best checkpoint is not known: %s', error)
         if (best := metrics.best(scores, steps, name)) is not None:
             steps.sort(key=lambda step: step == best, reverse=True)
-            log.info('the best checkpoint is taken, of step %d (%s %.4f): --step names another',
-                     best, name, scores[best])
+            log.info('the best checkpoint is taken, of step %d (%s %.4f). Another one: '
+                     '%s/checkpoints/STEP',
+                     best, name, scores[best], workdir)
     for candidate in steps:
         try:
             return _read_params(epath.Path(directory) / str(candidate)), candidate
