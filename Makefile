@@ -9,9 +9,9 @@ quickstart: .venv/installed
 test: .venv/interop
 	.venv/bin/python -m pytest -n 2 --dist worksteal
 
-# Many of these wait for processes or time limits: three workers keep two cores busy.
+# Many of these wait for processes or time limits: four workers keep two cores busy.
 slow-test: .venv/interop
-	.venv/bin/python -m pytest -n 3 --dist worksteal -m 'slow and not nightly'
+	.venv/bin/python -m pytest -n 4 --dist worksteal -m 'slow and not nightly'
 
 nightly-test: .venv/interop
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m nightly
