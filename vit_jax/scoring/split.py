@@ -78,7 +78,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
                    if isinstance(label, str) and label in names}
     else:
         mapping = record.read_json(path, dict)
-    if not loaded.classes:
+    if not loaded.classes and loaded.num_classes != 1000:  # not taken for ImageNet's
         raise UserError(f'--mapping={path} goes by the names of classes, and {loaded.source} has '
                         'none: add --classes=FILE.')
     source = sources.open_source(dataset['name'], dataset['eval_split'], dataset['data_dir'],
@@ -89,7 +89,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     log.info('%d of the %d classes of %s are classes of %s; images of the others are not scored',
              sum(name in mapping for name in source.class_names), len(source.class_names),
              dataset['name'], loaded.source)
-    return mapped(source, mapping, loaded.classes, path)
+    return mapped(source, mapping, description.class_names(loaded), path)
 
 
 def check_equal_data(*sources: Any) -> None:
