@@ -8,8 +8,8 @@
 The argument is DIMENSION,VALUE: one of depth (layers), width (numbers of a token), mlp (hidden
 numbers of the MLP) and patch (pixels), the others being those of the base; or all,FACTOR. Without
 an argument it is the base, where all lines of figure 8 meet: 8 layers, width 1024, MLP 2048, patch
-32. Few-shot accuracy on ImageNet, 5 examples of each class, is measured at every evaluation; to
-leave it out, add --config.evals.fewshot.shots=.
+32. Few-shot accuracy on ImageNet, 5 examples of each class, is measured at every evaluation, and
+--config.evals.fewshot.shots= leaves it out.
 Figure 8 prints no numbers. The text states that depth helps most, up to 64 layers, but less from 16
 on, and width least, and that smaller patches help without further parameters. FLOPs of the forward
 pass, of the base's: depth,16 2.05, depth,64 8.34, width,2048 2.97, mlp,8192 2.36, patch,16 3.92,

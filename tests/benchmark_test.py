@@ -128,7 +128,7 @@ def test_a_peer_beside_it(fields):
     ([f'--profile={__file__}'], 'cannot be made (File exists)'),
     (['--peer=keras'], "--peer is 'keras'"),
     (['--peer=timm', '--config.model.pool=map', '--config.optimizer.name=lion'],
-     "--peer=timm is for plain ViTs that learn labels, without a ResNet: model.pool is 'map' "
+     "--peer=timm is for plain ViTs that learn labels: model.pool is 'map' "
      "(expected 'cls' or 'gap'); optimizer.name is 'lion' (expected 'adam' or 'sgd')."),
     (['--config.batch_size=400000'], 'a training step needs')])
 def test_mistakes(arguments, message, installed):

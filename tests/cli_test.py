@@ -35,7 +35,7 @@ def test_values_of_every_kind():
     assert config.transfer.take == ('',)
 
 
-def test_nothing_is_no_value_of_a_field_of_several():
+def test_an_empty_value_empties_a_field_of_several():
     given = ['evals.fewshot.shots', 'loss.class_weights', 'teacher.image_size']
     config = cli.read_config([H14, *(f'--config.{name}=' for name in given)])
     assert (config.evals.fewshot.shots, config.loss.class_weights) == ((), ())

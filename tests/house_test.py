@@ -50,8 +50,7 @@ ONLY_IN = {
 PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
 # Modules whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
-    **{f'scoring/{name}.py': 'parts of one command: tests/evaluate_test.py'
-       for name in ('fewshot', 'split')},
+    'scoring/fewshot.py': 'a part of one command: tests/evaluate_test.py',
     **{f'measuring/{name}.py': 'parts of one command: tests/benchmark_test.py'
        for name in ('memory', 'peer_process', 'peers', 'profile', 'report', 'workloads')},
     **{f'{name}.py': 'parts of one command: tests/figures_test.py'
@@ -156,7 +155,7 @@ def test_every_room_is_in_the_table():
 
 def test_size_of_the_whole():
     lines = sum(len(source.splitlines()) for source in FILES.values())
-    assert lines <= 18_540, f'{lines} lines in vit_jax/'
+    assert lines <= 18_570, f'{lines} lines in vit_jax/'
 
 
 def test_the_contract_of_a_room_is_its_docstring():

@@ -57,9 +57,9 @@ def test_what_cannot_be_used_is_said_on_the_page(workdir):
 def trained_main(monkeypatch, tmp_path):
     """The command of training without the training, and what it asked of reporting."""
     asked = []
+    monkeypatch.setattr(reporting, 'record_recipe', lambda *given: asked.append(given))
     monkeypatch.setattr(loop, 'train', lambda config, workdir: trained_main.code)
-    monkeypatch.setattr(reporting, 'conclude',
-                        lambda *given, complete: asked.append((*given, complete)))
+    monkeypatch.setattr(reporting, 'conclude', asked.append)
 
     def start(code, **fields):
         trained_main.code = code
@@ -69,9 +69,9 @@ def trained_main(monkeypatch, tmp_path):
 
 
 def test_a_complete_run_is_reported(trained_main, tmp_path):
-    (workdir, recipe, complete), = trained_main(
+    (workdir, recipe), concluded = trained_main(
         0, fields={'report': True, 'num_steps': 700, 'seed': 3})
-    assert (workdir, complete) == (str(tmp_path / 'run'), True)
+    assert workdir == concluded == str(tmp_path / 'run')
     assert recipe['file'].endswith('configs/quickstart.py')
     assert (recipe['config']['num_steps'], recipe['config']['seed']) == (1600, 0)
     assert recipe['config']['image_size'] == [16, 16]
@@ -81,15 +81,18 @@ def test_a_run_that_does_not_want_a_report_has_none(trained_main):
     assert not trained_main(0, fields={'report': False})
 
 
-def test_a_run_that_is_stopped_is_not_complete(trained_main):
-    (*_, complete), = trained_main(143, fields={'report': True})
-    assert not complete
-
-
-def test_of_a_stopped_run_only_what_it_departs_from_is_recorded(tmp_path):
+def test_of_a_run_that_is_stopped_only_what_it_departs_from_is_recorded(trained_main):
     """So that the command says the same of it that the page of a complete run says."""
-    reporting.conclude(str(tmp_path), RECIPE, complete=False)
-    assert [path.name for path in tmp_path.iterdir()] == ['recipe.json']
+    (_, recipe), = trained_main(143, fields={'report': True})
+    assert recipe['file'].endswith('configs/quickstart.py')
+
+
+def test_what_a_run_departs_from(tmp_path, caplog):
+    reporting.record_recipe(str(tmp_path), RECIPE)
+    assert json.loads((tmp_path / 'recipe.json').read_text()) == RECIPE
+    assert not caplog.messages
+    reporting.record_recipe(str(tmp_path / 'none'), RECIPE)
+    assert 'recipe.json is not written, and pages of the run will not say' in caplog.text
 
 
 RECIPE = {'file': 'configs/x.py', 'config': {}}
@@ -100,7 +103,7 @@ def test_what_fails_is_one_line_and_no_error(workdir, monkeypatch, caplog):
         raise RuntimeError('no picture today\nbecause')
 
     monkeypatch.setattr(collect, 'run', fails)
-    reporting.conclude(str(workdir), RECIPE)
+    reporting.conclude(str(workdir))
     line, = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
     assert line == (f'{workdir}/report.html is not written (RuntimeError: no picture today). The '
                     f'run is complete; python -m vit_jax.report {workdir} tries again.')
@@ -143,10 +146,10 @@ def test_of_several_processes_one_writes_without_the_model(workdir, monkeypatch)
     monkeypatch.setattr(page, 'of_one', lambda found: 'page')
     monkeypatch.setattr(consensus, 'count', lambda: 2)
     monkeypatch.setattr(consensus, 'is_main', lambda: False)
-    reporting.conclude(str(workdir), RECIPE)
+    reporting.conclude(str(workdir))
     assert asked == []
     monkeypatch.setattr(consensus, 'is_main', lambda: True)
-    reporting.conclude(str(workdir), RECIPE)
+    reporting.conclude(str(workdir))
     assert [given[1] for given in asked] == [0]
 
 

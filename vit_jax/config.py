@@ -19,8 +19,8 @@ from vit_jax.errors import UserError, nearest_names
 from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
 
-# A run may continue with other values of these; every other field decides the result, and of these
-# model.linear_kernel which numbers dropout draws.
+# A run may continue with other values of these; every other field decides the result.
+# Of these model.linear_kernel decides which numbers dropout draws.
 MAY_DIFFER = ('recipe', 'report', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric',
               'patience', 'mesh.*', 'model.unroll', 'model.remat_policy',
               'model.attention_kernel', 'model.linear_kernel', 'evals.*',

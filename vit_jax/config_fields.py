@@ -182,9 +182,9 @@ FIELDS = {  # by dotted name
                        'state are split'),
     'mesh.tensor': Field(1, whole(1, or_else=-1),
                          'devices over which attention heads and MLPs are split'),
-    'mesh.host_devices': Field(0, whole(0, 256), 'as how many devices JAX shows the CPU; XLA_FLAGS '
-                               'and JAX_NUM_CPU_DEVICES must agree. 0: what these say, else chosen '
-                               'for this machine, and 1 for each of several processes'),
+    'mesh.host_devices': Field(0, whole(0, 1024), 'as how many devices JAX shows the CPU; '
+                               'XLA_FLAGS and JAX_NUM_CPU_DEVICES must agree. 0: what these say, '
+                               'else chosen for this machine, and 1 for each of several processes'),
 
     'evals.fewshot.shots': Field((), several(
         whole(1), 'whole numbers, at least 1, with commas between them, as in 1,5,10'),

@@ -158,7 +158,7 @@ def use_cpu_as(devices: int) -> None:
     """Lets JAX take the CPU, where it computes on that, for several devices.
 
     Where the environment says how many (JAX_NUM_CPU_DEVICES, XLA_FLAGS), these only become patient.
-    Without effect after JAX has started, as in a notebook.
+    After JAX has started, as in a notebook, nothing changes but for processes that it starts.
     """
     flags = os.environ.get('XLA_FLAGS', '')
     given = jax.config.jax_num_cpu_devices >= 0 or 'host_platform_device_count' in flags
@@ -182,7 +182,7 @@ def check_backend(host_devices: int = 1) -> None:
     keep_compiled()
     use_cpu_as(host_devices)
     try:
-        with _quiet_libtpu():
+        with _quiet_libtpu(), same_sigterm():
             jax.devices()
     except (AssertionError, RuntimeError) as error:  # the first where a plugin is not installed
         asked = jax.config.jax_platforms or ''
@@ -194,12 +194,19 @@ def check_backend(host_devices: int = 1) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_libtpu():
-    """Without chips libtpu, which is there to plan with, complains that nobody knows of any.
-
-    What it does at SIGTERM, print where all threads are, is undone.
-    """
+def same_sigterm():
+    """Within, libtpu may start: at SIGTERM it would print where all threads are."""
     handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(TypeError, ValueError):  # no handler of Python's; another thread
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _quiet_libtpu():
+    """Without chips libtpu, which is there to plan with, complains that nobody knows of any."""
     answers = {'TPU_ACCELERATOR_TYPE': 'v5litepod-1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
     if any(map(glob.glob, TPUS)) or not answers.keys().isdisjoint(os.environ):
         answers = {}
@@ -209,5 +216,3 @@ def _quiet_libtpu():
     finally:
         for name in answers:
             del os.environ[name]
-        with contextlib.suppress(TypeError, ValueError):  # no handler of Python's; another thread
-            signal.signal(signal.SIGTERM, handler)

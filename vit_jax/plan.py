@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import jax
 from ml_collections import ConfigDict, FrozenConfigDict
 
-from vit_jax import cli
+from vit_jax import cli, machine
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least
 from vit_jax.planning import report, targets
@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     jax.config.update('jax_enable_compilation_cache', False)
     chips.get(options.chip)
     config = resolve(config)
-    target = make_target(options)._replace(teacher=teacher.load(config)[0])
+    with machine.same_sigterm():
+        target = make_target(options)
+    target = target._replace(teacher=teacher.load(config)[0])
     found = report.make(config, target, options.search)
     print(report.text(found))
     if options.json:

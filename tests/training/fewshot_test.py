@@ -78,7 +78,7 @@ def test_settings_that_cannot_be(image_directory, tmp_path):
             ({'representation': 'cls'}, "evals.fewshot.representation is 'cls'"),
             ({'dataset': 'digits'}, 'add evals.fewshot.train_split and evals.fewshot.test_split'),
             ({'dataset': '/no/set', 'train_split': 'a', 'test_split': 'b'},
-             r"few-shot learns from /no/set .*: no directory '/no/set'.*gits'\. Without .*shots=$"),
+             r"few-shot needs /no/set .*: no directory '/no/set'.*gits'\. Without .*shots=$"),
             ({'test_split': 'train'}, 'few-shot would learn from train and be scored on the same')]:
         fields = {f'evals.fewshot.{name}': value for name, value in fields.items()}
         with pytest.raises(UserError, match=message):

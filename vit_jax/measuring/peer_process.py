@@ -121,6 +121,9 @@ def _transformers(config):
     model = config['model']
     if model['pool'] != 'cls':
         raise ValueError("transformers' ViT reads the class token: set model.pool=cls")
+    for field in ('layer_scale_init', 'stochastic_depth_rate'):
+        if model[field]:
+            raise ValueError(f"transformers' ViT has none: set model.{field}=0")
     sizes = {name: side for name, (side, other) in (
         ('image_size', config['image_size']), ('patch_size', model['patch_size']))
         if side == other}

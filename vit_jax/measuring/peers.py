@@ -19,7 +19,8 @@ PEERS = ('timm', 'transformers')
 VALUES = {'model.attention': ('full',), 'model.pool': ('cls', 'gap'),
           'model.representation_size': (0,), 'model.position': ('learned_1d',),
           'model.position_at': ('stem',), 'masked.target': ('none',),
-          'optimizer.name': ('adam', 'sgd'), 'optimizer.lr_factors': ('',)}
+          'optimizer.name': ('adam', 'sgd'), 'optimizer.lr_factors': ('',),
+          'optimizer.layer_decay': (1.0,), 'ema_decay': (0.0,)}
 
 
 def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
@@ -56,11 +57,12 @@ class Peer:
           settings: what is said to it besides the config.
         """
         given = config_lib.flatten(config)
-        beyond = [f'{field} is {given.get(field)!r} (expected {" or ".join(map(repr, values))})'
-                  for field, values in VALUES.items() if given.get(field) not in values]
-        if beyond or 'model.resnet.units' in given:
-            raise UserError(f'--peer={name} is for plain ViTs that learn labels, without a ResNet'
-                            f'{": " * bool(beyond)}{"; ".join(beyond)}.')
+        beyond = ['the model has a ResNet'] if 'model.resnet.units' in given else [
+            f'{field} is {given[field]!r} (expected {" or ".join(map(repr, values))})'
+            for field, values in VALUES.items() if given[field] not in values]
+        if beyond:
+            raise UserError(f'--peer={name} is for plain ViTs that learn labels: '
+                            f'{"; ".join(beyond)}.')
         self.name, self._images = name, config.batch_size
         self._process = subprocess.Popen(
             [sys.executable, *program], text=True, bufsize=1,

@@ -42,8 +42,8 @@ def gelu(kernel: str, form: str, train: bool = True) -> Callable[[Array], Array]
 
     By `cpu` and `gpu` it is computed in float32 and rounded once, not after each operation. By
     `cpu` the backward pass computes it again from its argument; by `gpu` see `remat_mlp`. By `gpu`
-    without `train` the form tanh is that of `xla`, which cuBLAS computes as a part of a product, as
-    it is in the pooling by attention, which has no dropout to train with.
+    without `train` the form tanh is that of `xla`, which cuBLAS computes as a part of a product.
+    Pooling by attention, which never drops anything, takes that in training, too.
     """
     function = GELU[form]
     if kernel == 'gpu' and form == 'tanh':

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vit_jax.errors import UserError
 from vit_jax.processes import consensus
 from vit_jax.workdir import record
 
@@ -22,25 +23,30 @@ FILE = 'report.html'
 IMAGES, SECONDS = 2000, 60
 
 
-def conclude(workdir: str, recipe: Mapping[str, Any], complete: bool = True) -> None:
-    """Writes the page of a run if it is complete; where that fails, one line of the log says so.
+def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
+    """Writes what a run departs from, see collect.reference_of, or one line of the log."""
+    if consensus.is_main():
+        try:
+            record.write_json(os.path.join(workdir, record.RECIPE), recipe)
+        except UserError as error:
+            log.warning('%s is not written, and pages of the run will not say what it departs '
+                        'from: %s', record.RECIPE, error)
 
-    `recipe`, which is always written, is what the run departs from, see collect.reference_of. Only
-    process 0 writes. Of several processes none uses the model, which all would have to do together:
-    the page then has what the files of the workdir say, and how to add the rest.
+
+def conclude(workdir: str) -> None:
+    """Writes the page of a run that is complete; where that fails, one line of the log says so.
+
+    Only process 0 writes. Of several processes none uses the model, which all would have to do
+    together: the page then has what the files of the workdir say, and how to add the rest.
     """
     if not consensus.is_main():
         return
     path = os.path.join(workdir, FILE)
-    with _attempt(path, 'The run is' if complete else 'What it has saved is', workdir):
-        record.write_json(os.path.join(workdir, record.RECIPE), recipe)
-        if not complete:
-            return
+    with _attempt(path, 'The run is', workdir):
         from vit_jax.reporting import collect, page  # what is missing must not end the run
 
         run = collect.run(workdir, IMAGES if consensus.count() == 1 else 0, SECONDS)
         page.write(page.of_one(run), path)
-        log.info('  report      %s', path)  # the last line of what a run says when it is done
 
 
 def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
@@ -55,7 +61,6 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
 
         runs = [collect.run(workdir, 0) for workdir in notes]
         page.write(page.of_several(runs, list(notes.values())), path)
-        log.info('  report      %s', path)
 
 
 @contextlib.contextmanager
@@ -63,6 +68,7 @@ def _attempt(path: str, done: str, workdir: str) -> Iterator[None]:
     """What has trained is complete, with or without a page: a failure is one line of the log."""
     try:
         yield
+        log.info('  report      %s', path)  # the last line of what a run says when it is done
     except Exception as error:
         log.warning('%s is not written (%s: %s). %s complete; python -m vit_jax.report %s tries '
                     'again.', path, type(error).__name__, str(error).partition('\n')[0], done,

@@ -84,9 +84,8 @@ def open_data(config: ConfigDict, dataset: ConfigDict, train: sources.Source, te
         if config.dataset or config.test_split:
             test = sources.open_source(name, test_split, dataset.data_dir, train.class_names, label)
     except UserError as error:
-        raise type(error)(f'few-shot learns from {name} (evals.fewshot), where: '
-                          f'{str(error).rstrip(".")}. Without '
-                          'few-shot: --config.evals.fewshot.shots=') from error
+        raise type(error)(f'few-shot needs {name} (evals.fewshot): {str(error).rstrip(".")}. '
+                          'Without few-shot: --config.evals.fewshot.shots=') from error
     fewshot.check_single_label(train, name)
     consensus.check_equal('the few-shot data', {'examples': train.num_examples,
                                                 'tested images': test.num_examples})

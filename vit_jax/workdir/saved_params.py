@@ -33,8 +33,8 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
         if (best := metrics.best(scores, steps, name)) is not None:
             steps.sort(key=lambda step: step == best, reverse=True)
             log.info('the best checkpoint is taken, of step %d (%s %.4f). Another one: '
-                     '%s/checkpoints/STEP',
-                     best, name, scores[best], workdir)
+                     '%s/STEP',
+                     best, name, scores[best], directory)
     for candidate in steps:
         try:
             return _read_params(epath.Path(directory) / str(candidate)), candidate
