@@ -108,8 +108,9 @@ def test_the_table_has_whole_numbers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('fields', [[], ['--config.loss.name=sigmoid', '--peer-dtype=bfloat16',
-                                         '--config.optimizer.name=sgd']])
+@pytest.mark.parametrize('fields', [[], pytest.param(
+    ['--config.loss.name=sigmoid', '--peer-dtype=bfloat16', '--config.optimizer.name=sgd'],
+    marks=pytest.mark.nightly)])
 def test_a_peer_beside_it(fields):
     interop.require('transformers')
     result = run(*SMALL, '--peer=transformers', '--config.image_size=16', *fields)

@@ -211,7 +211,8 @@ def test_signals_save_and_say_how_to_continue(fields_of, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('cores', 'more_or_less'), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(('cores', 'more_or_less'), [
+    (2, 1), pytest.param(1, 2, marks=pytest.mark.nightly)])
 def test_the_devices_that_were_chosen_stay(cores, more_or_less, fields_of, tmp_path):
     """On a machine with other cores, for which another number would be chosen."""
     for number, steps in [(cores, 2), (more_or_less, 4)]:
