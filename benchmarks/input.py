@@ -13,6 +13,7 @@ less, per second of processor time.
 """
 
 import argparse
+import math
 import multiprocessing
 import pathlib
 import random
@@ -164,6 +165,9 @@ def main():
     names = given.ways.split(',')
     if unknown := [name for name in names if name not in WAYS]:
         parser.error(f'--ways has {", ".join(unknown)}: expected some of {",".join(WAYS)}')
+    if given.rounds < 1 or not 0 < given.seconds < math.inf:
+        parser.error(f'--rounds={given.rounds} --seconds={given.seconds}: expected at least 1 '
+                     'round and a finite number of seconds above 0')
     order, context = random.Random(0), multiprocessing.get_context('spawn')
     with tempfile.TemporaryDirectory() as folder:
         copies(given.photos, folder)

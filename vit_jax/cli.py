@@ -166,7 +166,7 @@ def override(config: ConfigDict, arguments: Sequence[str], own_options: Sequence
     """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
     _check_names(arguments, config_lib.flatten(config), own_options)
     empty = {f'--config.{name}=' for name, field in config_lib.all_fields().items()
-             if field.values.fit(()) and not field.values.fit(('',))}  # evals.fewshot.shots
+             if field.values.fit(()) and not field.values.fit(('',))}  # as of numbers
     arguments = [x + '()' if x in empty else x for x in arguments]
     try:
         return _parse(config_flags.DEFINE_config_dict, config, arguments)

@@ -29,7 +29,8 @@ def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(keep_best, na
         for step, score in [(1, 0.5), (2, 0.9), (3, 0.8), (4, 0.95)]))
     assert saved_params.load_params(str(tmp_path))[1] == (2 if keep_best else 3)
     score = 'eval/loss 0.1000' if 'loss' in name else 'eval/accuracy 0.9000'
-    said = f'the best checkpoint is taken, of step 2 ({score})' in caplog.text
+    said = f'the best checkpoint is taken, of step 2 ({score}). Another one: {tmp_path}/'\
+        'checkpoints/STEP' in caplog.text
     assert said == keep_best
     assert saved_params.load_params(str(tmp_path), 1)[1] == 1
     os.mkfifo(tmp_path / 'checkpoints/2/state/pipe')

@@ -104,8 +104,9 @@ def for_platform(config: ConfigDict, platform: str, device: jax.Device | None = 
     """
     model, fastest = config.model, kernels.fastest(config.model, platform, device)
     has_resnet = model.resnet and model.resnet.units
-    if (fastest.get('attention_kernel') == 'cudnn' and not has_resnet and model.num_layers
-            <= (CHOICES['cudnn']['unroll'] if is_open(model, 'unroll') else model.unroll)):
+    unroll = CHOICES['cudnn']['unroll'] if is_open(model, 'unroll') else model.unroll
+    if (fastest.get('attention_kernel') == 'cudnn' and not has_resnet
+            and model.num_layers <= unroll):  # a loop would copy what is kept
         platform = 'cudnn'
     choices = CHOICES.get(platform, CHOICES['gpu']) | fastest
     if has_resnet or model.num_layers > choices['unroll']:

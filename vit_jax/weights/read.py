@@ -132,9 +132,9 @@ def _with_preprocess(loaded, layout):
     if loaded.preprocess or not (usual := layout.usual_preprocess(loaded)):
         return loaded
     reason, preprocess = usual
-    log.info('%s does not say how images are prepared, and %s: %s. To prepare '
-             'them otherwise, add --preprocess FIELD=VALUE or, in training, set the preprocess '
-             'fields of the config.', loaded.source, reason, published.words(preprocess))
+    log.info('%s does not say how images are prepared, and %s: %s. To prepare them '
+             'otherwise, add --preprocess FIELD=VALUE or, in training, set the preprocess fields '
+             'of the config.', loaded.source, reason, published.words(preprocess))
     return dataclasses.replace(loaded, preprocess=preprocess)
 
 

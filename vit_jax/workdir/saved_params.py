@@ -32,8 +32,7 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
             log.warning('the best checkpoint is not known: %s', error)
         if (best := metrics.best(scores, steps, name)) is not None:
             steps.sort(key=lambda step: step == best, reverse=True)
-            log.info('the best checkpoint is taken, of step %d (%s %.4f). Another one: '
-                     '%s/STEP',
+            log.info('the best checkpoint is taken, of step %d (%s %.4f). Another one: %s/STEP',
                      best, name, scores[best], directory)
     for candidate in steps:
         try:
