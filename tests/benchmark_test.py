@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
 import types
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,7 +65,9 @@ def test_steps_inference_and_input(tmp_path):
     (tmp_path / 'found').write_text(result.stdout)
     assert runs.speeds([str(tmp_path / 'found')])['images_per_second'] == [
         rows['inference']['images_per_second']]
-    assert 'the operations that take longest' in result.stdout
+    where = re.findall(r'[\d.]+ ms +[\d.]+% +(.+)', result.stdout)
+    assert len(where) == len(set(where)) == 10
+    assert any(re.match('(forward|backward) ViT.encode/EncoderBlock/', place) for place in where)
     assert list((tmp_path / 'trace').rglob('*.trace.json.gz'))
     assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
 
@@ -91,8 +96,39 @@ def test_operations_of_a_gpu_are_named_where_it_computes_many_at_once(tmp_path):
                   ('nvjet_128x128', 50, 'command_buffer_1'), ('softmax', 20, 'command_buffer_2'))]
     with gzip.open(tmp_path / 'host.trace.json.gz', 'wt') as file:
         json.dump({'traceEvents': [*events, {'name': 'a thread'}]}, file)
-    assert profile.operations(str(tmp_path), steps=2) == [
-        ('nvjet_128x128', 40e-6), ('softmax', 10e-6), ('loop_fusion.2', 5e-6)]
+    assert profile.operations(str(tmp_path), 2, {}) == [
+        ('nvjet_128x128', 40e-6), ('softmax', 10e-6), ('loop_fusion', 5e-6)]
+    assert profile.operations(str(tmp_path), 2, {'loop_fusion.2': 'softmax'}) == [
+        ('nvjet_128x128', 40e-6), ('softmax', pytest.approx(15e-6))]
+
+
+def test_operations_stand_where_the_model_has_them():
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return jnp.tanh(nn.Dense(3, name='dense')(x)) * nn.Dense(3)(x)
+
+    layer, x = Layer(), jnp.ones((2, 3))
+    params = layer.init(jax.random.key(0), x)
+    step = jax.jit(jax.grad(lambda params: layer.apply(params, x).sum()))
+    found = set(profile.places(step.lower(params).compile().as_text()).values())
+    assert {'forward dense/dot_general', 'forward Dense_0/dot_general',
+            'backward dense/reduce_sum', 'forward tanh'} <= found
+    assert profile.places('''
+  %all-reduce.1 = f32[3] all-reduce(%a), metadata={op_name="jit(step)/(a/add:b/add)"}
+  ROOT %fusion.2 = f32[3] fusion(%b), metadata={op_name="jit(step)/transpose(jvp(ViT))/closed_call\
+/Block/mlp/checkpoint/Block/mlp/mul" stack_frame_id=7}
+''') == {'fusion.2': 'backward Block/mlp/mul'}
+
+
+def test_what_libraries_say_while_a_trace_is_written_is_not_shown(tmp_path, capfd):
+    def run(steps):
+        os.write(2, b'Failed to create TPU profiler')
+        jax.block_until_ready(jnp.ones(steps) + 1)
+
+    profile.trace(run, 3, str(tmp_path))
+    os.write(2, b'and afterwards')
+    assert capfd.readouterr().err == 'and afterwards'
 
 
 def test_the_table_has_whole_numbers():

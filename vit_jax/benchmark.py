@@ -111,12 +111,13 @@ def _profile(subjects, parts, directory):
     steps = 3
     name = next((part for part in parts if part != 'input'), 'train with input')
     profile.trace(subjects[name].run, steps, directory)
-    operations = profile.operations(directory, steps)
+    places = profile.places(subjects[name].compiled.as_text())
+    operations = profile.operations(directory, steps, places)
     if not operations:
         raise UserError(f'the trace in {directory} has no operations of a device.')
     total = sum(seconds for _, seconds in operations)
-    print(f'\n{name}: the operations that take longest, of {1e3 * total:.1f} ms a step over all '
-          f'threads; trace in {directory}')
+    print(f'\n{name}: what takes longest, of {1e3 * total:.1f} ms a step over all threads; trace '
+          f'in {directory}')
     for operation, seconds in operations[:10]:
         print(f'  {1e3 * seconds:9.2f} ms  {seconds / total:6.1%}  {operation}')
 

@@ -30,6 +30,7 @@ class Workload(NamedTuple):
     images: int  # of a step
     flops: int = 0  # of a step, as usually counted; 0: does not compute
     about: dict[str, float] = {}  # seconds of trace, lower, compile, first_step; memory: bytes
+    compiled: jax.stages.Compiled | None = None
 
 
 def complete(config: ConfigDict) -> FrozenConfigDict:
@@ -73,7 +74,7 @@ def training(program: Program, batches=None) -> Workload:
 
     run = functools.partial(seconds_of, step)
     about['first_step'] = run(1)
-    return Workload(run, program.config.batch_size, program.flops_per_step(), about)
+    return Workload(run, program.config.batch_size, program.flops_per_step(), about, compiled)
 
 
 def inference(program: Program) -> Workload:
@@ -89,7 +90,7 @@ def inference(program: Program) -> Workload:
     about['memory'] = accumulation.bytes_needed(compiled)
 
     run = functools.partial(seconds_of, functools.partial(compiled, params, images))
-    return Workload(run, len(images), program.flops_per_step() // 3, about)
+    return Workload(run, len(images), program.flops_per_step() // 3, about, compiled)
 
 
 def seconds_of(step: Callable[[], PyTree], count: int) -> float:
