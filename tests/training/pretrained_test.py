@@ -15,7 +15,7 @@ from tests.support.runs import ROOT, TINY
 from vit_jax import cli, evaluate, models, plan, predict, weights
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.training import pretrained
+from vit_jax.training import accumulation, pretrained
 
 FIELDS = TINY | {'num_steps': 6, 'eval_every': 0, 'checkpoint_every': 3, 'image_size': 16}
 
@@ -170,8 +170,11 @@ def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tm
                  '--config.pretrained', marks=pytest.mark.slow),
     pytest.param({'transfer.take': ('model.gleu',)}, "'model.gleu', which the config does not "
                  'have. Did you mean model.gelu', marks=pytest.mark.slow)], ids=str)
-def test_bad_input(fields, message, digits_run, image_directory, run_main, tmp_path):
-    result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, **fields)
+def test_bad_input(fields, message, digits_run, image_directory, run_main, tmp_path, monkeypatch):
+    """Is found before steps are compiled to see how the batch is to be split, a minute of B/16."""
+    monkeypatch.setattr(accumulation, 'choose', None)
+    result = finetune(run_main, tmp_path / 'run', digits_run, image_directory,
+                      **{'accum_steps': 0} | fields)
     assert result.returncode == 1
     assert message in result.stderr
     assert 'Traceback' not in result.stderr

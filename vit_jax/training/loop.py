@@ -38,12 +38,12 @@ def train(config: ConfigDict, workdir: str) -> int:
         consensus.check_equal('the config', config_lib.flatten(config) | {
             '--workdir': workdir, 'version of jax': jax.__version__})
         stack.enter_context(record.lock(workdir))
-        run, weights = run_lib.resolve(config, workdir)
+        run, params = run_lib.resolve(config, workdir)
         checkpoints = Checkpointer(workdir, run.config.keep_checkpoints, run.config.keep_best,
                                    run.config.best_metric)
         stack.callback(checkpoints.close)
-        state = run_lib.initial_or_restored_state(run, checkpoints, weights)
-        del weights  # the host needs them no longer
+        state = run_lib.initial_or_restored_state(run, checkpoints, params)
+        del params  # the host needs them no longer
         step, num_steps = int(state.step), run.program.num_steps
         if step < num_steps:
             checkpoints.require_room(state, run.config.keep_checkpoints + run.config.keep_best)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from clu import parameter_overview
 from flax import traverse_util
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
@@ -25,8 +24,6 @@ from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
 from vit_jax.training import teacher as teacher_lib
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
-from vit_jax.training.teacher import Teacher
-from vit_jax.weights import Weights
 from vit_jax.workdir import record, trackers
 from vit_jax.workdir.checkpoint import Checkpointer
 
@@ -53,12 +50,12 @@ class Run:
         return step > 0 and (step == self.program.num_steps or (every > 0 and step % every == 0))
 
 
-def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
+def resolve(config: ConfigDict, workdir: str) -> tuple[Run, PyTree | None]:
     """The run that a config describes in a workdir, where it may have begun already.
 
-    Also returns the pre-trained weights that it begins from, None for a run that has none or that
-    is continued. Raises UserError when the config, the weights or the data cannot be used, or the
-    workdir belongs to another run.
+    Also returns the pre-trained parameters that it begins from, without a head, None for a run that
+    has none or that is continued. Raises UserError when the config, the weights or the data cannot
+    be used, or the workdir belongs to another run.
     """
     begun = record.begun(workdir)
     taken, weights = pretrained.take_fields(config, begun and begun[0])
@@ -78,13 +75,14 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
                                  train_data.multi_label,
                                  accum_steps=begun[0]['accum_steps'] if begun else 0,
                                  class_counts=_class_counts(config, train_data))
-    if config.best_metric not in (known := metric_names(config)):
-        raise UserError(f'best_metric is {config.best_metric!r}: expected one of those that this '
-                        f'run evaluates, {", ".join(known)}. Few-shot accuracies come with '
-                        'evals.fewshot.shots.')
+    _check_best_metric(config)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
-    program = program_that_fits(config, mesh, teacher)
+    program = Program(config, mesh, teacher=teacher)
+    # Before steps are compiled to choose their parts: weights of another model are told at once.
+    params = None if weights is None else pretrained.initial_params(
+        weights, config, program.abstract_state.params)
+    program = program_that_fits(program)
     constants = tuple(pretrained.place_params(abstract, teacher_params)
                       for abstract in program.abstract_constants)
     settings = dict(batch_size=config.batch_size, image_size=config.image_size,
@@ -97,18 +95,18 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, Weights | None]:
         shuffle_buffer=dataset.shuffle_buffer, balance=dataset.balance, **settings)
     return Run(workdir, program.config, program, train_data, eval_data, train_batches,
                pipeline.eval_batches(eval_data, **settings),
-               fewshot.evaluator(program, train_data, eval_data, settings), constants), weights
+               fewshot.evaluator(program, train_data, eval_data, settings), constants), params
 
 
-def program_that_fits(config: FrozenConfigDict, mesh: Mesh, teacher: Teacher | None) -> Program:
-    """The program of a complete config, its batch in few parts; UserError if it needs too much."""
-    pixels = math.prod(config.image_size) * config.batch_size // sharding.batch_parts(mesh)
+def program_that_fits(program: Program) -> Program:
+    """The program, with its batch in few parts if that is open; UserError if it needs too much."""
+    config = program.config
+    pixels = math.prod(config.image_size) * config.batch_size // sharding.batch_parts(program.mesh)
     accumulation.check_fits(pixels * 3 * 4, 'a batch of images')
-    program = Program(config, mesh, teacher=teacher)
     accumulation.check_fits(
         sharding.bytes_per_device((program.arguments, program.abstract_state.params)),
         'what a step begins with (parameters, their gradients, optimizer state and the batch)'
-        + (' beside a teacher' if teacher else ''))
+        + (' beside a teacher' if program.teacher else ''))
     if config.accum_steps:
         return program
     return accumulation.choose(program, reserved=bytes_read_ahead(program))
@@ -122,6 +120,13 @@ def _choose_splits(dataset, begun):
             dataset.train_split = begun[0]['dataset']['train_split']
     dataset.train_split, dataset.eval_split = folders.choose_splits(
         dataset.name, dataset.train_split, dataset.eval_split)
+
+
+def _check_best_metric(config):
+    if config.best_metric not in (known := metric_names(config)):
+        raise UserError(f'best_metric is {config.best_metric!r}: expected one of those that this '
+                        f'run evaluates, {", ".join(known)}. Few-shot accuracies come with '
+                        'evals.fewshot.shots.')
 
 
 def metric_names(config: ConfigDict) -> list[str]:
@@ -184,19 +189,18 @@ def require_memory(program: Program) -> None:
         accumulation.check_fits(needed + bytes_read_ahead(program), 'a training step')
 
 
-def initial_or_restored_state(run: Run, checkpoints: Checkpointer, weights: Weights | None
+def initial_or_restored_state(run: Run, checkpoints: Checkpointer, params: PyTree | None
                               ) -> TrainState:
-    """The newest state that can be read, else the initial one, with the weights if there are any.
+    """The newest state that can be read, else the initial one, with pre-trained `params`, if any.
 
-    Raises UserError when no checkpoint can be read, the weights are of another model, or the state
-    is already past the end of the run.
+    Raises UserError when no checkpoint can be read, or the state is already past the end of the
+    run.
     """
     state = checkpoints.restore_latest(run.program.abstract_state)
     if state is None:
         state = run.program.initial_state()
-        if weights is not None:
-            params = pretrained.place_params(state.params, pretrained.initial_params(
-                weights, run.config, state.params))
+        if params is not None:
+            params = pretrained.place_params(state.params, params)
             average = state.ema_params and jax.tree.map(jnp.copy, params)  # both are donated
             state = dataclasses.replace(state, params=params, ema_params=average)
     if int(state.step) > run.program.num_steps:
