@@ -31,6 +31,7 @@ done
 
 code=0
 deadline=
+killed=
 while [ ${#running[@]} -gt 0 ]; do
   sleep 0.2
   left=()
@@ -41,9 +42,13 @@ while [ ${#running[@]} -gt 0 ]; do
     fi
     wait "$pid"
     status=$?
-    if [ $status -gt 128 ] && [ $status != 130 ] && [ $status != 143 ]; then
-      echo "${name[$pid]} was killed by SIG$(kill -l $((status - 128))). If nobody did that, the" \
-        "machine had too little memory for $number: see dmesg. The others stop." >&2
+    if [ $status = 137 ] && [ -z "$killed" ]; then
+      echo "${name[$pid]} was killed by SIGKILL. If nobody did that, the machine had too little" \
+        "memory for $number: see dmesg. The others stop." >&2
+    elif [ $status = 134 ]; then
+      echo "${name[$pid]} was ended by JAX, as another process was lost." >&2
+    elif [ $status = 137 ]; then
+      echo "${name[$pid]} was killed: it had not stopped ${GRACE:-60} s after another one." >&2
     fi
     if [ $code = 0 ] && [ $status != 0 ]; then
       code=$status
@@ -53,6 +58,7 @@ while [ ${#running[@]} -gt 0 ]; do
   running=(${left[@]+"${left[@]}"})
   if [ -n "$deadline" ] && [ $SECONDS -ge "$deadline" ]; then
     pass_on KILL
+    killed=yes
   fi
 done
 exit $code

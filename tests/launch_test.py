@@ -119,16 +119,23 @@ def test_local_launcher(failing, signum, code, tmp_path):
         run.wait([code], timeout=60)
 
 
-def test_local_launcher_names_a_process_that_is_killed(tmp_path):
+@pytest.mark.parametrize(('trap', 'said'), [
+    ('sleep 0.5 && kill -6 $$', 'process 0 of 2 was ended by JAX, as another process was lost.'),
+    (':', 'process 0 of 2 was killed: it had not stopped 1 s after another one.')])
+def test_local_launcher_names_a_process_that_is_killed(trap, said, tmp_path):
     """It was killed before it could say anything, and the others only that one is lost."""
     stub = tmp_path / 'python'
-    stub.write_text(STUB.format(python=sys.executable, failing=1, end='kill -9 $$'))
+    stub.write_text(STUB.format(
+        python=sys.executable, failing=1, end=f'touch {tmp_path}/lost && kill -9 $$').replace(
+            'sleep 0.1', f'sleep 0.1; [ -e {tmp_path}/lost ] && {trap}'))
     stub.chmod(0o755)
     result = subprocess.run([str(ROOT / 'launch' / 'local.sh'), '2', '--config=x'], text=True,
                             capture_output=True, check=False, timeout=60,
-                            env=os.environ | {'PYTHON': str(stub), 'GRACE': '0'})
+                            env=os.environ | {'PYTHON': str(stub), 'GRACE': '1'})
     assert result.returncode == 137
-    assert 'process 1 of 2 was killed by SIGKILL. If nobody did that' in result.stderr
+    assert [line for line in result.stderr.splitlines() if line.startswith('process')] == [
+        'process 1 of 2 was killed by SIGKILL. If nobody did that, the machine had too little '
+        'memory for 2: see dmesg. The others stop.', said]
 
 
 def test_local_launcher_without_a_number():
