@@ -51,12 +51,13 @@ def main(argv=None):
     timings = rounds.in_turn({name: subject.run for name, subject in subjects.items()},
                              options.rounds, options.seconds)
     print(f'{options.part}, images/s: median (slowest - fastest) of {options.rounds} rounds')
-    reference = next(iter(timings.values())).median
+    first = None
     for name, timing in timings.items():
-        median, slowest, fastest = (report.rate(subjects[name].images / seconds) for seconds in (
-            timing.median, timing.slowest, timing.fastest))
-        print(f'{name:40}{median:>10}  ({slowest} - {fastest})'
-              f'{reference / timing.median:8.2f} times')
+        rates = [subjects[name].images / seconds for seconds in (
+            timing.median, timing.slowest, timing.fastest)]
+        median, slowest, fastest = map(report.rate, rates)
+        first = first or rates[0]
+        print(f'{name:40}{median:>10}  ({slowest} - {fastest}){rates[0] / first:8.2f} times')
 
 
 if __name__ == '__main__':

@@ -100,8 +100,8 @@ def main(argv=None):
     options, config = cli.parse_with_config(parser, argv)
     rounds.check(options)
     if options.out:
-        check_destination(options.out)
-    rows = options.only.split(',')
+        check_destination(options.out, '.png')
+    rows = dict.fromkeys(options.only.split(','))
     for row in rows:
         check_choice('--only', row, tuple(ROWS))
     machine.check_backend(chosen.host_devices({'': config}))

@@ -206,7 +206,7 @@ def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
 
 
 def test_what_cannot_be_saved(run, tmp_path, caplog):
-    for path, message in [('x.csv', 'x.csv is to hold arrays: expected a name that ends in .npz'),
+    for path, message in [('x.csv', 'x.csv cannot be written: expected a name that ends in .npz'),
                           (f'{tmp_path}/no/x.npz', f'there is no directory {tmp_path}/no')]:
         assert evaluate.main([f'--workdir={run}', f'--save={path}']) == 1
         assert message in caplog.records[-1].getMessage()

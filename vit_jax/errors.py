@@ -100,4 +100,4 @@ def check_destination(path: str, ending: str = '', folder: bool = False) -> None
     if not os.path.isdir(os.path.dirname(path) or '.'):
         raise UserError(f'{path} cannot be written: there is no directory {os.path.dirname(path)}.')
     if not path.endswith(ending):
-        raise UserError(f'{path} is to hold arrays: expected a name that ends in {ending}.')
+        raise UserError(f'{path} cannot be written: expected a name that ends in {ending}.')
