@@ -20,7 +20,7 @@ MAY_IMPORT = {
     'models': 'errors fields',
     'config_fields': 'fields models',
     'config': 'errors fields models config_fields',
-    'processes': 'errors',
+    'processes': 'errors machine',
     'data': 'errors',
     'workdir': 'errors config processes',
     'weights': 'errors models config data workdir',
@@ -155,7 +155,7 @@ def test_every_room_is_in_the_table():
 
 def test_size_of_the_whole():
     lines = sum(len(source.splitlines()) for source in FILES.values())
-    assert lines <= 18_630, f'{lines} lines in vit_jax/'
+    assert lines <= 18_700, f'{lines} lines in vit_jax/'
 
 
 def test_the_contract_of_a_room_is_its_docstring():

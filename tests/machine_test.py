@@ -248,3 +248,34 @@ def test_the_cpu_is_so_many_devices_unless_the_environment_says_how_many(variabl
     result = subprocess.run([sys.executable, '-c', program], text=True, capture_output=True,
                             check=True, env=os.environ | {'XLA_FLAGS': ''} | variables)
     assert result.stdout.split() == [str(expected), str(expected), '1']
+
+
+@pytest.mark.parametrize(('arguments', 'imported', 'frozen'), [
+    (['-m', 'vit_jax.convert', '--help'], False, True),
+    (['-c', 'import vit_jax.machine'], True, False)])
+def test_garbage_is_left_alone_while_a_command_is_imported(tmp_path, arguments, imported, frozen):
+    """And looked for again when it runs; what a program that imports the package set is kept."""
+    result = watched(tmp_path, arguments, 'states.append(gc.isenabled())', """
+atexit.register(lambda: print(states[-1], gc.isenabled(), gc.get_freeze_count() > 10_000,
+                              signal.getsignal(signal.SIGINT) is signal.default_int_handler))
+""")
+    assert result.stdout.splitlines()[-1] == f'{imported} True {frozen} True'
+
+
+def test_ctrl_c_while_a_command_is_imported_shows_nothing(tmp_path):
+    result = watched(tmp_path, ['-m', 'vit_jax.convert'], 'os.kill(os.getpid(), signal.SIGINT)')
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, '', '')
+
+
+def watched(folder, arguments, action, more=''):
+    """A Python process that does something when psutil is imported."""
+    (folder / 'sitecustomize.py').write_text(f"""
+import atexit, gc, os, signal, sys
+states = []
+def watch(event, arguments):
+    if event == 'import' and arguments[0] == 'psutil':
+        {action}
+sys.addaudithook(watch)
+{more}""")
+    return subprocess.run([sys.executable, *arguments], text=True, capture_output=True,
+                          check=False, env=os.environ | {'PYTHONPATH': str(folder)})

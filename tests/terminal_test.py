@@ -28,6 +28,16 @@ def test_details_are_shown_when_they_are_asked_for(monkeypatch, capsys):
     assert capsys.readouterr().err.split('\n') == ['news', 'a detail', 'news', 'a detail', '']
 
 
+def test_who_has_closed_the_terminal_is_served_all_the_same(tmp_path):
+    program = 'import sys; from vit_jax import terminal; from vit_jax.workdir import live_line;' \
+              'terminal.log_to_terminal(); terminal.LOGGER.info("news"); print("news");' \
+              'line = live_line.LiveLine(); line.show("news"); line.close(); sys.exit(7)'
+    result = subprocess.run(['bash', '-c', 'exec "$@" >&- 2>&-', '-', sys.executable, '-c',
+                             program], cwd=ROOT,
+                            env=environment(), check=False, timeout=60)
+    assert result.returncode == 7
+
+
 @pytest.mark.slow
 def test_tensorflow_prints_no_python_stack_of_a_broken_image():
     """Though JAX, imported first, sets a log level that shows them."""

@@ -16,6 +16,9 @@ LOGGER = logging.getLogger('vit_jax')
 
 def log_to_terminal() -> None:
     """Shows the log lines of this project on stderr, and only warnings of libraries."""
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:  # as of a daemon, which has closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w'))
     if not LOGGER.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter('%(message)s'))

@@ -17,6 +17,7 @@ from tests.support.images import encode, oriented, picture
 from tests.support.runs import ROOT, environment
 from vit_jax.data import cached, images, pipeline, resizing
 from vit_jax.errors import UserError
+from vit_jax.workdir.interrupts import Interrupts
 
 SIZES = ((48, 30), (30, 48), (20, 20), (12, 40), (61, 17))
 
@@ -187,10 +188,27 @@ def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
 
 def test_progress_is_told(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(cached, '_PART', 4)
+    monkeypatch.setattr(cached, '_SILENCE', 0)
     with caplog.at_level('INFO', 'vit_jax.data'):
         through(write_photos(tmp_path / 'data'), tmp_path / 'f').source()
     assert [line for line in caplog.messages if 'photos' in line] == [
         f'dataset.cache: {number} of 10 photos are in {tmp_path}/f' for number in (4, 8, 10)]
+
+
+def test_a_signal_ends_it_and_the_next_start_goes_on(tmp_path, monkeypatch):
+    """Not after all photos, which may take an hour."""
+    monkeypatch.setattr(cached, '_PART', 4)
+    source = write_photos(tmp_path / 'data').source()
+    with Interrupts() as interrupts:
+        def check():
+            if len(contents(tmp_path / 'f')) == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            interrupts.check()
+        with pytest.raises(SystemExit, match='143'):
+            cached.cached(source, str(tmp_path / 'f'), 0, check=check)
+    assert len(before := contents(tmp_path / 'f')) == 4
+    cached.cached(source, str(tmp_path / 'f'), 0)
+    assert before.items() < contents(tmp_path / 'f').items()
 
 
 def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):

@@ -31,8 +31,11 @@ def test_first_signal_is_remembered_and_a_later_interrupt_acts(clock):
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.received == signal.SIGINT
         clock[0] += 2
+        assert interrupts.anywhere()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):  # should that have been lost, as in a callback
+            interrupts.anywhere()
 
 
 def test_ctrl_c_twice_in_a_moment_is_one_wish(clock, caplog):

@@ -12,7 +12,9 @@ import io
 import logging
 import os
 import struct
+import time
 import uuid
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
@@ -29,10 +31,12 @@ _VERSION = 1  # of what follows
 # Of a BMP: name, bytes, 0, where pixels begin, 40, width, height, 1, bits of a pixel, no
 # compression, bytes of the pixels.
 _HEADER = struct.Struct('<2s5IiHHII')
-_PART = 5_000  # photos from one line of the log to the next
+_PART = 500  # photos until one looks whether to go on
+_SILENCE = 20  # seconds from one line of the log to the next
 
 
-def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] = (0, 1)) -> Source:
+def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] = (0, 1),
+           check: Callable[[], None] = lambda: None) -> Source:
     """The source, reading its photos from a folder in which those that are missing are made first.
 
     Args:
@@ -40,6 +44,7 @@ def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] 
       short_side: pixels to which larger photos are reduced; 0: photos keep their size.
       share: (index of this process, number of processes), which begin at different photos. Each
         ends when it has all of them, whatever disk the others have.
+      check: called again and again; what it raises ends the work.
 
     Raises UserError for a source without local files, and where the folder cannot have them.
     """
@@ -56,12 +61,16 @@ def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] 
     _pixels.get_concrete_function()  # now, because TensorFlow warns of several threads that trace
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
+            said = time.monotonic()
             for done in range(0, len(todo), _PART):
+                check()
                 part = todo[done:done + _PART]
                 paths[part] = list(pool.map(
                     lambda photo: _file_of(photo, folder, short_side), paths[part]))
-                logger.info('dataset.cache: %d of %d photos are in %s', done + len(part), len(todo),
-                            folder)
+                if done + len(part) == len(todo) or time.monotonic() - said >= _SILENCE:
+                    said = time.monotonic()
+                    logger.info('dataset.cache: %d of %d photos are in %s', done + len(part),
+                                len(todo), folder)
     except OSError as error:
         raise UserError(f'dataset.cache: photos cannot be kept in {folder} ({error}). They take 3 '
                         'bytes a pixel: make room, lower dataset.cache_size, or name another '
@@ -75,7 +84,7 @@ def _file_of(photo, folder, short_side):
     """The file that is read in place of a photo: itself if it is broken, as training will find."""
     try:
         found = os.stat(photo)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return photo
     made_of = (_VERSION, os.path.abspath(photo), found.st_size, found.st_mtime_ns, short_side)
     key = hashlib.blake2b(repr(made_of).encode(), digest_size=20).hexdigest()

@@ -2,5 +2,5 @@
 
 In: who this process is (flags or the launcher's environment), values of each process, errors.
 Out: the same decision on all processes, and a last line that says why a process ended.
-Imports errors and JAX; never config, workdir, data or a command.
+Imports errors, machine and JAX; never config, workdir, data or a command.
 """

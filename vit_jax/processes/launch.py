@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import jax
 
-from vit_jax import errors
+from vit_jax import errors, machine
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
 from vit_jax.processes.last_words import LastWords
@@ -61,7 +61,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
         if not jax.distributed.is_initialized():
             _last_words.drop()
     if jax.distributed.is_initialized():
-        process_id, number = jax.process_index(), jax.process_count()
+        with machine.quiet_libtpu():
+            process_id, number = jax.process_index(), jax.process_count()
         _last_words.will_be(
             f'error: process {process_id} of {number} was killed, or lost another process: one '
             'that was killed, hangs, stopped with an error, or whose host is not reachable (the '

@@ -38,7 +38,7 @@ def train(config: ConfigDict, workdir: str) -> int:
         consensus.check_equal('the config', config_lib.flatten(config) | {
             '--workdir': workdir, 'version of jax': jax.__version__})
         stack.enter_context(record.lock(workdir))
-        run, params = run_lib.resolve(config, workdir)
+        run, params = run_lib.resolve(config, workdir, interrupts.check)
         checkpoints = Checkpointer(workdir, run.config.keep_checkpoints, run.config.keep_best,
                                    run.config.best_metric)
         stack.callback(checkpoints.close)

@@ -50,12 +50,14 @@ class Run:
         return step > 0 and (step == self.program.num_steps or (every > 0 and step % every == 0))
 
 
-def resolve(config: ConfigDict, workdir: str) -> tuple[Run, PyTree | None]:
+def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda: None
+            ) -> tuple[Run, PyTree | None]:
     """The run that a config describes in a workdir, where it may have begun already.
 
     Also returns the pre-trained parameters that it begins from, without a head, None for a run that
-    has none or that is continued. Raises UserError when the config, the weights or the data cannot
-    be used, or the workdir belongs to another run.
+    has none or that is continued. `check` is called in what takes long, and may raise. Raises
+    UserError when the config, the weights or the data cannot be used, or the workdir belongs to
+    another run.
     """
     begun = record.begun(workdir)
     taken, weights = pretrained.take_fields(config, begun and begun[0])
@@ -80,8 +82,7 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, PyTree | None]:
         record.require_same_run(workdir, begun, config, train_data.class_names)
     program = Program(config, mesh, teacher=teacher)
     # Before steps are compiled to choose their parts: weights of another model are told at once.
-    params = None if weights is None else pretrained.initial_params(
-        weights, config, program.abstract_state.params)
+    params = weights and pretrained.initial_params(weights, config, program.abstract_state.params)
     program = program_that_fits(program)
     constants = tuple(pretrained.place_params(abstract, teacher_params)
                       for abstract in program.abstract_constants)
@@ -89,7 +90,7 @@ def resolve(config: ConfigDict, workdir: str) -> tuple[Run, PyTree | None]:
                     preprocess=config.preprocess, files_at_once=dataset.files_at_once,
                     max_broken_fraction=dataset.max_broken_fraction, share=share)
     photos = train_data if dataset.cache == 'none' else cached.cached(
-        train_data, dataset.cache_dir, dataset.cache_size, share)
+        train_data, dataset.cache_dir, dataset.cache_size, share, check)
     train_batches = functools.partial(
         pipeline.train_batches, photos, seed=config.seed, augment=config.augment,
         shuffle_buffer=dataset.shuffle_buffer, balance=dataset.balance, **settings)

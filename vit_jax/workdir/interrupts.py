@@ -23,7 +23,7 @@ class Interrupts:
         self.received = None
         self._vote = None
         self._previous = {}
-        self._since, self._repeated = 0.0, False
+        self._since, self._repeated, self._at_once = 0.0, False, False
 
     def __enter__(self):
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -36,6 +36,8 @@ class Interrupts:
 
     def anywhere(self) -> bool:
         """Whether any process has received a signal; each call has one answer for all of them."""
+        if self._at_once:  # and what that raised was lost, as in a callback of JAX
+            raise KeyboardInterrupt
         if consensus.count() == 1:
             return self.received is not None
         self._vote = self._vote or consensus.SignalVote()
@@ -43,6 +45,12 @@ class Interrupts:
         if signum:
             self.received = signal.Signals(signum)
         return bool(signum)
+
+    def check(self) -> None:
+        """Ends the command after a signal: for what comes before there is anything to save."""
+        if self.received:
+            log.warning('stopped before the first step: nothing is to be saved')
+            raise SystemExit(128 + self.received)
 
     def _remember(self, signum, frame):
         if not self.received:
@@ -55,4 +63,5 @@ class Interrupts:
             self._repeated = True
         elif signum == signal.SIGINT and callable(previous := self._previous[signal.SIGINT]):
             log.warning('Ctrl-C again: stopping at once, without saving')
+            self._at_once = True
             previous(signum, frame)
