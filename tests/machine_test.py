@@ -45,18 +45,45 @@ def test_too_little_address_space(monkeypatch):
         machine.check_address_space(2.4e9)
 
 
+@pytest.fixture
+def own_groups(tmp_path, monkeypatch):
+    """The file that says in which control groups a process is; control groups are in tmp_path."""
+    monkeypatch.setattr(machine, 'CGROUPS', tmp_path)
+    monkeypatch.setattr(machine, 'OWN_GROUPS', tmp_path / 'self')
+    return tmp_path / 'self'
+
+
+def limit_memory(folder, version, limit):
+    """700 bytes are used, 100 of them by files that can be read again."""
+    limit_file, used_file, cached = machine.MEMORY_LIMITS['memory' if version == 1 else '']
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in ((limit_file, limit), (used_file, '700'),
+                       ('memory.stat', f'anon 600\n{cached} 100\n')):
+        (folder / name).write_text(text)
+
+
 @pytest.mark.parametrize(('version', 'limit', 'expected'), [
     (1, '1000', 400), (2, '1000', 400), (2, '500', 0), (2, 'max', 10**6), (1, str(2**63), 10**6)])
-def test_memory_of_a_container(version, limit, expected, tmp_path, monkeypatch):
-    """700 bytes are used, 100 of them by files that can be read again."""
+@pytest.mark.parametrize('own', ['', '9:name=systemd:/\n4:cpu,memory:/seen/from:outside\n0::/seen'])
+def test_memory_of_a_container(version, limit, expected, own, own_groups, tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, 'virtual_memory', lambda: types.SimpleNamespace(available=10**6))
-    assert machine.available_memory(tmp_path) == 10**6
-    limit_file, used_file, cached = machine.CONTROL_GROUPS[2 - version]
-    (tmp_path / limit_file).parent.mkdir(exist_ok=True)
-    (tmp_path / limit_file).write_text(limit)
-    (tmp_path / used_file).write_text('700')
-    (tmp_path / limit_file).with_name('memory.stat').write_text(f'anon 600\n{cached} 100\n')
-    assert machine.available_memory(tmp_path) == expected
+    own_groups.write_text(own)
+    assert machine.available_memory() == 10**6
+    limit_memory(tmp_path / 'memory' if version == 1 else tmp_path, version, limit)
+    assert machine.available_memory() == expected
+
+
+@pytest.mark.parametrize(('version', 'controller', 'own'), [
+    (1, 'memory', '4:cpu,memory:/slurm/job:7\n0::/\n'), (2, '', '0::/slurm/job:7\n')])
+def test_memory_of_a_job_without_a_container(version, controller, own, own_groups, tmp_path,
+                                             monkeypatch):
+    """Any of the groups from that of the process to the outermost may have less room."""
+    monkeypatch.setattr(psutil, 'virtual_memory', lambda: types.SimpleNamespace(available=10**6))
+    own_groups.write_text(own)
+    for folder, limit, expected in (('.', '9000', 8400), ('slurm/job:7', '5000', 4400),
+                                    ('slurm', '1000', 400), ('other', '700', 400)):
+        limit_memory(tmp_path / controller / folder, version, limit)
+        assert machine.available_memory() == expected
 
 
 @pytest.mark.parametrize(('files', 'expected'), [
@@ -64,14 +91,21 @@ def test_memory_of_a_container(version, limit, expected, tmp_path, monkeypatch):
     ({'cpu.max': '50000 100000'}, 1), ({'cpu.max': '900000 100000'}, 8),
     ({'cpu/cpu.cfs_quota_us': '-1', 'cpu/cpu.cfs_period_us': '100000'}, 8),
     ({'cpu/cpu.cfs_quota_us': '400000', 'cpu/cpu.cfs_period_us': '100000'}, 4)])
-def test_cores_of_a_container(files, expected, tmp_path, monkeypatch):
+def test_cores_of_a_container(files, expected, own_groups, tmp_path, monkeypatch):
     """Of eight, such as `docker run --cpus=2.5` leaves two whole ones."""
     monkeypatch.setattr(psutil, 'Process', lambda: types.SimpleNamespace(
         cpu_affinity=lambda: list(range(8))))
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'{text}\n')
-    assert machine.cores(tmp_path) == expected
+    assert machine.cores() == expected
+    if files:  # of the group of a job
+        own_groups.write_text('3:cpu,cpuacct:/job\n0::/job\n')
+        for name in files:
+            path = tmp_path / name
+            (path.parent / 'job').mkdir(exist_ok=True)
+            path.rename(path.parent / 'job' / path.name)
+        assert machine.cores() == expected
 
 
 @pytest.mark.slow

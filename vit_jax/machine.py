@@ -17,18 +17,19 @@ import psutil
 
 from vit_jax.errors import UserError
 
-CGROUPS = pathlib.Path('/sys/fs/cgroup')
-# What a container or a Slurm job may use: files of control groups, of version 2 and of version 1.
-CPU_QUOTAS = (('cpu.max',), ('cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us'))
-CONTROL_GROUPS = (('memory.max', 'memory.current', 'inactive_file'),
-                  ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes',
-                   'total_inactive_file'))
+CGROUPS, OWN_GROUPS = pathlib.Path('/sys/fs/cgroup'), pathlib.Path('/proc/self/cgroup')
+# What a container, a Slurm job or a slice of systemd may use: files of control groups, of version 2
+# and of version 1, where the controller has a folder of its own.
+CPU_QUOTAS = {'': ('cpu.max',), 'cpu': ('cpu.cfs_quota_us', 'cpu.cfs_period_us')}
+MEMORY_LIMITS = {'': ('memory.max', 'memory.current', 'inactive_file'),
+                 'memory': ('memory.limit_in_bytes', 'memory.usage_in_bytes',
+                            'total_inactive_file')}
 
 
 def as_usual() -> None:
     """Ends what vit_jax/__init__.py has begun: Ctrl-C is KeyboardInterrupt, garbage is looked for.
 
-    But not among what is imported: a small run starts in a tenth less time.
+    But not among what is imported, which stays.
     """
     if not gc.isenabled():
         gc.freeze()
@@ -37,18 +38,33 @@ def as_usual() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def available_memory(control_groups: pathlib.Path = CGROUPS) -> int:
-    """Bytes that this process may still take: free ones, within the limit of its control group."""
+def available_memory() -> int:
+    """Bytes that this process may still take: free ones, within limits of its control groups."""
     available = psutil.virtual_memory().available
-    for limit, used, cached in CONTROL_GROUPS:
+    for group, (limit, used, cached) in _control_groups(MEMORY_LIMITS):
         # Without the files, or with 'max' in them, there is no limit.
         with contextlib.suppress(OSError, ValueError, KeyError):
-            room = int((control_groups / limit).read_text())
-            room -= int((control_groups / used).read_text())
-            stat = (control_groups / limit).with_name('memory.stat').read_text().split()
+            room = int((group / limit).read_text()) - int((group / used).read_text())
+            stat = (group / 'memory.stat').read_text().split()
             room += int(dict(zip(stat[::2], stat[1::2], strict=True))[cached])  # can be dropped
             available = max(min(available, room), 0)
     return available
+
+
+def _control_groups(files):
+    """(folder, its files) of the control groups of this process, from its own to the outermost.
+
+    A container sees its own as the outermost, and not the path by which the machine knows it.
+    """
+    lines = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
+    paths = {controller: path for _, controllers, path in (line.split(':', 2) for line in lines)
+             for controller in controllers.split(',')}
+    for controller, names in files.items():
+        outermost = CGROUPS / controller
+        own = outermost / paths.get(controller, '').lstrip('/')
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(outermost):
+                yield folder, names
 
 
 def check_address_space(needed: float) -> None:
@@ -69,8 +85,9 @@ def check_address_space(needed: float) -> None:
 
 
 # Of glibc's malloc.h, with the values that keep everything: no memory goes back to the system, none
-# comes from mmap, and all threads share what is free.
+# comes from mmap, and all threads share what is free; and the first two as they were.
 _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
+_KEEP_NOT = {'M_TRIM_THRESHOLD': (-1, 128 * 1024), 'M_MMAP_MAX': (-4, 65536)}
 # Of devices that the CPU is shown as, one may be far behind the others where another program keeps
 # its core busy. XLA would complain of that after 20 s, and abort after 60.
 _PATIENT = ('--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600',
@@ -94,6 +111,19 @@ def keep_memory() -> None:
         for parameter, value in _KEEP.values():
             library.mallopt(parameter, value)
         _use_huge_pages(library)
+
+
+def give_memory_back() -> None:
+    """Ends what `keep_memory` began: for a step that needs much of what there is.
+
+    Blocks of malloc that are kept lie between others, and a step may find none that is large enough
+    for it: small models took up to three times the memory of the compiler's figure.
+    """
+    library = ctypes.CDLL(None)
+    if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
+        for parameter, value in _KEEP_NOT.values():
+            library.mallopt(parameter, value)
+        library.malloc_trim(0)
 
 
 def _use_huge_pages(library):
@@ -152,16 +182,16 @@ def _only_cpu():
     return jax.config.jax_platforms == 'cpu' or not any(map(glob.glob, TPUS + GPUS))
 
 
-def cores(control_groups: pathlib.Path = CGROUPS) -> int:
+def cores() -> int:
     """Number of processors that this process may use, whole ones of a quota of processor time."""
     process, found = psutil.Process(), os.cpu_count() or 1
     if hasattr(process, 'cpu_affinity'):  # not on macOS
         found = len(process.cpu_affinity())
-    for files in CPU_QUOTAS:
+    for group, files in _control_groups(CPU_QUOTAS):
         # Without the files, or with 'max' or -1 in them, there is no quota.
         with contextlib.suppress(OSError, ValueError):
             quota, period = map(int, ' '.join(
-                (control_groups / file).read_text() for file in files).split())
+                (group / file).read_text() for file in files).split())
             if quota > 0:
                 found = max(min(found, quota // period), 1)
     return found

@@ -125,12 +125,23 @@ def test_a_config_that_cannot_be_is_refused_before_data_is_opened(tmp_path):
         resolve(tmp_path, **{'dataset.name': '/nowhere/flowers'})
 
 
-def test_batches_read_ahead_take_memory(run):
+def test_batches_read_ahead_and_the_process_take_memory(run):
     """On CPU those of the input pipeline, too; of each device its share."""
     image = 4 * 32 * 16 * 16 * 3 / 8
-    assert run_lib.bytes_read_ahead(run.program) == image * (
+    assert run_lib.bytes_besides(run.program) == 0.3e9 / 8 + image * (
         sharding.BATCHES_UNDER_WAY + run_lib.pipeline.BATCHES_IN_MEMORY)
     assert config_lib.total_steps(run.config) == 48
+
+
+@pytest.mark.parametrize(('limit', 'given_back'), [(1e9, 1), (1e12, 0)])
+def test_where_memory_is_scarce_none_is_kept_from_step_to_step(limit, given_back, run, monkeypatch):
+    """What malloc keeps lies in pieces: a step once took three times the compiler's figure."""
+    calls = []
+    monkeypatch.setattr(run_lib.machine, 'give_memory_back', lambda: calls.append(1))
+    monkeypatch.setattr(run_lib.accumulation, 'bytes_needed', lambda compiled: 5e8)
+    monkeypatch.setattr(run_lib.accumulation, 'memory_limit', lambda: limit)
+    run_lib.require_memory(run.program)
+    assert len(calls) == given_back
 
 
 def test_a_new_run_begins_and_an_old_one_goes_on(tmp_path, caplog):

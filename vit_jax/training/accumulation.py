@@ -34,15 +34,15 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
 
     Raises UserError when not even one image per device fits.
     """
-    if limit is None:
-        limit = HEADROOM * min(consensus.gather(memory_limit()))
-    limit -= reserved
     images = program.config.batch_size // sharding.batch_parts(program.mesh)  # per device and step
     programs = {images // n: program.with_accum_steps(n)
                 for n in range(1, images + 1) if images % n == 0}  # by images at a time
     needed = functools.cache(lambda at_once: size_of(programs[at_once]))
     few, many = (min(programs, key=lambda n: abs(n - probe)) for probe in PROBES)
     slope = (needed(many) - needed(few)) / (many - few) if many > few else 0.0
+    if limit is None:  # after compiling, for which the process has taken memory
+        limit = HEADROOM * min(consensus.gather(memory_limit()))
+    limit -= reserved
     for at_once, chosen in programs.items():
         estimated = needed(few) + slope * (at_once - few)
         if (estimated <= limit or at_once == 1) and needed(at_once) <= limit:

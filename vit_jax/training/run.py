@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax import machine
 from vit_jax.data import cached, folders, pipeline, sources, subsets
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
@@ -28,6 +29,8 @@ from vit_jax.workdir import record, trackers
 from vit_jax.workdir.checkpoint import Checkpointer
 
 log = logging.getLogger(__name__)
+
+_BEGINNING = 0.3e9  # bytes that the process takes between its choices and its first steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +113,7 @@ def program_that_fits(program: Program) -> Program:
         + (' beside a teacher' if program.teacher else ''))
     if config.accum_steps:
         return program
-    return accumulation.choose(program, reserved=bytes_read_ahead(program))
+    return accumulation.choose(program, reserved=bytes_besides(program))
 
 
 def _choose_splits(dataset, begun):
@@ -171,12 +174,13 @@ def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
     return train, evaluation
 
 
-def bytes_read_ahead(program: Program) -> float:
-    """Bytes of a device that batches take besides the one of the step."""
-    batches = sharding.BATCHES_UNDER_WAY
+def bytes_besides(program: Program) -> float:
+    """Bytes of a device besides a step's: batches read ahead, on a CPU those of the process."""
+    batches, others = sharding.BATCHES_UNDER_WAY, 0.0
     if jax.default_backend() == 'cpu':  # where the input pipeline has no memory of its own
         batches += pipeline.BATCHES_IN_MEMORY
-    return batches * sharding.bytes_per_device(program.abstract_batch['image'])
+        others = _BEGINNING / jax.local_device_count()
+    return others + batches * sharding.bytes_per_device(program.abstract_batch['image'])
 
 
 def require_memory(program: Program) -> None:
@@ -187,7 +191,9 @@ def require_memory(program: Program) -> None:
     if jax.default_backend() == 'cpu':
         needed = accumulation.bytes_needed(program.train_step) - sharding.bytes_per_device(
             (program.abstract_state, program.abstract_constants))
-        accumulation.check_fits(needed + bytes_read_ahead(program), 'a training step')
+        accumulation.check_fits(needed + bytes_besides(program), 'a training step')
+        if 3 * needed > accumulation.memory_limit():
+            machine.give_memory_back()
 
 
 def initial_or_restored_state(run: Run, checkpoints: Checkpointer, params: PyTree | None
