@@ -219,11 +219,18 @@ def main():
     parser.add_argument('--mu_dtype', default='')
     parser.add_argument('--smooth', action='store_true')
     given = parser.parse_args()
+    names = given.recipes.split(',')
+    if unknown := [name for name in names if name not in RECIPES]:
+        parser.error(f'--recipes has {unknown[0]!r}: expected some of {",".join(RECIPES)}')
+    if given.steps < 10:  # of fewer the parts of a schedule are rounded otherwise
+        parser.error(f'--steps is {given.steps}: expected 10 or more')
+    if given.mu_dtype not in ('', 'float32', 'bfloat16'):
+        parser.error(f'--mu_dtype is {given.mu_dtype!r}: expected float32 or bfloat16')
     if given.smooth:
         nn.relu = jax.nn.relu = jax.nn.softplus
     print('| recipe | loss, float32 | parameters | loss, float64 | parameters | steps in full | '
           'learning rates |\n|---|---|---|---|---|---|---|')
-    for name in given.recipes.split(','):
+    for name in names:
         found = compare(name, given.steps, given.mu_dtype)
         steps, rate = schedule_difference(name)
         cells = [f'{x:.1e}' for pair in found.values() for x in pair]

@@ -168,6 +168,8 @@ def main():
     if given.rounds < 1 or not 0 < given.seconds < math.inf:
         parser.error(f'--rounds={given.rounds} --seconds={given.seconds}: expected at least 1 '
                      'round and a finite number of seconds above 0')
+    if given.batch_size < 1:
+        parser.error(f'--batch_size={given.batch_size}: expected at least 1 image')
     order, context = random.Random(0), multiprocessing.get_context('spawn')
     with tempfile.TemporaryDirectory() as folder:
         copies(given.photos, folder)

@@ -31,8 +31,10 @@ def predict(given):
     command = [sys.executable, '-m', 'vit_jax.plan', f'--config=configs/vit.py:{given.model}',
                '--chip=cpu', '--devices=1', '--no-search', '--json',
                f'--config.batch_size={given.batch_size}', f'--config.model.dtype={given.dtype}']
-    out = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
-    return json.loads(out.splitlines()[-1])['memory']['peak']
+    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE)
+    if done.returncode:  # it has said why
+        raise SystemExit(done.returncode)
+    return json.loads(done.stdout.splitlines()[-1])['memory']['peak']
 
 
 def status(field):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import choices, scaling
+from benchmarks import certificate, choices, scaling
 from tests.support.runs import ROOT
 from vit_jax.measuring.workloads import Workload
 
@@ -33,3 +33,15 @@ def test_scaling_refuses_before_it_measures(option, message, monkeypatch, caplog
     monkeypatch.setattr(scaling, 'measure', lambda *args: pytest.fail('measured'))
     assert scaling.main([*QUICKSTART, option]) == 1
     assert message in caplog.text
+
+
+@pytest.mark.parametrize(('option', 'message'), [
+    ('--recipes=vit,foo', "--recipes has 'foo': expected some of vit,vit21k"),
+    ('--recipes=', "--recipes has ''"), ('--steps=3', '--steps is 3: expected 10 or more'),
+    ('--mu_dtype=foo', "--mu_dtype is 'foo': expected float32 or bfloat16")])
+def test_a_certificate_refuses_before_it_trains(option, message, monkeypatch, capsys):
+    monkeypatch.setattr(certificate, 'compare', lambda *args: pytest.fail('trained'))
+    monkeypatch.setattr('sys.argv', ['certificate', option])
+    with pytest.raises(SystemExit, match='2'):
+        certificate.main()
+    assert message in capsys.readouterr().err

@@ -128,11 +128,19 @@ def test_the_page_of_all_runs_of_a_directory(tmp_path, monkeypatch, caplog):
             in x]
     assert {row['run'] for row in data['charts']['curve-0']['layer'][0]['data']['values']} == {
         'lr=0.1', 'final'}
-    (tmp_path / 'report.html').unlink()
-    assert report.main([str(tmp_path), '--images=0']) == 0
-    read, _ = check((tmp_path / 'report.html').read_text())
-    assert [row[0].partition('scored')[0] for row in read.tables[0][1:]] == [
-        'final', 'lr=0.1', 'lr=9']
+    first = read.tables[0]
+    write_workdir(tmp_path / 'another')
+    for remembered in (True, False):  # as a directory of runs has none that no command has filled
+        (tmp_path / 'report.html').unlink()
+        assert report.main([str(tmp_path), '--images=0']) == 0
+        read, _ = check((tmp_path / 'report.html').read_text())
+        rows = [row[0] for row in read.tables[0][1:]]
+        if remembered:
+            assert read.tables[0][:-1] == first
+            (tmp_path / 'report.json').unlink()
+        else:
+            assert [row.partition('scored')[0] for row in rows] == [
+                'another', 'final', 'lr=0.1', 'lr=9']
     monkeypatch.setattr(page, 'of_several', lambda *given: 1 / 0)
     reporting.conclude_all(str(tmp_path), notes)
     assert caplog.messages[-1] == (

@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     launch.refuse_several('vit_jax.report')
     from vit_jax.reporting import collect, page
 
-    workdirs = [workdir for given in options.workdirs for workdir in collect.workdirs(given)]
+    workdirs = {workdir: note for given in options.workdirs
+                for workdir, note in collect.workdirs(given).items()}
     for workdir in workdirs:  # now, and not after the work; so is the next
         collect.read(workdir)
     if options.images:
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not out.endswith(('.html', '.htm')):
         raise UserError(f'--out={out} is to be a page: expected a name that ends in .html.')
     runs = [collect.run(workdir, options.images) for workdir in workdirs]
-    page.write(page.of_one(runs[0]) if len(runs) == 1 else page.of_several(runs), out)
+    page.write(page.of_one(runs[0]) if len(runs) == 1 else
+               page.of_several(runs, list(workdirs.values())), out)
     cli.LOGGER.info('wrote %s: %.1f MB, open it in a browser', out, os.path.getsize(out) / 1e6)
 
 

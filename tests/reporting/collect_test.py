@@ -85,9 +85,9 @@ def test_a_directory_of_workdirs_stands_for_all_of_them(workdir):
     (above / 'empty').mkdir()
     (above / 'sweep.json').write_text('{}')
     write_workdir(workdir / 'within')
-    assert collect.workdirs(str(above)) == [str(other), str(workdir)]
+    assert list(collect.workdirs(str(above)).items()) == [(str(other), ''), (str(workdir), '')]
     for path in (workdir, above / 'empty', above / 'nowhere', above / 'sweep.json'):
-        assert collect.workdirs(str(path)) == [str(path)]
+        assert collect.workdirs(str(path)) == {str(path): ''}
 
 
 def test_without_images_neither_model_nor_data_are_used(workdir):

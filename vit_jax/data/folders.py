@@ -56,7 +56,8 @@ def subfolders(folder: str) -> list[str]:
 def split_folder(root: str, name: str) -> str:
     """The folder with the class folders of a split; UserError if there is none."""
     if not tf.io.gfile.isdir(root):
-        raise UserError(f"no directory '{root}'; dataset.name is a directory with "
+        seen_from = '' if os.path.isabs(root) or '://' in root else f' in {os.getcwd()}'
+        raise UserError(f"no directory '{root}'{seen_from}; dataset.name is a directory with "
                         "SPLIT/CLASS/image files, a TFDS name or 'digits'")
     folders = subfolders(root)
     if name in folders:

@@ -9,6 +9,7 @@ scoring; only this room uses Jinja2 and Vega.
 import contextlib
 import logging
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 FILE = 'report.html'
+NOTES = 'report.json'  # what a sweep or vtab says of each run, for a page that is written again
 # At the end of a run: so many images, and no longer than so many seconds, whichever comes first.
 IMAGES, SECONDS = 2000, 60
 
@@ -52,13 +54,16 @@ def conclude(workdir: str) -> None:
 def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
     """Writes DIRECTORY/report.html, which sets runs side by side, or one line of the log.
 
-    `notes` has what is to be said of each run, by workdir, such as 'diverges', or ''. The page has
-    what their files say: models and data are not used, so that it takes seconds for any number.
+    `notes` has what is to be said of each run, by workdir, such as 'diverges', or ''; they are kept
+    in NOTES. The page has what files say: models and data are not used, so that it takes seconds
+    for any number.
     """
     path = os.path.join(directory, FILE)
     with _attempt(path, 'All runs are', directory):
         from vit_jax.reporting import collect, page
 
+        record.write_json(os.path.join(directory, NOTES), {
+            os.path.relpath(workdir, directory): note for workdir, note in notes.items()})
         runs = [collect.run(workdir, 0) for workdir in notes]
         page.write(page.of_several(runs, list(notes.values())), path)
 
@@ -72,4 +77,4 @@ def _attempt(path: str, done: str, workdir: str) -> Iterator[None]:
     except Exception as error:
         log.warning('%s is not written (%s: %s). %s complete; python -m vit_jax.report %s tries '
                     'again.', path, type(error).__name__, str(error).partition('\n')[0], done,
-                    workdir)
+                    shlex.quote(workdir))

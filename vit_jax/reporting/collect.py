@@ -1,8 +1,10 @@
 """What a page shows of a run, as plain data: from the files of its workdir, its data, its model."""
 
+import contextlib
 import logging
 import math
 import os
+import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +14,7 @@ from flax import traverse_util
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.reporting import NOTES
 from vit_jax.workdir import metrics, progress, record
 
 log = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     if not images:
         found['missing'] = dict.fromkeys(
             PARTS, 'The model and the data were not used for this page: python -m vit_jax.report '
-            f'{workdir} adds this part.')
+            f'{shlex.quote(workdir)} adds this part.')
         return found
 
     def attempt(what: str, function: Callable[[], Any]) -> None:
@@ -77,13 +80,20 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     return found
 
 
-def workdirs(directory: str) -> list[str]:
-    """Those in the directory by name, as in that of a sweep; itself if it is one or has none."""
-    inside = [os.path.join(directory, name) for name in sorted(os.listdir(directory))
-              ] if os.path.isdir(directory) else []
-    runs = [path for path in (directory, *inside)
-            if os.path.isfile(os.path.join(path, record.CONFIG))]
-    return [directory] if directory in runs or not runs else runs
+def workdirs(directory: str) -> dict[str, str]:
+    """Those in the directory, and what is to be said of each; itself if it is one or has none.
+
+    First those of which a sweep or vtab has said something, in its order, then others by name.
+    """
+    if not os.path.isdir(directory) or os.path.isfile(os.path.join(directory, record.CONFIG)):
+        return {directory: ''}
+    notes = {}
+    with contextlib.suppress(UserError):  # of no sweep, of an older version, or damaged
+        notes = record.read_json(os.path.join(directory, NOTES), dict)
+    names = notes | {name: notes.get(name, '') for name in sorted(os.listdir(directory))}
+    runs = {os.path.join(directory, name): str(note) for name, note in names.items()
+            if os.path.isfile(os.path.join(directory, name, record.CONFIG))}
+    return runs or {directory: ''}
 
 
 def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
