@@ -211,6 +211,21 @@ def test_a_signal_ends_it_and_the_next_start_goes_on(tmp_path, monkeypatch):
     assert before.items() < contents(tmp_path / 'f').items()
 
 
+def test_a_photo_that_may_not_be_reached_is_one_that_cannot_be_read(tmp_path, monkeypatch):
+    """As of a folder without the right to enter it: the folder of pixels is not to blame."""
+    source, stat = write_photos(tmp_path / 'data').source(), os.stat
+
+    def refused(path, *args, **kwargs):
+        if os.fspath(path) == os.fsencode(source.name_of(3)):
+            raise PermissionError(13, 'Permission denied', path)
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, 'stat', refused)
+    read = cached.cached(source, str(tmp_path / 'f'), 0)
+    paths = read.fetch(tf.range(10, dtype=tf.int64))['path'].numpy()
+    assert [k for k in range(10) if not paths[k].endswith(b'.bmp')] == [3]
+
+
 def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
     data = write_photos(tmp_path / 'data')
 
