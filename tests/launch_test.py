@@ -57,7 +57,8 @@ def slurm(tmp_path):
             (tmp_path / 'srun').write_text(f'#!/usr/bin/env bash\ntouch started\n{srun}\n')
         process = subprocess.Popen(
             ['bash', LAUNCH / 'slurm.sbatch', '--workdir=run'], cwd=tmp_path,
-            env=os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SLURM_JOB_ID': '7'})
+            env=os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SLURM_JOB_ID': '7',
+                              'SLURM_CPUS_PER_TASK': '12'})
         while not (tmp_path / 'started').exists():
             time.sleep(0.01)
         return process
@@ -69,8 +70,8 @@ def test_slurm_time_limit_saves_and_requeues(slurm):
     process = start()
     process.send_signal(signal.SIGUSR1)
     assert process.wait(20) == 143
-    assert calls() == ['srun --wait=120 .venv/bin/python -m vit_jax.main --workdir=run',
-                       'scancel --signal=TERM 7', 'scontrol requeue 7']
+    assert calls() == ['srun --cpus-per-task=12 --wait=120 .venv/bin/python -m vit_jax.main '
+                       '--workdir=run', 'scancel --signal=TERM 7', 'scontrol requeue 7']
 
 
 @pytest.mark.parametrize('code', [0, 1])
