@@ -77,6 +77,18 @@ def test_unknown_pretraining(tmp_path, caplog):
         runs.with_pretraining((other,))
 
 
+def test_runs_without_few_shots_are_left_out_and_named(tmp_path, caplog):
+    """And the evaluations before the field was set, whose run is not."""
+    later = [*rows(0.5), *rows(0.6, 0.7, shots=True)[2:]]
+    given = write_run(tmp_path / 'a', later), write_run(tmp_path / 'b', rows(0.9))
+    found = runs.with_few_shots(given)
+    assert found['run'].tolist() == [given[0]]
+    assert found['fewshot/5shot'].tolist() == [0.35]
+    assert caplog.messages == [
+        'left out, as they have no few-shot accuracies (train with '
+        f'--config.evals.fewshot.shots=5): {given[1]}']
+
+
 def test_names_and_families(tmp_path):
     ti16 = models.fields('ti16')
     hybrid = {'resnet': variants.hybrid_resnet((1, 1), 32), 'patch_size': (1, 1)}

@@ -97,19 +97,27 @@ def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     if not known.any():
         raise Inapplicable('the pre-training of these runs is not known: config.pretrained of '
                            'none is the workdir of a run')
-    if left_out := dict.fromkeys(table['run'][~known]):
-        log.warning('left out, as their pre-training is not known (config.pretrained is not the '
-                    'workdir of a run): %s', ', '.join(left_out))
-    return {name: x[known] for name, x in table.items()}
+    return _only(table, known, 'their pre-training is not known (config.pretrained is not the '
+                 'workdir of a run)')
+
+
+def _only(table, chosen, why):
+    """The chosen rows; a line of the log names runs that have none."""
+    rows = {name: x[chosen] for name, x in table.items()}
+    if left_out := [run for run in dict.fromkeys(table['run']) if run not in rows['run']]:
+        log.warning('left out, as %s: %s', why, ', '.join(left_out))
+    return rows
 
 
 def with_few_shots(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The table of `evaluations`; Inapplicable if no run has few-shot accuracies."""
+    """The rows of `evaluations` with few-shot accuracies; Inapplicable if no run has any."""
     table = evaluations(workdirs)
-    if not any(re.match(FEWSHOT, name) for name in table):
+    found = [x for name, x in table.items() if re.match(FEWSHOT, name)]
+    if not found:
         raise Inapplicable('these runs have no few-shot accuracies: train with '
                            '--config.evals.fewshot.shots=5')
-    return table
+    return _only(table, np.isfinite(found).any(0), 'they have no few-shot accuracies (train with '
+                 '--config.evals.fewshot.shots=5)')
 
 
 def speeds(paths: Sequence[str]) -> dict[str, np.ndarray]:
