@@ -69,6 +69,16 @@ def test_without_one_a_tenth_is_held_out(tmp_path, caplog):
         folders.choose_splits(root, 'train[:50%]', '')
 
 
+def test_a_folder_without_the_right_to_read_it(tmp_path, monkeypatch):
+    """The tests may run as root, who has every right."""
+    def refused(folder):
+        raise PermissionError(13, 'Permission denied', folder)
+
+    monkeypatch.setattr(os, 'scandir', refused)
+    with pytest.raises(UserError, match=f"the folder '{tmp_path}' cannot be listed .Permission "):
+        folders.entries(str(tmp_path))
+
+
 def test_nested_class_folders_stop(tmp_path):
     write(tmp_path, 'train/car/1.png', 'train/animal/cat/1.png', 'train/animal/dog/deep/1.png')
     assert 'images in folders of their own: animal/cat, animal/dog. Each class is one' in refused(

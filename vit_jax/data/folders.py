@@ -29,15 +29,20 @@ def is_image(name: str) -> bool:
 def entries(folder: str) -> dict[str, str]:
     """'folder', 'file' or 'other' by sorted name, without hidden ones.
 
-    Others are pipes, devices, and links that lead nowhere.
+    Others are pipes, devices, and links that lead nowhere. Raises UserError without the right to
+    read the folder.
     """
     if '://' in folder:  # remote file systems add a slash to the names of folders
         found = {entry.rstrip('/'): 'folder' if entry.endswith('/') or (
             not is_image(entry) and tf.io.gfile.isdir(os.path.join(folder, entry))) else 'file'
             for entry in tf.io.gfile.listdir(folder)}
     else:
-        with os.scandir(folder) as listed:
-            found = {entry.name: _kind(entry) for entry in listed}
+        try:
+            with os.scandir(folder) as listed:
+                found = {entry.name: _kind(entry) for entry in listed}
+        except PermissionError as error:
+            raise UserError(f"the folder '{folder}' cannot be listed ({error.strerror}): give this "
+                            'user the right to read and enter it, or move it away.') from error
     return {name: found[name] for name in sorted(found) if not name.startswith('.')}
 
 
