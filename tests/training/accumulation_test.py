@@ -44,6 +44,13 @@ def test_fewest_parts_that_fit(usable, accum_steps, reserved, monkeypatch):
     assert program.config.accum_steps == 0
 
 
+def test_what_compiling_takes_is_not_free_any_more(monkeypatch):
+    program = Program(batch_size=256, devices=4)
+    monkeypatch.setattr(accumulation, 'memory_limit', lambda: (
+        9000 if not program.asked else 4200.5) / accumulation.HEADROOM)
+    assert accumulation.choose(program).config.accum_steps == 2
+
+
 def test_takes_more_parts_when_the_line_promised_too_much(monkeypatch):
     # The line through 8 and 16 images underestimates 64.
     program = Program(batch_size=64, devices=1, curve=2)
