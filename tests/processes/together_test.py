@@ -104,6 +104,15 @@ def test_an_error_on_one_process(process, tmp_path):
 
 
 @pytest.mark.slow
+def test_processes_that_leave_by_themselves_blame_nobody(tmp_path):
+    """As after a signal before there is anything to save."""
+    leaving = 'def between_steps(step):\n    if step == 9:\n        raise SystemExit(143)\n'
+    with start_programs(tmp_path, 2, first={0: leaving, 1: leaving}) as run:
+        for log in run.wait([143, 143], timeout=60):
+            assert 'error' not in log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'code'), [('SIGTERM', 143), ('SIGINT', 130)])
 def test_a_signal_to_one_process(name, code, tmp_path):
     with start_programs(tmp_path, 2, first={1: at_step_9(name)}) as run:

@@ -82,26 +82,27 @@ def finish() -> None:
 def leave_on_error() -> Iterator[None]:
     """In this context an error ends one of several processes at once, with exit code 1 (or 130).
 
-    An ordinary exit would wait for processes that wait for this one. Errors of a single process are
-    raised as usual.
+    SystemExit does so with its own. An ordinary exit would wait for processes that wait for this
+    one. Errors of a single process are raised as usual.
     """
     try:
         yield
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         if not jax.distributed.is_initialized():
             raise
         lost = isinstance(error, RuntimeError | ValueError) and _LOST_PROCESS.match(str(error))
         if lost:
             log.warning('%s', str(error).partition('\n')[0])
         else:
-            if not isinstance(error, KeyboardInterrupt):
+            if isinstance(error, Exception):
                 errors.report(error)
             _last_words.will_be('')
         if lost or consensus.is_main():  # JAX aborts this one if process 0 is lost: words come last
             time.sleep(GRACE)
         _last_words.say()
         logging.shutdown()
-        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        os._exit(error.code if isinstance(error, SystemExit) else
+                 130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def refuse_several(program: str, num_processes: int | None = None) -> None:

@@ -49,7 +49,7 @@ class Interrupts:
     def check(self) -> None:
         """Ends the command after a signal: for what comes before there is anything to save."""
         if self.received:
-            log.warning('stopped before the first step: nothing is to be saved')
+            log.warning('stopped before a step was begun: there is nothing to save')
             raise SystemExit(128 + self.received)
 
     def _remember(self, signum, frame):
