@@ -89,6 +89,9 @@ def test_mistakes(arguments, message):
      'get_config'),
     ('def get_config():\n    return depth', "line 2: NameError: name 'depth' is not defined"),
     ('def get_config(:', 'invalid syntax'),
+    ("def get_config():\n    open('names.txt')",
+     "line 2: FileNotFoundError: [Errno 2] No such file or directory: 'names.txt'."),
+    ("open('names.txt')", "c.py: [Errno 2] No such file or directory: 'names.txt'."),
     ('raise SystemError', 'line 1: SystemError: ')])
 def test_a_config_file_that_raises(text, message, tmp_path):
     (tmp_path / 'c.py').write_text(text)
@@ -122,12 +125,15 @@ def test_aliases_name_fields():
     assert set(cli.ALIASES.values()) <= config_lib.all_fields().keys()
 
 
-def test_a_mistyped_option_of_a_command_without_config(capsys):
+@pytest.mark.parametrize(('given', 'meant'), [
+    ('--workdri', '--workdir'), ('--work-dir', '--workdir'),
+    ('--allow-nonfinit', '--allow-nonfinite')])
+def test_a_mistyped_option_of_a_command_without_config(given, meant, capsys):
     parser = cli.make_parser('evaluate', '')
     cli.add_weights_options(parser)
     with pytest.raises(SystemExit):
-        parser.parse_args(['--workdri=x'])
-    assert 'There is no option --workdri. Did you mean --workdir' in capsys.readouterr().err
+        parser.parse_args([f'{given}=x'])
+    assert f'There is no option {given}. Did you mean {meant}' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('config', 'workdir'), [

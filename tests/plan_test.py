@@ -1,5 +1,6 @@
 """The command: its messages, and whole plans in processes of their own."""
 
+import argparse
 import importlib.util
 import json
 import os
@@ -10,7 +11,8 @@ import jax
 import pytest
 
 from tests.support.runs import ROOT, environment
-from vit_jax import plan
+from vit_jax import machine, plan
+from vit_jax.training import accumulation
 
 TINY = ('--config.model.hidden_size=32', '--config.model.num_layers=3', '--config.model.mlp_dim=64',
         '--config.model.num_heads=4', '--config.image_size=32', '--config.batch_size=64',
@@ -73,6 +75,12 @@ def test_mistakes(main, arguments, message):
     code, log = main(*arguments)
     assert code == 1
     assert message in log
+
+
+def test_devices_of_this_machine_share_its_memory(monkeypatch):
+    monkeypatch.setattr(machine, 'available_memory', lambda: 32_000)
+    options = argparse.Namespace(chip='cpu', devices=4, topology='', simulate=False)
+    assert plan.make_target(options).limit == accumulation.HEADROOM * 8000
 
 
 def test_libtpu_is_not_installed(main, monkeypatch):

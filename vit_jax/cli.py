@@ -55,10 +55,10 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message):
-        own = re.findall(r'--\w+', self.format_help())
+        own = re.findall(r'--[\w-]+', self.format_help())
         names = [argument.partition('=')[0] for argument in self.given]
         for name in names:
-            if re.match(r'--\w+$', name) and name not in own:
+            if re.match(r'--[\w-]+$', name) and name not in own:
                 message += f'. There is no option {name}. {nearest_names(name, own)}'
         super().error(message)
 
@@ -105,7 +105,7 @@ def leave(code: int) -> NoReturn:
 
 def default_workdir(argv: Sequence[str] | None) -> str:
     """'runs/vit-b16' for --config=configs/vit.py:b16; says so."""
-    path, _, argument = config_file(argv).partition(':')
+    path, _, argument = config_file(argv)[0].partition(':')
     name = os.path.splitext(os.path.basename(path))[0]
     workdir = os.path.join('runs', re.sub(r'[^\w.]+', '-', f'{name} {argument}'.strip()))
     LOGGER.info('workdir %s, where the same command continues; --workdir=DIR names another',
@@ -113,11 +113,12 @@ def default_workdir(argv: Sequence[str] | None) -> str:
     return workdir
 
 
-def config_file(argv: Sequence[str] | None) -> str:
-    """FILE[:ARGUMENT] of --config."""
+def config_file(argv: Sequence[str] | None) -> tuple[str | None, list[str]]:
+    """FILE[:ARGUMENT] of --config, None without it, and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--config')
-    return parser.parse_known_args(argv)[0].config
+    options, others = parser.parse_known_args(argv)
+    return options.config, others
 
 
 def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None
@@ -136,28 +137,25 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     Raises UserError when the file or a field does not exist, a value has the wrong type, or a tuple
     is given twice; a mistyped argument may have meant one of the command's `own_options`.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument('--config')
-    file, overrides = parser.parse_known_args(arguments)
-    if file.config is None:
+    file, overrides = config_file(arguments)
+    if file is None:
         raise UserError('add --config=FILE, as in --config=configs/vit.py:b16')
-    path = file.config.partition(':')[0]
-    if os.path.exists(path) and not os.path.isfile(path):
+    path = file.partition(':')[0]
+    if not os.path.exists(path):
+        raise UserError(f'no config file {os.path.abspath(path)}: --config is a path from the '
+                        'current directory, as in --config=configs/vit.py:b16')
+    if not os.path.isfile(path):
         raise UserError(f'--config={path} is not a file: expected a Python file with a function '
                         'get_config, as those in configs/.')
     try:
-        config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file.config}'])
+        config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file}'])
         config_lib.flatten(config)  # asking for fields reads the file
-    except OSError as error:
-        missing = (error.filename or file.config).partition(':')[0]
-        raise UserError(f'no config file {os.path.abspath(missing)}: --config is a path from the '
-                        'current directory, as in --config=configs/vit.py:b16') from error
     except UserError:
         raise
     except Exception as error:  # the file is a program: it may raise anything
-        raise UserError(f'--config={file.config}: {_where(error, file.config)} Expected a Python '
-                        'file with a function get_config([ARGUMENT]) that returns a config, as '
-                        'those in configs/.') from error
+        raise UserError(f'--config={file}: {_where(error.__cause__ or error, file)} Expected a '
+                        'Python file with a function get_config([ARGUMENT]) that returns a '
+                        'config, as those in configs/.') from error
     return override(config, overrides, own_options)
 
 
@@ -179,7 +177,7 @@ def _where(error, config):
     path = os.path.realpath(config.partition(':')[0])
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if os.path.realpath(frame.filename) == path]
-    reason = (str(error).strip().splitlines() or [''])[-1]
+    reason = (str(error).strip().splitlines() or [''])[-1].strip()
     return f'line {lines[-1]}: {type(error).__name__}: {reason}.' if lines else f'{reason}.'
 
 
@@ -241,7 +239,7 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_description_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --preprocess, --classes, --loss and --allow-nonfinite, see weights/."""
+    """Adds --model, --preprocess, --step, --classes, --loss and --allow-nonfinite, see weights/."""
     parser.add_argument('--model', action='append', default=[], metavar='FIELD=VALUE',
                         help='what arrays do not show, if the weights do not say it: any of '
                         'num_heads=N,gelu=erf,layer_norm_epsilon=1e-6')

@@ -48,7 +48,7 @@ def recipe_of(argv: Sequence[str] | None) -> dict[str, Any]:
 
     They are `config`, by dotted name.
     """
-    file = cli.config_file(argv)
+    file, _ = cli.config_file(argv)
     config = cli.read_config([f'--config={file}'])
     with contextlib.suppress(UserError):  # it may need what the command line adds
         config = config_lib.checked(config)

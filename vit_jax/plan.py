@@ -71,7 +71,7 @@ def make_target(options: argparse.Namespace) -> Target:
         shape = targets.shape_of(name, number, options.topology)
     simulated = options.simulate or not chip.dims
     devices = targets.simulated_devices(number) if simulated else targets.tpu_devices(name, shape)
-    memory = chip.memory or accumulation.memory_limit() / number
+    memory = chip.memory or machine.available_memory() / number
     return Target(name, devices, simulated, accumulation.HEADROOM * memory)
 
 

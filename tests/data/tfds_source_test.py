@@ -38,6 +38,12 @@ def test_errors_list_splits_and_features(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
+def test_an_empty_slice(kind, tmp_path):
+    make(kind, tmp_path)
+    assert "'train[:0]' of 'small' has no examples" in message('small', tmp_path, 'train[:0]')
+
+
+@pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
 def test_a_list_of_labels_for_an_image(kind, tmp_path):
     features = tfds.features.FeaturesDict({
         'image': tfds.features.Image(shape=(None, None, 3)),

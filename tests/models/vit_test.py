@@ -173,6 +173,12 @@ def test_image_not_divisible_by_patch():
         jax.eval_shape(models.build('ti14', 10).init, jax.random.key(0), jnp.ones((1, 384, 384, 3)))
 
 
+@pytest.mark.parametrize('partial_patches', ['refuse', 'drop'])
+def test_image_smaller_than_a_patch(partial_patches):
+    with pytest.raises(UserError, match=r'The nearest image size is 16x16\.$'):
+        models.build('ti16', 10, partial_patches=partial_patches).grid((8, 8))
+
+
 def test_what_is_left_of_an_image_can_be_dropped():
     model = models.build(SMALL, 5, partial_patches='drop')
     patch, _ = SMALL['patch_size']

@@ -117,7 +117,8 @@ def test_where_each_kernel_is_split():
                                'dense2': {'kernel': np.zeros((3, 8, 4)), 'bias': np.zeros((3, 4))}},
                        'norm1': {'scale': np.zeros((3, 4))}},
             'embedding': {'kernel': np.zeros((2, 2, 3, 4))},
-            'head': {'kernel': np.zeros((4, 5)), 'bias': np.zeros(5)}}
+            'head': {'kernel': np.zeros((4, 5)), 'bias': np.zeros(5)},
+            'patch_head': {'kernel': np.zeros((4, 6))}}
     specs = jax.tree.map(lambda x: tuple(x.sharding.spec), sharding.abstract(tree, grid))
     attention, mlp = specs['blocks']['attention'], specs['blocks']['mlp']
     assert attention['query'] == {'kernel': (None, 'fsdp', 'tensor', None),
@@ -128,6 +129,7 @@ def test_where_each_kernel_is_split():
     assert specs['blocks']['norm1']['scale'] == (None, None)
     assert specs['embedding']['kernel'] == (None, None, None, 'fsdp')
     assert specs['head'] == {'kernel': ('fsdp', None), 'bias': (None,)}
+    assert specs['patch_head'] == {'kernel': ('fsdp', None)}
 
 
 def test_width_that_fsdp_does_not_divide_takes_another_axis_or_is_named():

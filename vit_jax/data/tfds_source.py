@@ -51,7 +51,8 @@ class TfdsSource:
             skip=np.array([file.skip for file in files], np.int64),
             take=take, first=np.cumsum(take) - take)
         # The files decide, because their format may differ from the default of the builder.
-        if all('.array_record' in os.path.basename(name) for name in self._runs.filename):
+        if take.size and all('.array_record' in os.path.basename(name)
+                             for name in self._runs.filename):
             from array_record.python import array_record_data_source
 
             self.pieces = None

@@ -96,13 +96,14 @@ class ViT(nn.Module):
         grid = tuple(i // p for i, p in zip(size, patch, strict=True))
         partial = any(i % p for i, p in zip(size, patch, strict=True))
         if 0 in grid or (partial and self.partial_patches == 'refuse'):
-            smaller, larger = (
+            nearest = dict.fromkeys(
                 'x'.join(str(max(1, n + up) * p * stride) for n, p in zip(grid, patch, strict=True))
                 for up in (0, 1))
             raise UserError(
                 f'{what} {size[0]}x{size[1]} is not divisible by patch_size {patch[0]}x{patch[1]}. '
-                f'The nearest image sizes are {smaller} and {larger}; with model.partial_patches '
-                'drop the rest of the image is not used.')
+                f'The nearest image size{"s are" if len(nearest) > 1 else " is"} '
+                f'{" and ".join(nearest)}' + ('.' if 0 in grid else '; with model.partial_patches '
+                                              'drop the rest of the image is not used.'))
         return grid
 
     def embed(self, images):

@@ -36,7 +36,7 @@ PARAMETERS = (
     (r'dense1/kernel', ('embed', 'mlp')),
     (r'dense1/bias', ('mlp',)),
     (r'dense2/kernel', ('mlp', 'embed')),
-    (r'(head|pre_logits)/kernel', ('embed', 'classes')),
+    (r'(head|patch_head|pre_logits)/kernel', ('embed', 'classes')),
     (r'position/embedding', ('tokens', 'embed')),
     (r'(\w*conv\w*|embedding)/kernel', ('height', 'width', 'inputs', 'embed')))
 
