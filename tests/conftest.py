@@ -36,6 +36,7 @@ import pytest  # noqa: E402
 
 from tests.support.datasets import prepare_tfds, write_images  # noqa: E402
 from tests.support.runs import arguments, run_here  # noqa: E402
+from vit_jax.weights import model as weights_model  # noqa: E402
 from vit_jax.workdir import curves  # noqa: E402
 
 
@@ -62,6 +63,23 @@ def pictures(request, monkeypatch):
     """Runs in this process do without their curves, a tenth of their time, unless marked."""
     if not request.node.get_closest_marker('pictures'):
         monkeypatch.setattr(curves, 'draw', lambda *args: None)
+
+
+@pytest.fixture(autouse=True, scope='session')
+def templates():
+    """The shapes of a model are known once computed: tests read weights a thousand times."""
+    compute, known = weights_model.templates, {}
+
+    def remembered(model, num_classes, flat, preprocess):
+        key = str((model, num_classes, {name: x.shape for name, x in flat.items()},
+                   (preprocess or {}).get('image_size')))
+        if key not in known:
+            known[key] = compute(model, num_classes, flat, preprocess)
+        return dict(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights_model, 'templates', remembered)
+        yield
 
 
 @pytest.fixture(scope='session')

@@ -120,10 +120,11 @@ def test_local_launcher(failing, signum, code, tmp_path):
         run.wait([code], timeout=60)
 
 
-@pytest.mark.parametrize(('trap', 'said'), [
-    ('sleep 0.5 && kill -6 $$', 'process 0 of 2 was ended by JAX, as another process was lost.'),
-    (':', 'process 0 of 2 was killed: it had not stopped 1 s after another one.')])
-def test_local_launcher_names_a_process_that_is_killed(trap, said, tmp_path):
+@pytest.mark.parametrize(('trap', 'grace', 'said'), [
+    ('sleep 0.5 && kill -6 $$', '60',
+     'process 0 of 2 was ended by JAX, as another process was lost.'),
+    (':', '1', 'process 0 of 2 was killed: it had not stopped 1 s after another one.')])
+def test_local_launcher_names_a_process_that_is_killed(trap, grace, said, tmp_path):
     """It was killed before it could say anything, and the others only that one is lost."""
     stub = tmp_path / 'python'
     stub.write_text(STUB.format(
@@ -132,7 +133,7 @@ def test_local_launcher_names_a_process_that_is_killed(trap, said, tmp_path):
     stub.chmod(0o755)
     result = subprocess.run([str(ROOT / 'launch' / 'local.sh'), '2', '--config=x'], text=True,
                             capture_output=True, check=False, timeout=60,
-                            env=os.environ | {'PYTHON': str(stub), 'GRACE': '1'})
+                            env=os.environ | {'PYTHON': str(stub), 'GRACE': grace})
     assert result.returncode == 137
     assert [line for line in result.stderr.splitlines() if line.startswith('process')] == [
         'process 1 of 2 was killed by SIGKILL. If nobody did that, the machine had too little '

@@ -137,8 +137,8 @@ def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
         linear = 'gpu' if kernel == 'cudnn' else kernel
         found = model.clone(block=dataclasses.replace(model.block, attention_kernel=kernel,
                                                       linear_kernel=linear))
-        return [loss_and_gradients(lambda params, train=train: found.apply(
-            {'params': params}, images, train=train), params) for train in (True, False)]
+        return loss_and_gradients(lambda params: jnp.stack([found.apply(
+            {'params': params}, images, train=train) for train in (True, False)]), params)
 
     expected, found = by('xla'), by('cudnn')
     assert asked

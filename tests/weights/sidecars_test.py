@@ -15,7 +15,6 @@ from tests.support.small import message
 from vit_jax import weights
 from vit_jax.errors import UserError
 from vit_jax.weights import files, sidecars
-from vit_jax.weights import model as model_lib
 
 VALUES = [None, True, -1, 0, 3, 10_000_000, 10**30, 0.5, -0.5, 1e308, float('nan'), float('inf'),
           '', 'gelu', 'avgmax', '1e3', '\ud800', [], [0], [-1, 16], [1e9] * 3, ['a', None], {},
@@ -44,25 +43,6 @@ def mutations(value, number, seed=0):
         yield json.dumps(mutant).encode()
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Shapes of a model are known once computed: seconds instead of minutes for hundreds."""
-    known, templates = {}, model_lib.templates
-
-    def cached(model, num_classes, flat, preprocess):
-        key = str((sorted(model.items(), key=str), num_classes, preprocess))
-        if key not in known:
-            try:
-                known[key] = templates(model, num_classes, flat, preprocess)
-            except UserError as error:
-                known[key] = error
-        if isinstance(known[key], UserError):
-            raise known[key]
-        return known[key]
-
-    monkeypatch.setattr(model_lib, 'templates', cached)
-
-
 def replaceable(kind, path):
     """(the JSON object, a function that puts bytes in its place, what to load) of one sidecar."""
     given = small.make('vit', num_layers=1)
@@ -89,7 +69,7 @@ def replaceable(kind, path):
 
 @pytest.mark.parametrize('kind', ['config.json of timm', 'config.json of transformers', 'metadata',
                                   'preprocessor_config.json', 'index'])
-def test_mutations_end_in_weights_or_one_message(kind, quick, tmp_path):
+def test_mutations_end_in_weights_or_one_message(kind, tmp_path):
     value, put, target = replaceable(kind, tmp_path)
     outcomes = {'weights': 0, 'message': 0}
     for text in [*TEXTS, *mutations(value, 200)]:
