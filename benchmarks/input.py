@@ -26,7 +26,7 @@ from PIL import Image
 from vit_jax import cli, machine
 from vit_jax.data import cached, pipeline, sources
 from vit_jax.data.host_tensorflow import tf
-from vit_jax.measuring import memory
+from vit_jax.workdir import memory
 
 SIZE = (224, 224)
 

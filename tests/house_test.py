@@ -25,17 +25,17 @@ MAY_IMPORT = {
     'workdir': 'errors config processes',
     'weights': 'errors models config data workdir',
     'evaluators': 'errors models',
-    'inspection': 'errors models config workdir weights',
+    'inspection': 'errors models workdir weights',
     'training': 'errors machine models config processes data workdir weights evaluators',
     'scoring': 'errors fields models config processes data workdir weights evaluators training',
     'reporting': 'errors models config processes data workdir weights evaluators inspection '
                  'training scoring',
     'web': 'errors data workdir weights reporting',
     'planning': 'errors models config workdir training',
-    'measuring': 'errors models config training',
+    'measuring': 'errors models config workdir training',
     'drawing': '',
-    'terminal': 'machine processes',
-    'cli': 'errors machine terminal models config processes workdir weights',
+    'terminal': 'processes',
+    'cli': 'errors machine terminal config processes weights',
 }
 # main, evaluate, predict and so on: everything but one another.
 COMMAND = ' '.join(MAY_IMPORT)
@@ -51,8 +51,9 @@ PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
 # Modules whose tests stand elsewhere, and where.
 TESTED_ELSEWHERE = {
     'scoring/fewshot.py': 'a part of one command: tests/evaluate_test.py',
+    'workdir/memory.py': 'read by progress.py: tests/workdir/progress_test.py',
     **{f'measuring/{name}.py': 'parts of one command: tests/benchmark_test.py'
-       for name in ('memory', 'peer_process', 'peers', 'profile', 'report', 'workloads')},
+       for name in ('peer_process', 'peers', 'profile', 'report', 'workloads')},
     **{f'{name}.py': 'parts of one command: tests/figures_test.py'
        for name in ('drawing/canvas', 'drawing/models', 'drawing/photos', 'drawing/runs',
                     'inspection/arrays', 'inspection/subject')},

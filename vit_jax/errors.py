@@ -69,11 +69,10 @@ def check_choice(field: str, value: str, valid: tuple[str, ...]) -> None:
                         f'It is one of: {", ".join(valid)}.')
 
 
-def check_at_least(field: str, value: float, least: float, whole: bool = True) -> None:
-    """Raises UserError unless `value` of `field` is at least `least` and, if asked for, whole."""
-    if value < least or (whole and type(value) is not int):
-        raise UserError(f'{field} is {value}: expected {"a whole number, " if whole else ""}at '
-                        f'least {least}.')
+def check_at_least(field: str, value: int, least: int) -> None:
+    """Raises UserError unless `value` of `field` is a whole number of at least `least`."""
+    if type(value) is not int or value < least:
+        raise UserError(f'{field} is {value}: expected a whole number, at least {least}.')
 
 
 def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None:
@@ -89,11 +88,10 @@ def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None
 
 
 def check_destination(path: str, ending: str = '', folder: bool = False) -> None:
-    """Raises UserError unless there is a directory for the file at `path`, which ends as it must.
+    """Raises UserError unless `path`, with this `ending`, is in a directory, and is none itself.
 
-    Or for a `folder`, which may be there already.
-
-    So that nothing is computed that cannot be written.
+    With `folder`, the path may be a directory that exists. Called before the work, so that nothing
+    is computed that cannot be written.
     """
     if os.path.isdir(path) and not folder:
         raise UserError(f'{path} cannot be written: it is a directory. Name a file.')

@@ -1,7 +1,7 @@
 """What a field of a config is: a default, the values that it may have, and its meaning.
 
-In: declarations, in config.py as a table and in models/ beside the fields of modules. Out: checks,
-and the text of --help and of docs/config.md. Imports errors.
+In: declarations, in config_fields.py as a table and in models/ beside the fields of modules. Out:
+checks, and the text of --help and of docs/config.md. Imports errors.
 """
 
 import dataclasses

@@ -238,7 +238,7 @@ def check_backend(host_devices: int = 1) -> None:
 
 @contextlib.contextmanager
 def same_sigterm():
-    """Within, libtpu may start: at SIGTERM it would print where all threads are."""
+    """Restores the handler of SIGTERM, for which libtpu sets one that prints all threads."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -249,7 +249,7 @@ def same_sigterm():
 
 @contextlib.contextmanager
 def quiet_libtpu():
-    """Within, JAX starts: without chips libtpu, which plans, complains that it finds none."""
+    """While JAX starts: no complaint of libtpu, installed for plans, that there is no TPU."""
     answers = {'TPU_ACCELERATOR_TYPE': 'v5litepod-1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
     if any(map(glob.glob, TPUS)) or not answers.keys().isdisjoint(os.environ):
         answers = {}

@@ -86,7 +86,7 @@ def _images_below(directory):
     for folder, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith('.')]
         yield from (os.path.join(folder, name) for name in names
-                    if name.lower().endswith(images.SUFFIXES) and not name.startswith('.'))
+                    if images.is_image(name) and not name.startswith('.'))
 
 
 def run(loaded: Weights, paths: list[str], batch_size: int

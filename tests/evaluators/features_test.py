@@ -16,8 +16,8 @@ def batches(masks):
 
 def step(params, batch):
     del params
-    return {'features': batch['image'].reshape(4, -1), 'label': batch['label'],
-            'mask': batch['mask']}
+    return {'rows': {'features': batch['image'].reshape(4, -1), 'label': batch['label'],
+                     'mask': batch['mask']}}
 
 
 def test_every_image_once_in_order_and_nothing_of_what_is_masked():
@@ -37,7 +37,7 @@ def test_interrupted_in_the_middle_gives_nothing():
 def test_features_that_are_not_finite():
     def diverged(params, batch):
         out = step(params, batch)
-        out['features'][1, 3] = np.nan
+        out['rows']['features'][1, 3] = np.nan
         return out
     with pytest.raises(UserError, match='features of 2 of 7 images are not finite'):
         features.extract(diverged, None, batches([(1, 1, 1, 1), (0, 1, 1, 1)]))
@@ -47,7 +47,7 @@ def test_parts_of_a_batch_keep_their_places():
     state, _, model, _ = setup()
     batch = random_batch(8)
     whole, parts = (jax.jit(functools.partial(features.step, model=model, name='pre_logits',
-                                              accum_steps=steps))(state.params, batch)
+                                              accum_steps=steps))(state.params, batch)['rows']
                     for steps in (1, 4))
     largest = np.abs(whole['features']).max()
     np.testing.assert_allclose(parts['features'] / largest, whole['features'] / largest, atol=1e-6)

@@ -23,7 +23,8 @@ logger = logging.getLogger('vit_jax.data')
 STORAGE_ERRORS = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError,
                   tf.errors.ResourceExhaustedError, tf.errors.AbortedError,
                   tf.errors.CancelledError)
-_SCAN_SECONDS = 60  # to look for all broken images when there are too many; others wait longer
+# To look for all broken images when there are too many. Other processes wait longer than this.
+_SCAN_SECONDS = 60
 _LISTED = 1000  # in the message
 
 

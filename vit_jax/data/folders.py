@@ -10,20 +10,15 @@ import os
 from collections.abc import Sequence
 
 from vit_jax.data.host_tensorflow import tf
-from vit_jax.data.images import SUFFIXES
+from vit_jax.data.images import is_image
 from vit_jax.errors import UserError
 
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.
-_log_once = functools.cache(logger.log)
+_say_once = functools.cache(logger.info)
 
 VALIDATION = ('val', 'valid', 'validation')  # the first of these that exists is taken
 _SPLITS = {'train', 'training', 'test', 'testing', 'eval', 'evaluation', *VALIDATION}
-
-
-def is_image(name: str) -> bool:
-    """Whether the ending of a file says that it is an image."""
-    return name.lower().endswith(SUFFIXES)
 
 
 def entries(folder: str) -> dict[str, str]:
@@ -74,8 +69,8 @@ def split_folder(root: str, name: str) -> str:
             'train[:90%], in dataset.train_split, dataset.eval_split and dataset.test_split of a '
             'config or in --split of vit_jax.evaluate')
     if name == 'train':
-        _log_once(logging.INFO, "'%s' has no split folders: 'train' is all of its %d class folders",
-                  root, len(folders))
+        _say_once("'%s' has no split folders: 'train' is all of its %d class folders", root,
+                  len(folders))
         return root
     raise UserError(
         f"no split folder '{name}' in '{root}', whose folders {some(folders)} are classes. Either "

@@ -1,8 +1,8 @@
 """The image formats that are read, and the way from a file to what a model sees, in NumPy.
 
 Prediction reads every file with this module, without TensorFlow. Training and evaluation
-(data/preprocess.py) decode JPEG and PNG with TensorFlow, which is faster, and all other formats
-with this module; the pixels are the same.
+(data/preprocess.py) decode JPEG, PNG and uncompressed BMP with TensorFlow, which is faster, and all
+other formats with this module; the pixels are the same.
 """
 
 import io
@@ -37,6 +37,11 @@ HEADER_BYTES = 1 << 16
 _TOO_LARGE = (f'more than the limit of {MAX_PIXELS:,} pixels for decoding, or of {MAX_SIDE:,} on a '
               'side')
 _PNG_END = b'IEND\xaeB`\x82'
+
+
+def is_image(name: str) -> bool:
+    """Whether the ending of a file says that it is an image."""
+    return name.lower().endswith(SUFFIXES)
 
 
 def load(path: str, image_size: tuple[int, int], preprocess: Mapping

@@ -13,6 +13,7 @@ from jaxtyping import Float32, Int32
 
 from vit_jax.data import folders
 from vit_jax.data.host_tensorflow import tf
+from vit_jax.data.images import is_image
 from vit_jax.errors import UserError
 
 TABLE, CLASSES = 'labels.csv', 'classes.txt'
@@ -48,7 +49,7 @@ def unpack(packed: tf.Tensor) -> Int32[tf.Tensor, ' labels']:
 def has_table(folder: str) -> bool:
     """Whether the images of a split have a labels.csv, and no folders of classes."""
     found = folders.entries(folder)
-    return TABLE in found and ('folder' not in found.values() or any(map(folders.is_image, found)))
+    return TABLE in found and ('folder' not in found.values() or any(map(is_image, found)))
 
 
 def images(root: str, folder: str, class_names: Sequence[str] | None
@@ -64,7 +65,7 @@ def images(root: str, folder: str, class_names: Sequence[str] | None
     """
     found = folders.entries(folder)
     kinds = {name: kind for name, kind in found.items()
-             if folders.is_image(name) and kind != 'folder'}
+             if is_image(name) and kind != 'folder'}
     path = os.path.join(folder, TABLE)
     rows = _rows(path, kinds)
     if inner := [name for name, kind in found.items() if kind == 'folder' and

@@ -1,7 +1,8 @@
 """Data sets with other labels: ImageNet-ReaL's lists in the order of files, or mapped classes."""
 
+import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,27 +13,7 @@ from vit_jax.data.sources import DirectorySource, Source
 from vit_jax.errors import UserError, nearest_names
 
 
-class Relabelled:
-    """A source with lists of labels of some classes in place of its own."""
-
-    multi_label = True
-    labels = None  # known when they are read
-
-    def __init__(self, source: Source, class_names: Sequence[str],
-                 targets: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]):
-        """`targets`: the index of an image and its own label -> float32 [classes], 0 or 1."""
-        self.num_examples, self.class_names = source.num_examples, tuple(class_names)
-        self.pieces, self.unreadable = source.pieces, source.unreadable
-        self.fetch, self.name_of, self._source = source.fetch, source.name_of, source
-        self._targets = targets
-
-    def load(self, item: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """As of every source; the item has its index."""
-        encoded, label = self._source.load(item)
-        return encoded, self._targets(item['index'], label)
-
-
-def relabelled(source: Source, lists: list[Any], path: str) -> Relabelled:
+def relabelled(source: Source, lists: list[Any], path: str) -> Source:
     """The source with the labels that the JSON file at `path` has.
 
     Args:
@@ -67,12 +48,12 @@ def relabelled(source: Source, lists: list[Any], path: str) -> Relabelled:
                             f'{len(standard) - 1}.')
         found[index] = [position[k] for k in labels]
     packed = label_lists.pack(found)
-    return Relabelled(source, source.class_names, lambda index, _: label_lists.multi_hot(
+    return _with_labels(source, source.class_names, lambda index, _: label_lists.multi_hot(
         label_lists.unpack(tf.gather(packed, index)), len(standard)))
 
 
 def mapped(source: Source, mapping: Mapping[str, Any], class_names: Sequence[str], path: str
-           ) -> Relabelled:
+           ) -> Source:
     """The source with the classes of a model that the classes of its own are, as `mapping` says.
 
     Args:
@@ -102,7 +83,19 @@ def mapped(source: Source, mapping: Mapping[str, Any], class_names: Sequence[str
                         f'{source.class_names[0]!r}: expected {{"CLASS OF THE DATA SET": "CLASS OF '
                         'THE WEIGHTS; ANOTHER", ...}.')
     table = tf.constant(targets)
-    return Relabelled(source, class_names, lambda _, label: tf.gather(table, label))
+    return _with_labels(source, class_names, lambda _, label: tf.gather(table, label))
+
+
+def _with_labels(source, class_names, targets):
+    """The source with `targets`: (index of an image, its own label) -> 0 or 1 for each class."""
+    def load(item):
+        encoded, label = source.load(item)
+        return encoded, targets(item['index'], label)
+
+    result = copy.copy(source)
+    result.class_names, result.multi_label, result.load = tuple(class_names), True, load
+    result.labels = None  # known when they are read
+    return result
 
 
 def _word(name):

@@ -14,7 +14,7 @@ from jaxtyping import Int32, Int64
 
 from vit_jax.data import folders, label_lists
 from vit_jax.data.host_tensorflow import tf
-from vit_jax.data.images import SUFFIXES
+from vit_jax.data.images import SUFFIXES, is_image
 from vit_jax.data.sequential import Pieces
 from vit_jax.errors import UserError
 
@@ -239,7 +239,7 @@ def _images_of_classes(folder, class_names):
     return class_names, [(f'{name}/{file}', label, contents[name][file])
                          for label, name in enumerate(class_names)
                          for file, kind in contents[name].items()
-                         if kind != 'folder' and folders.is_image(file)]
+                         if kind != 'folder' and is_image(file)]
 
 
 def _digest(path):
@@ -250,11 +250,11 @@ def _warn_of_others(folder, contents):
     """Says what is left out of the class folders."""
     others = Counter('folder' if kind == 'folder' else os.path.splitext(name)[1] or 'without ending'
                      for kinds in contents.values() for name, kind in kinds.items()
-                     if kind == 'folder' or not folders.is_image(name))
+                     if kind == 'folder' or not is_image(name))
     if not others:
         return
     text = ', '.join(f'{count} {ending}' for ending, count in others.most_common())
     if empty := [name for name, kinds in contents.items() if kinds and not any(
-            kind != 'folder' and folders.is_image(file) for file, kind in kinds.items())]:
+            kind != 'folder' and is_image(file) for file, kind in kinds.items())]:
         text += f'. Class folder(s) without any image: {", ".join(empty)}'
     _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; left out: {text}")

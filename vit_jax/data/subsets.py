@@ -1,7 +1,8 @@
 """Parts of a training split by a fixed order, in which a smaller one is contained in a larger."""
 
+import copy
+
 import numpy as np
-from jaxtyping import Int64
 
 from vit_jax.data import order
 from vit_jax.data.host_tensorflow import tf
@@ -28,11 +29,11 @@ def subset(source: Source, size: str, split: str) -> Source:
         raise UserError(f'dataset.subset is {size}, which are {count} images, and {split} has '
                         f'{total}: expected 1 to {total}, or a share of them.')
     if pieces is None:
-        return _Subset(source, order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy())
+        return _part(source, order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy())
     take = _shares(pieces.take, count)
     first = np.cumsum(take) - take
     shorter = Pieces(*(x[take > 0] for x in (pieces.filename, pieces.skip, take, first)))
-    return _Subset(source, np.arange(count) + np.repeat(pieces.first - first, take), shorter)
+    return _part(source, np.arange(count) + np.repeat(pieces.first - first, take), shorter)
 
 
 def _shares(sizes, count):
@@ -49,21 +50,13 @@ def _shares(sizes, count):
     return found
 
 
-class _Subset:
+def _part(source, indices, pieces=None):
     """Some examples of a source, by their indices there; `pieces` are theirs alone."""
-
-    def __init__(self, source: Source, indices: Int64[np.ndarray, ' k'],
-                 pieces: Pieces | None = None):
-        self.num_examples, self.pieces = len(indices), pieces
-        self.class_names, self.multi_label = source.class_names, source.multi_label
-        self.labels = None if source.labels is None else source.labels[indices]
-        self.unreadable = {int(k): source.unreadable[int(indices[k])] for k in np.flatnonzero(
-            np.isin(indices, list(source.unreadable)))}
-        self.load, self._source = source.load, source
-        self._indices, self._table = indices, tf.constant(indices)
-
-    def fetch(self, indices):
-        return self._source.fetch(tf.gather(self._table, indices))
-
-    def name_of(self, index):
-        return self._source.name_of(int(self._indices[index]))
+    table, part = tf.constant(indices), copy.copy(source)
+    part.num_examples, part.pieces = len(indices), pieces
+    part.labels = None if source.labels is None else source.labels[indices]
+    part.unreadable = {int(k): source.unreadable[int(indices[k])] for k in np.flatnonzero(
+        np.isin(indices, list(source.unreadable)))}
+    part.fetch = lambda within: source.fetch(tf.gather(table, within))
+    part.name_of = lambda index: source.name_of(int(indices[index]))
+    return part

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from vit_jax.errors import UserError
+from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
 from vit_jax.models import representation
 from vit_jax.models.parts import in_parts
@@ -22,15 +23,15 @@ class Features(NamedTuple):
 
 
 def step(params: PyTree, batch: Batch, *, model: nn.Module, name: str, accum_steps: int = 1
-         ) -> Batch:
-    """`features` [batch, features], `label` and `mask` of a batch; pure, to be jitted.
+         ) -> dict[str, Batch]:
+    """`rows` of features [batch, features], label and mask of a batch; pure, to be jitted.
 
     The results must be replicated where there are several devices. The batch is split into
     `accum_steps` parts as in classification.eval_step.
     """
     features = in_parts(functools.partial(representation.of, model, params, name=name),
                         batch['image'], accum_steps)
-    return {'features': features, 'label': batch['label'], 'mask': batch['mask']}
+    return {'rows': {'features': features, 'label': batch['label'], 'mask': batch['mask']}}
 
 
 def extract(features_step: Callable, params: PyTree, batches: Iterable,
@@ -44,22 +45,12 @@ def extract(features_step: Callable, params: PyTree, batches: Iterable,
 
     Raises UserError if a feature is not finite.
     """
-    found = []
-    for batch in batches:
-        if interrupted():
-            return None
-        found.append(features_step(params, batch))
-        found[-2:-1] = map(_valid, found[-2:-1])  # one batch computes while another is fetched
-    found[-1:] = map(_valid, found[-1:])
-    features = Features(*map(np.concatenate, zip(*found, strict=True)))
+    found = classification.total(features_step, params, batches, interrupted)
+    if found is None:
+        return None
+    features = Features(found['rows']['features'], found['rows']['label'])
     finite = np.isfinite(features.values).all(axis=1)
     if not finite.all():
         raise UserError(f'the features of {np.sum(~finite)} of {len(finite)} images are not '
                         'finite: the training diverged, or the weights are damaged.')
     return features
-
-
-def _valid(outputs):
-    """The rows of a step's results whose mask is set, on the host."""
-    mask = np.asarray(outputs['mask']).astype(bool)
-    return np.asarray(outputs['features'])[mask], np.asarray(outputs['label'])[mask]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vit_jax.measuring import memory
+from vit_jax.workdir import memory
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.measuring.workloads import Workload
 
 PEERS = ('timm', 'transformers')
-# Of fields that peers do not follow otherwise.
+# The values of these fields that a peer can follow.
 VALUES = {'model.attention': ('full',), 'model.pool': ('cls', 'gap'),
           'model.representation_size': (0,), 'model.position': ('learned_1d',),
           'model.position_at': ('stem',), 'masked.target': ('none',),

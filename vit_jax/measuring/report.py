@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from vit_jax.measuring import workloads
 from vit_jax.measuring.rounds import Timing
 from vit_jax.measuring.workloads import Workload
 from vit_jax.models import variants
 from vit_jax.training import chips
 from vit_jax.training.program import Program
+from vit_jax.workdir import progress
 
 
 def make(program: Program, subjects: Mapping[str, Workload], timings: Mapping[str, Timing],
@@ -43,7 +43,7 @@ def make(program: Program, subjects: Mapping[str, Workload], timings: Mapping[st
             'devices': program.mesh.size,
             'processor': platform.processor() or platform.machine(), 'jax': jax.__version__,
             'rounds': rounds, 'seconds_of_a_turn': seconds, 'subjects': found,
-            'peak_memory': {'vit_jax': workloads.peak_memory()}}
+            'peak_memory': {'vit_jax': progress.peak_memory()}}
 
 
 def rate(value: float) -> str:

@@ -13,7 +13,6 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.measuring import memory
 from vit_jax.models import kernels
 from vit_jax.models.parts import in_parts
 from vit_jax.training import accumulation, sharding
@@ -119,13 +118,7 @@ def input_and_both(config: ConfigDict) -> dict[str, Workload]:
         run, _ = run_lib.resolve(config, workdir)
     alone = run.train_batches()
     both = sharding.feed(run.train_batches(), run.program.mesh)
-
-    def read(count):
-        start = time.perf_counter()
-        for _ in range(count):
-            next(alone)
-        return time.perf_counter() - start
-
+    read = functools.partial(seconds_of, functools.partial(next, alone))
     return {'input': Workload(read, run.config.batch_size, 0, {'first_step': read(1)}),
             'train with input': training(run.program, both)}
 
@@ -138,24 +131,14 @@ def matmul(program: Program) -> Workload:
     product = jax.jit(lambda x, y: jnp.matmul(  # JAX's fastest, see models/linear.py
         x, y, preferred_element_type=jnp.float32).astype(dtype))
 
-    def run(count):
-        found = ones
-        start = time.perf_counter()
-        for _ in range(count):
-            found = [product(x, y) for x, y in zip(found, ones, strict=True)]
-        jax.block_until_ready(found)
-        return time.perf_counter() - start
+    found = ones
 
-    return Workload(run, 0, 2 * side**3 * len(devices))
+    def step():
+        nonlocal found
+        found = [product(x, y) for x, y in zip(found, ones, strict=True)]
+        return found
 
-
-def peak_memory() -> int:
-    """Bytes that this process has had at most: of its first device, or resident where that is CPU.
-
-    Of the whole process, everything that was timed in it.
-    """
-    stats = jax.devices()[0].memory_stats()
-    return stats['peak_bytes_in_use'] if stats else memory.peak_resident()
+    return Workload(functools.partial(seconds_of, step), 0, 2 * side**3 * len(devices))
 
 
 def _timed(about, name, function):

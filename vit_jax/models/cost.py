@@ -7,7 +7,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 
 class Cost(NamedTuple):
@@ -43,15 +43,11 @@ def count_flops(function, *args, **kwargs) -> int:
     end depends on values counts once. Element-wise work is left out: it is below 2 % of a ViT, and
     published figures do not include it.
     """
-    return flops_of(jax.make_jaxpr(function)(*args, **kwargs))
+    return flops_of(jax.make_jaxpr(function)(*args, **kwargs).jaxpr)
 
 
-def flops_of(traced: ClosedJaxpr) -> int:
+def flops_of(jaxpr: Jaxpr) -> int:
     """As count_flops, of a function that has been traced."""
-    return _count(traced.jaxpr)
-
-
-def _count(jaxpr) -> int:
     return sum(map(_count_equation, jaxpr.eqns))
 
 
@@ -66,7 +62,7 @@ def _count_equation(eqn) -> int:
         out_features = kernel[params['dimension_numbers'].rhs_spec[0]]
         # The gradient of a strided convolution has zeros between the entries of its input.
         return 2 * out * (math.prod(kernel) // out_features) // math.prod(params['lhs_dilation'])
-    inner = [_count(jaxpr) for jaxpr in jaxprs_in_params(params)]
+    inner = [flops_of(each) for each in jaxprs_in_params(params)]
     if name == 'cond':
         return max(inner)
     return params['length'] * sum(inner) if name == 'scan' else sum(inner)

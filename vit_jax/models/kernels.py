@@ -1,7 +1,7 @@
 """Which implementations compute the parts of a transformer, where the config leaves that open.
 
-docs/performance.md has the measurements. None changes more than rounding and, by linear layers
-`gpu`, which numbers dropout draws.
+docs/performance.md has the measurements. None changes more than rounding and, with
+linear_kernel=gpu, which random numbers dropout draws.
 """
 
 import os

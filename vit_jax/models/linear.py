@@ -2,9 +2,9 @@
 
 The form for CPUs is one for bfloat16. With XLA's kernels for CPUs (jaxlib 0.10.1) a product of
 bfloat16 matrices with a bfloat16 result runs at half the speed of the same with a float32 result,
-rounded afterwards; and a sum over the rows of a batch, the gradient of every bias and scale, at a
-fraction of a product with ones. On a GPU (jaxlib 0.11.2) XLA adds up these rows in bfloat16, with
-errors of 14 to 18 % in a small model.
+rounded afterwards; and a sum over the rows of a batch, the gradient of every bias and scale, takes
+several times as long as a product with ones. On a GPU (jaxlib 0.11.2) XLA adds up these rows in
+bfloat16, with errors of 14 to 18 % in a small model.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""A batch in equal parts, one after the other: where memory holds no more, or caches."""
+"""A batch computed in equal parts, one after the other, each of which fits in memory or caches."""
 
 import math
 from collections.abc import Callable

@@ -2,5 +2,5 @@
 
 In: a complete config and the chips to compile for, which need not exist. Out: memory, work and time
 of a training step, the largest batch, and what to change when a step does not fit.
-Imports training and the rooms below it; neither data nor weights.
+Imports errors, models, config, workdir and training.
 """

@@ -46,8 +46,8 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
     for at_once, chosen in programs.items():
         estimated = needed(few) + slope * (at_once - few)
         if (estimated <= limit or at_once == 1) and needed(at_once) <= limit:
-            log.info('accumulating gradients over %d steps of %d images per device: %.1f of '
-                     '%.1f GB', images // at_once, at_once, needed(at_once) / 1e9, limit / 1e9)
+            log.info('each batch is computed in %d part(s) of %d images per device: %.1f of %.1f '
+                     'GB', images // at_once, at_once, needed(at_once) / 1e9, limit / 1e9)
             return chosen
     raise UserError(f'a step with one image per device needs {needed(1) / 1e9:.1f} GB and '
                     f'{limit / 1e9:.1f} GB may be used. Choose a smaller model or more memory.')

@@ -17,32 +17,26 @@ class Chip(NamedTuple):
     network: float = 0.0  # bytes/s that a device sends to another node
     dims: int = 0  # axes of the torus of a TPU slice; 0: not a TPU
     largest: int = 0  # devices of the largest TPU slice
-    source: str = ''  # of the numbers
 
 
 GIB = 2**30
 
 # From TPU v4 on a device is the chip. Memory of TPUs is what libtpu 0.0.42 says a program may use
 # (of 32, 16, 95 and 32 GiB); links are one direction, half of what is called bidirectional.
-# Memory of GPUs is the data sheet's; beyond a node of eight each has a network adapter.
+# Memory of GPUs is the data sheet's; beyond a node of eight each has a network adapter. Sources:
+# table 4 of arXiv 2304.01433 for v4, https://cloud.google.com/tpu/docs/v5e, v5p and v6e;
+# https://www.nvidia.com/en-us/data-center/a100 (80 GB, SXM), h100, h200 (SXM) and dgx-b200 (an
+# eighth of it), and the pages of their DGX systems.
 CHIPS = {
-    'v4': Chip(('TPU v4',), 275e12, 30.75 * GIB, 1.2e12, 300e9, dims=3, largest=4096,
-               source='https://arxiv.org/abs/2304.01433 (table 4)'),
-    'v5e': Chip(('TPU v5 lite', 'TPU v5e'), 197e12, 15.75 * GIB, 819e9, 200e9, dims=2,
-                largest=256, source='https://cloud.google.com/tpu/docs/v5e'),
-    'v5p': Chip(('TPU v5',), 459e12, 95.74 * GIB, 2765e9, 600e9, dims=3, largest=6144,
-                source='https://cloud.google.com/tpu/docs/v5p'),
-    'v6e': Chip(('TPU v6',), 918e12, 31.25 * GIB, 1600e9, 400e9, dims=2, largest=256,
-                source='https://cloud.google.com/tpu/docs/v6e'),
-    'a100': Chip(('A100',), 312e12, 80e9, 2039e9, 300e9, node=8, network=25e9,
-                 source='https://www.nvidia.com/en-us/data-center/a100 (80 GB SXM), DGX A100'),
-    'h100': Chip(('H100',), 989e12, 80e9, 3350e9, 450e9, node=8, network=50e9,
-                 source='https://www.nvidia.com/en-us/data-center/h100 (SXM), DGX H100'),
-    'h200': Chip(('H200',), 989e12, 141e9, 4800e9, 450e9, node=8, network=50e9,
-                 source='https://www.nvidia.com/en-us/data-center/h200 (SXM), DGX H200'),
-    'b200': Chip(('B200',), 2250e12, 180e9, 8000e9, 900e9, node=8, network=50e9,
-                 source='https://www.nvidia.com/en-us/data-center/dgx-b200 (an eighth of it)'),
-    'cpu': Chip(('cpu',), None, None, None, None, source='this machine: memory only, no times'),
+    'v4': Chip(('TPU v4',), 275e12, 30.75 * GIB, 1.2e12, 300e9, dims=3, largest=4096),
+    'v5e': Chip(('TPU v5 lite', 'TPU v5e'), 197e12, 15.75 * GIB, 819e9, 200e9, dims=2, largest=256),
+    'v5p': Chip(('TPU v5',), 459e12, 95.74 * GIB, 2765e9, 600e9, dims=3, largest=6144),
+    'v6e': Chip(('TPU v6',), 918e12, 31.25 * GIB, 1600e9, 400e9, dims=2, largest=256),
+    'a100': Chip(('A100',), 312e12, 80e9, 2039e9, 300e9, node=8, network=25e9),
+    'h100': Chip(('H100',), 989e12, 80e9, 3350e9, 450e9, node=8, network=50e9),
+    'h200': Chip(('H200',), 989e12, 141e9, 4800e9, 450e9, node=8, network=50e9),
+    'b200': Chip(('B200',), 2250e12, 180e9, 8000e9, 900e9, node=8, network=50e9),
+    'cpu': Chip(('cpu',), None, None, None, None),  # this machine: memory only, no times
 }
 
 

@@ -1,7 +1,7 @@
 """What depends on the machine, where the config leaves the choice: one table, and how it is kept.
 
-docs/performance.md has the measurements. Nothing here changes more than rounding and, by linear
-layers `gpu`, which numbers dropout draws.
+docs/performance.md has the measurements. Nothing here changes more than rounding and, with
+linear_kernel=gpu, which random numbers dropout draws.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
            'cudnn': {'unroll': 48, 'remat_policy': 'none'},
            'gpu': {'unroll': 1, 'remat_policy': 'products'},
            'tpu': {'unroll': 1, 'remat_policy': 'products'}}
-# As so many devices JAX shows a CPU of as many cores or more: one device leaves cores idle in all
-# that XLA does not divide. Not measured with more. Wider models are trained as fast by one (B/16):
-# two have twice the parameters to update, and gradients to sum.
+# JAX shows a CPU of at least this many cores as this many devices: one device leaves cores idle in
+# all that XLA does not divide. Not measured with more. Wider models are trained as fast by one
+# (B/16): two have twice the parameters to update, and gradients to sum.
 HOST_DEVICES, WIDEST = 2, 384
 
 
@@ -44,10 +44,10 @@ def host_devices(configs: Mapping[str, ConfigDict], cores: int | None = None,
                  trains: bool = True) -> int:
     """As how many devices JAX should show the CPU to one process that takes these runs in turn.
 
-    `configs` are by workdir. It is what they say, else the least that those which have begun have
-    recorded, else HOST_DEVICES where there are as many `cores` (of this process), each batch can
-    be split over them and, if it `trains`, no model is wider than WIDEST. Raises UserError where
-    the configs say different numbers.
+    `configs` are by workdir. The result is what the configs say; else the smallest number that runs
+    which have begun have recorded; else HOST_DEVICES where this process has as many `cores`, each
+    batch can be split over them and, if it `trains`, no model is wider than WIDEST. Raises
+    UserError where the configs say different numbers.
     """
     given = sorted({config.mesh.host_devices for config in configs.values()})
     if len(given) > 1:

@@ -178,4 +178,4 @@ class Program:
         no gradient that nothing needs, such as that of the images, except with
         model.linear_kernel=cpu, by which every product has both.
         """
-        return cost.flops_of(self.trace_train_step().jaxpr)
+        return cost.flops_of(self.trace_train_step().jaxpr.jaxpr)

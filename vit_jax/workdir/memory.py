@@ -1,4 +1,4 @@
-"""The memory that a process has had."""
+"""The most memory that a process has had."""
 
 import resource
 import sys
@@ -7,4 +7,4 @@ import sys
 def peak_resident() -> int:
     """Bytes of memory that this process has had resident at most."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == 'darwin' else peak << 10
+    return peak if sys.platform == 'darwin' else peak << 10  # elsewhere it is in KiB

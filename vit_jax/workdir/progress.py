@@ -1,11 +1,11 @@
 """How fast a run is, how much of the machine it uses, and when it will be done."""
 
-import resource
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
 import jax
+
+from vit_jax.workdir import memory
 
 
 class Meter:
@@ -58,7 +58,7 @@ class Meter:
         images_per_sec, data_wait (share of the time, 0 to 1), eta_sec, flops_per_sec (of the model,
         all devices), mfu (share of the devices' peak, where known), memory_gb.
         """
-        values = self.speed(step) | {'memory_gb': _memory_gb()}
+        values = self.speed(step) | {'memory_gb': peak_memory() / 1e9}
         if self._peak_flops:
             values['mfu'] = values['flops_per_sec'] / (self._peak_flops * jax.device_count())
         self.start(step)
@@ -79,13 +79,12 @@ def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
     return seconds
 
 
-def _memory_gb():
-    """Peak memory of the fullest local device, or of this process where devices do not tell."""
+def peak_memory() -> int:
+    """Bytes that the fullest local device has had at most; where devices do not tell, resident."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     if all(s and 'peak_bytes_in_use' in s for s in stats):
-        return max(s['peak_bytes_in_use'] for s in stats) / 1e9
-    unit = 1 if sys.platform == 'darwin' else 1024  # ru_maxrss is in bytes there, in KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+        return max(s['peak_bytes_in_use'] for s in stats)
+    return memory.peak_resident()
 
 
 def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
