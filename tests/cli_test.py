@@ -158,24 +158,27 @@ def test_an_error_is_a_message_and_a_code(error, message, caplog):
     assert message in caplog.text
 
 
-def test_an_error_does_not_wait_for_threads(tmp_path):
-    """As Orbax has them after a checkpoint for which the disk had no room."""
-    code = """
+@pytest.mark.parametrize(('error', 'expected', 'said'), [
+    ("UserError('the disk is full.')", 1, 'error: the disk is full.\n'),
+    ('KeyboardInterrupt', 130, '')])
+def test_what_is_cut_off_does_not_wait_for_threads(error, expected, said, tmp_path):
+    """As Orbax has them after a checkpoint for which the disk had no room, and XLA compiling."""
+    code = f"""
 import concurrent.futures, threading
 from vit_jax import cli
 from vit_jax.errors import UserError
 @cli.command
 def main(argv):
     concurrent.futures.ThreadPoolExecutor().submit(threading.Event().wait)
-    raise UserError('the disk is full.')
+    raise {error}
 cli.leave(main())
 """
     process = Forked([], tmp_path / 'log', code=code)
     try:
-        assert process.wait(30) == 1
+        assert process.wait(30) == expected
     finally:
         process.kill()
-    assert (tmp_path / 'log').read_text().endswith('error: the disk is full.\n')
+    assert (tmp_path / 'log').read_text().endswith(said)
 
 
 def test_codes_of_what_went_well():

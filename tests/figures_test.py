@@ -15,6 +15,7 @@ from tests.support import small
 from tests.support.datasets import write_images
 from tests.support.parameters import apply
 from vit_jax import figures, models, weights
+from vit_jax.drawing import canvas
 from vit_jax.inspection import attention, attribution, maps
 from vit_jax.inspection import subject as subject_lib
 
@@ -54,6 +55,13 @@ def assert_drawn(path):
     assert pixels.shape[1] == 900
     assert (pixels != pixels[0, 0]).any(-1).mean() > 0.01, path
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 30, path
+
+
+def test_names_are_no_mathematics():
+    figure, (axes,) = canvas.charts(1, r'$\frac{$')
+    canvas.bare(axes, r'$\frac{$').plot([1, 2], label=r'$\frac{$')
+    canvas.legend(figure, axes)
+    figure.draw_without_rendering()
 
 
 def test_figures_and_their_arrays(given, tmp_path, capsys):

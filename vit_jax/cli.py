@@ -71,6 +71,10 @@ def make_parser(command: str, documentation: str, epilog: Callable[[], str] | No
                    epilog=epilog and epilog())
 
 
+class AtOnce(int):
+    """An exit code of a command that was cut off: nothing that still runs is waited for."""
+
+
 def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Decorates a function of the arguments: an error becomes one message, and exit code 1."""
     @functools.wraps(function)
@@ -81,20 +85,20 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
             with launch.leave_on_error():
                 return function(argv) or 0
         except KeyboardInterrupt:
-            return 130
+            return AtOnce(130)
         except Exception as error:
             errors.report(error)
-            return 1
+            return AtOnce(1)
     return main
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process with the exit code of a command, after an error at once.
+    """Ends the process with the exit code of a command.
 
     An ordinary exit waits for all threads, and Orbax has some that wait for five minutes for a
-    folder which a full disk has refused.
+    folder which a full disk has refused; one during which XLA compiles ends in its stack trace.
     """
-    if code == 1:
+    if isinstance(code, AtOnce):
         logging.shutdown()
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()

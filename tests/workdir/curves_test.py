@@ -31,6 +31,13 @@ def test_draws_every_series_it_has(tmp_path):
     assert [p.name for p in more.iterdir()] == ['curves.png']
 
 
+def test_a_name_is_no_mathematics(tmp_path):
+    workdir = tmp_path / r'a$\frac{x$b'
+    workdir.mkdir()
+    curves.draw([{'step': 1, 'train/loss': 1.0}], workdir, 10, 1.0)
+    assert ink(workdir / 'curves.png')[0] > 1000
+
+
 def test_a_picture_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / 'curves.png').mkdir()
     curves.draw([{'step': 1, 'train/loss': 1.0}], tmp_path, 10, 1.0)

@@ -51,6 +51,15 @@ def test_a_line_for_one_field():
     assert lines['diverges'] == (['1'], [0])
 
 
+def test_values_are_no_mathematics():
+    names = [r'$\frac{$', r'$\sqrt{$']
+    found = figure(Outcome([{'dataset.name': a, 'pretrained': b} for a in names for b in names],
+                           [0.1, 0.2, 0.3, None], 2, {0: (0.3, 'a')}, 'val', 'train', 'test'))
+    found.draw_without_rendering()
+    assert r'pretrained $\sqrt{$ on val' in [text.get_text().replace(r'\$', '$')
+                                             for text in found.axes[0].get_legend().get_texts()]
+
+
 def test_a_line_for_each_value_of_the_field_with_fewer():
     axes, lines = drawn(TWO_FIELDS)
     assert axes.get_xlabel() == 'batch_size'

@@ -1,4 +1,4 @@
-"""A new figure, and what all figures share."""
+"""A new figure, and what all figures share. Names, whatever is in them, are no mathematics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ def new(height: float, title: str) -> Any:
     from matplotlib.figure import Figure  # here, for --help need not wait for it
 
     figure = Figure(figsize=(WIDTH, height), layout='compressed')
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=11, parse_math=False)
     return figure
 
 
 def bare(axes: Any, title: str = '') -> Any:
     """Axes of a picture, without a frame and numbers."""
     axes.set_axis_off()
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title, fontsize=9, parse_math=False)
     return axes
 
 
@@ -40,5 +40,6 @@ def legend(figure: Any, axes: Any) -> None:
     """One legend for all charts, below them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc='outside lower center', fontsize=8, frameon=False,
+        figure.legend(handles, [label.replace('$', r'\$') for label in labels],
+                      loc='outside lower center', fontsize=8, frameon=False,
                       ncols=max(1, min(len(labels), 140 // (6 + max(map(len, labels))))))

@@ -35,7 +35,7 @@ def draw(rows: list[dict[str, float]], workdir: str, num_classes: int, seconds: 
     figure = Figure(figsize=(9, 6), layout='constrained')
     name = os.path.join(*os.path.abspath(workdir).split(os.sep)[-2:])
     figure.suptitle(f'{name}: {rows[-1]["step"]:,} steps in {duration(seconds)}'
-                    f'  ({time.strftime("%Y-%m-%d %H:%M")})', fontsize=11)
+                    f'  ({time.strftime("%Y-%m-%d %H:%M")})', fontsize=11, parse_math=False)
     grid = figure.add_gridspec(2, 6, height_ratios=(3, 2))
     places = (grid[0, :3], grid[0, 3:], grid[1, :2], grid[1, 2:4], grid[1, 4:])
     for place, (title, series, shown) in zip(places, PANELS, strict=True):

@@ -74,24 +74,25 @@ def figure(outcome: Outcome) -> Any:
     from matplotlib.figure import Figure
 
     members, scores = outcome.members, outcome.scores
-    ticks = {field: list(dict.fromkeys(text_of(member[field]) for member in members))
+    members = [{field: text_of(value).replace('$', r'\$') for field, value in member.items()}
+               for member in members]  # or two of them would be around mathematics
+    ticks = {field: list(dict.fromkeys(member[field] for member in members))
              for field in members[0]}
     across = max(ticks, key=lambda field: len(ticks[field]))
     lines = {}
     for member, score in zip(members, scores, strict=True):
-        others = ', '.join(f'{field} {text_of(member[field])}' for field in member
-                           if field != across)
+        others = ', '.join(f'{field} {member[field]}' for field in member if field != across)
         lines.setdefault(others, []).append(float('nan') if score is None else 100 * score)
     result = Figure(figsize=(7, 4.5), layout='constrained')
     axes = result.subplots()
     for others, line in lines.items():
         axes.plot(ticks[across], line, '.-', label=f'{others} on {outcome.eval_split}'.strip())
-    if diverging := [text_of(member[across])
-                     for member, score in zip(members, scores, strict=True) if score is None]:
+    if diverging := [member[across] for member, score in zip(members, scores, strict=True)
+                     if score is None]:
         axes.plot(diverging, [0] * len(diverging), 'rx', transform=axes.get_xaxis_transform(),
                   clip_on=False, label='diverges')
     mean, deviation = _mean_and_deviation(outcome)
-    axes.errorbar([text_of(members[outcome.best][across])], [100 * mean], [100 * (deviation or 0)],
+    axes.errorbar([members[outcome.best][across]], [100 * mean], [100 * (deviation or 0)],
                   fmt='k*', capsize=4, label=f'the best, on {outcome.test_split}')
     axes.set(xlabel=across, ylabel='accuracy (%)')
     axes.grid(alpha=0.3)
