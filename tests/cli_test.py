@@ -110,7 +110,7 @@ def test_an_argument_for_a_config_that_takes_none(tmp_path):
 def test_a_config_that_is_not_a_file(tmp_path):
     os.mkfifo(tmp_path / 'pipe')  # would be waited for
     for path in (tmp_path, tmp_path / 'pipe'):
-        with pytest.raises(UserError, match=f'--config={path} is not a file: expected a Python'):
+        with pytest.raises(UserError, match=f'no config file {path}: --config is a path from'):
             cli.read_config([f'--config={path}'])
 
 

@@ -1,6 +1,7 @@
 import csv
 import dataclasses
 import json
+import os
 import shutil
 
 import jax
@@ -120,6 +121,12 @@ def test_csv_and_features(exported, folder, tmp_path):
     for row in rows:
         assert float(row['probability1']) == pytest.approx(probabilities(row['image']).max(),
                                                            rel=1e-4)
+
+
+def test_csv_has_paths_of_any_bytes(exported, folder, tmp_path):
+    odd = shutil.copy(folder / 'one' / '000.png', str(tmp_path / '\udcfe.png'))
+    assert predict.main([f'--pretrained={exported[0]}', f'--csv={tmp_path / "p.csv"}', odd]) == 0
+    assert os.fsencode(odd) in (tmp_path / 'p.csv').read_bytes()
 
 
 def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path, caplog):

@@ -95,8 +95,8 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
 def leave(code: int) -> NoReturn:
     """Ends the process with the exit code of a command.
 
-    An ordinary exit waits for all threads, and Orbax has some that wait for five minutes for a
-    folder which a full disk has refused; one during which XLA compiles ends in its stack trace.
+    An ordinary exit waits for all threads: Orbax has some that wait five minutes for a folder which
+    a full disk has refused. During a compilation it ends in a stack trace of XLA.
     """
     if isinstance(code, AtOnce):
         logging.shutdown()
@@ -145,12 +145,9 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     if file is None:
         raise UserError('add --config=FILE, as in --config=configs/vit.py:b16')
     path = file.partition(':')[0]
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         raise UserError(f'no config file {os.path.abspath(path)}: --config is a path from the '
                         'current directory, as in --config=configs/vit.py:b16')
-    if not os.path.isfile(path):
-        raise UserError(f'--config={path} is not a file: expected a Python file with a function '
-                        'get_config, as those in configs/.')
     try:
         config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file}'])
         config_lib.flatten(config)  # asking for fields reads the file

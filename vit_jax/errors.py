@@ -75,6 +75,11 @@ def check_at_least(field: str, value: int, least: int) -> None:
         raise UserError(f'{field} is {value}: expected a whole number, at least {least}.')
 
 
+def is_utf8(name: str) -> bool:
+    """Whether the name of a file, of any bytes in Python's way, can be written as text."""
+    return name.encode(errors='replace').decode() == name
+
+
 def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None:
     """Raises UserError unless exactly the needed fields are given; names the nearest field."""
     given, needed = list(given), sorted(needed)

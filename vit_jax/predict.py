@@ -146,7 +146,8 @@ def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
     predictions = [(path, [(names[k], float(row[k])) for k in best])
                    for path, row, best in zip(paths, probabilities, order, strict=True)]
     if options.csv:
-        with open(options.csv, 'w', newline='', encoding='utf-8') as file:
+        with open(options.csv, 'w', newline='', encoding='utf-8',
+                  errors='surrogateescape') as file:  # paths may be of any bytes
             writer = csv.writer(file)
             writer.writerow(['image', *(f'{what}{k + 1}' for k in range(order.shape[1])
                                         for what in ('class', 'probability'))])

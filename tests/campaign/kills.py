@@ -23,7 +23,7 @@ PATIENCE = 300  # seconds for one start; a lost process is noticed after 40 to 1
 # Where a signal may come, and how often a run gets there.
 PLACES = {
     'vit_jax.training.run:resolve': 1, 'vit_jax.training.run:initial_or_restored_state': 1,
-    'vit_jax.training.program:Program.lower_train_step': 1, 'vit_jax.workdir.record:write_json': 2,
+    'vit_jax.training.program:Program.trace_train_step': 1, 'vit_jax.workdir.record:write_json': 2,
     'vit_jax.workdir.checkpoint:Checkpointer.save': 6, 'vit_jax.training.loop:evaluate': 3,
     'vit_jax.workdir.checkpoint:Checkpointer.restore_latest': 1,
     'vit_jax.workdir.checkpoint:Checkpointer.wait': 1,

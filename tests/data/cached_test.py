@@ -1,6 +1,7 @@
 """Photos in a folder on disk: which pixels they are, and that no accident leaves others there."""
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import signal
@@ -184,6 +185,16 @@ def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
     assert_equal(through(data, folder, short_side=15).batches(3),
                  through(data, tmp_path / 'g', short_side=15).batches(3))
     assert contents(folder) == left | contents(tmp_path / 'g')
+
+
+def test_a_photo_whose_file_was_removed_is_not_broken(tmp_path):
+    data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
+    batches = through(data, folder).training()
+    kept = sorted(folder.rglob('*.bmp'))
+    kept[0].unlink()
+    with pytest.raises(UserError, match=rf'{kept[0]} of dataset.cache=disk has gone, which has the '
+                       rf'pixels of {tmp_path}/data/train/./.\.jpg: run the same command again'):
+        list(itertools.islice(batches, 50))
 
 
 def test_progress_is_told(tmp_path, monkeypatch, caplog):

@@ -79,6 +79,12 @@ def test_a_folder_without_the_right_to_read_it(tmp_path, monkeypatch):
         folders.entries(str(tmp_path))
 
 
+def test_a_class_whose_name_is_no_text(tmp_path):
+    write(tmp_path, 'train/car/1.png', 'train/bl\udcfe/1.png')
+    assert r"class folder(s) with names that are not in UTF-8: 'bl\udcfe'. Rename" in refused(
+        tmp_path)
+
+
 def test_nested_class_folders_stop(tmp_path):
     write(tmp_path, 'train/car/1.png', 'train/animal/cat/1.png', 'train/animal/dog/deep/1.png')
     assert 'images in folders of their own: animal/cat, animal/dog. Each class is one' in refused(

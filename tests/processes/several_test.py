@@ -39,11 +39,11 @@ BEFORE_STEP_9, IN_EVALUATION, BEFORE_STEP_16 = 8, 13, 27
 SIGNAL_IN_COMPILATION = """
 import os, signal
 from vit_jax.training.program import Program
-lower = Program.lower_train_step
-def lower_train_step(*args):
+trace = Program.trace_train_step
+def trace_train_step(*args):
     os.kill(os.getpid(), signal.SIGTERM)
-    return lower(*args)
-Program.lower_train_step = lower_train_step
+    return trace(*args)
+Program.trace_train_step = trace_train_step
 """
 
 
@@ -293,7 +293,7 @@ def test_an_error_on_one_process_while_the_run_is_set_up(start, tmp_path):
     failing = ('from vit_jax import errors\nfrom vit_jax.training import program\n'
                'def fail(*_):\n'
                '    raise errors.UserError("the disk of this host is full")\n'
-               'program.Program.lower_train_step = fail\n')
+               'program.Program.trace_train_step = fail\n')
     with start(2, tmp_path, first={0: failing}) as run:
         assert run.all[0].wait(240) == 1
         assert run.last_line(0) == 'error: the disk of this host is full'

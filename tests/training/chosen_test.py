@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.runs import begin
 from vit_jax import config as config_lib
+from vit_jax import machine
 from vit_jax.errors import UserError
 from vit_jax.models import kernels, variants
 from vit_jax.training import chosen
@@ -117,43 +118,49 @@ def narrow(fields):
     ({'model.hidden_size': 768}, 2, 1),
     ({'mesh.data': 1}, 2, 1), ({'mesh.fsdp': 2}, 2, 1), ({'mesh.tensor': -1}, 2, 1),
     ({'mesh.host_devices': 3}, 2, 3), ({'mesh.host_devices': 1}, 2, 1)])
-def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected):
+def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected, monkeypatch):
     """Unless the mesh says otherwise, the batch (512) cannot be split or the model is wide."""
+    monkeypatch.setattr(machine, 'cores', lambda: cores)
     config = narrow({'batch_size': 512} | fields)
-    assert chosen.host_devices({'': config}, cores=cores) == expected
+    assert chosen.host_devices({'': config}) == expected
     wide = 'model.hidden_size' in fields
-    assert chosen.host_devices({'': config}, cores, trains=False) == (2 if wide else expected)
+    assert chosen.host_devices({'': config}, trains=False) == (2 if wide else expected)
 
 
 def with_devices(number):
     return narrow({'mesh.host_devices': number})
 
 
-def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path):
+def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, 'cores', lambda: 2)
     config, workdir = narrow({}), str(tmp_path)
     record.write(workdir, with_devices(1), ['ant', 'bee'])
-    assert chosen.host_devices({workdir: config}, cores=2) == 2  # nothing has been saved
+    assert chosen.host_devices({workdir: config}) == 2  # nothing has been saved
     begin(tmp_path, with_devices(1))
-    assert chosen.host_devices({workdir: config}, cores=2) == 1
-    assert chosen.host_devices({workdir: with_devices(2)}, cores=1) == 2
+    assert chosen.host_devices({workdir: config}) == 1
+    monkeypatch.setattr(machine, 'cores', lambda: 1)
+    assert chosen.host_devices({workdir: with_devices(2)}) == 2
 
 
 @pytest.mark.parametrize(('recorded', 'cores', 'expected'), [
     ([], 2, 2), ([], 1, 1), ([2], 1, 2), ([1], 2, 1), ([None], 2, 1), ([0], 2, 2), ([4, 2], 1, 2)])
-def test_runs_of_one_process_go_on_as_those_that_have_begun(recorded, cores, expected, tmp_path):
+def test_runs_of_one_process_go_on_as_those_that_have_begun(recorded, cores, expected, tmp_path,
+                                                            monkeypatch):
     """0: on a GPU; None: by a version without the field. Others have not begun."""
+    monkeypatch.setattr(machine, 'cores', lambda: cores)
     for number, devices in enumerate(recorded):
         begin(tmp_path / str(number), with_devices(devices or 0),
               without=['host_devices'] if devices is None else [])
     configs = {str(tmp_path / str(number)): narrow({}) for number in range(4)}
-    assert chosen.host_devices(configs, cores=cores) == expected
-    assert chosen.host_devices({workdir: with_devices(3) for workdir in configs}, cores) == 3
+    assert chosen.host_devices(configs) == expected
+    assert chosen.host_devices({workdir: with_devices(3) for workdir in configs}) == 3
     configs['other'] = with_devices(3)
     with pytest.raises(UserError, match=r'mesh.host_devices is \[0, 3\] for runs of one process, '
                                         'which can have one number: train those of each by'):
-        chosen.host_devices(configs, cores=cores)
+        chosen.host_devices(configs)
 
 
-def test_one_run_whose_batch_cannot_be_split_leaves_one_device_to_all():
+def test_one_run_whose_batch_cannot_be_split_leaves_one_device_to_all(monkeypatch):
+    monkeypatch.setattr(machine, 'cores', lambda: 2)
     configs = {str(size): narrow({'batch_size': size}) for size in (510, 511)}
-    assert chosen.host_devices(configs, cores=2) == 1
+    assert chosen.host_devices(configs) == 1

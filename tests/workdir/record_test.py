@@ -183,9 +183,13 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, limited_files):
 
 def test_no_directory_can_be_made(tmp_path):
     (tmp_path / 'file').write_text('')
-    for path, message in [('file', 'is a file'), ('file/lr=0.1', 'is below a file')]:
+    (tmp_path / 'link').symlink_to(tmp_path / 'gone')
+    for path, message in [('file', 'is a file'), ('file/lr=0.1', 'is below a file'),
+                          ('link', 'is a link to nothing')]:
         with pytest.raises(UserError, match=f'--workdir .*{path} {message}: name a directory'):
             record.lock(str(tmp_path / path))
+    with pytest.raises(UserError, match=r"runs/.udcfe' is not in UTF-8: name another directory"):
+        record.lock('runs/\udcfe')
 
 
 @pytest.mark.parametrize('name', [record.LOCK, record.LOG, 'metrics.jsonl', 'config.json'])

@@ -76,8 +76,18 @@ class BrokenImages:
         """Finds out which items of a batch that failed with `error` are broken.
 
         Items are as `source.load` takes them, each with its 'index'. Raises `error` if none is
-        broken, and UserError if too many images are broken or no readable one is left.
+        broken, and UserError if too many images are broken, no readable one is left, or a file of
+        many images cannot be read.
         """
+        try:
+            items = list(items)
+        except STORAGE_ERRORS:
+            raise
+        except tf.errors.OpError as damage:
+            raise UserError(
+                f'the files of the data set, one of which has {self._source.name_of(0)}, cannot be '
+                f'read: {_one_line(damage)}. One of them is damaged or gone: copy it again from '
+                'where it is whole, or prepare the data set again.') from damage
         reasons = {int(item['index']): why for item in items if (why := self._reason(item))}
         if not reasons:
             raise error
@@ -92,8 +102,18 @@ class BrokenImages:
         except tf.errors.OpError as reason:
             if OUT_OF_RANGE in reason.message:
                 self._refuse_label(int(item['index']), reason.message)
+            if isinstance(reason, tf.errors.NotFoundError) and 'path' in item:
+                self._require_photo(item)
             return _one_line(reason)
         return ''
+
+    def _require_photo(self, item):
+        """Raises UserError if what has gone is a file of dataset.cache: the photo may be good."""
+        path = item['path'].numpy().decode(errors='backslashreplace')
+        if path != (photo := self._source.name_of(int(item['index']))):
+            raise UserError(f'{path} of dataset.cache=disk has gone, which has the pixels of '
+                            f'{photo}: run the same command again, which makes it again. A folder '
+                            'that nobody empties can be named as dataset.cache_dir.')
 
     def _refuse_label(self, index, message):
         """Raises UserError for a label that is none of the classes: the image is not broken."""

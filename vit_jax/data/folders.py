@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, is_utf8
 
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.
@@ -121,6 +121,9 @@ def class_contents(folder: str, expected: tuple[str, ...] | None) -> dict[str, d
         raise UserError(
             f"'{folder}' has {len(stray)} image(s) outside of class folders, for example "
             f"'{stray[0]}'; move each to {folder}/CLASS/")
+    if odd := [name for name in classes if not is_utf8(name)]:
+        raise UserError(f"'{folder}' has class folder(s) with names that are not in UTF-8: "
+                        f'{", ".join(map(repr, odd))}. Rename them.')
     expected = classes if expected is None else expected
     if unknown := [name for name in classes if name not in expected]:
         raise UserError(

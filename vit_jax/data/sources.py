@@ -213,7 +213,7 @@ class DirectorySource(_Table):
             raise UserError(
                 f"no image in the {len(self.class_names)} class folder(s) of '{folder}'; expected "
                 f'files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}')
-        images.sort(key=lambda image: (_digest(image[0]), image[0]))
+        images.sort(key=lambda image: (hashlib.blake2b(os.fsencode(image[0])).digest(), image[0]))
         images = images[slice(*split_range(split, len(images)))]
         paths = [os.fsencode(os.path.join(folder, path)) for path, *_ in images]
         super().__init__([label for _, label, _ in images], path=tf.constant(paths, tf.string))
@@ -240,10 +240,6 @@ def _images_of_classes(folder, class_names):
                          for label, name in enumerate(class_names)
                          for file, kind in contents[name].items()
                          if kind != 'folder' and is_image(file)]
-
-
-def _digest(path):
-    return hashlib.blake2b(os.fsencode(path)).digest()
 
 
 def _warn_of_others(folder, contents):

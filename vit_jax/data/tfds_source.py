@@ -50,6 +50,7 @@ class TfdsSource:
             filename=np.array([os.fspath(file.filename) for file in files], dtype=object),
             skip=np.array([file.skip for file in files], np.int64),
             take=take, first=np.cumsum(take) - take)
+        _check_files(self._runs.filename, info.full_name)
         # The files decide, because their format may differ from the default of the builder.
         if take.size and all('.array_record' in os.path.basename(name)
                              for name in self._runs.filename):
@@ -83,6 +84,19 @@ class TfdsSource:
         return f'{filename[run]} record {skip[run] + index - first[run]}'
 
 
+def _check_files(paths, name):
+    """Raises MissingDataError unless all are there: reading may come to the last one much later."""
+    folders = set(map(os.path.dirname, paths))
+    there = {os.path.join(folder, name) for folder in folders
+             for name in tf.io.gfile.listdir(folder)}
+    missing = [path for path in paths if path not in there]
+    if missing:
+        raise MissingDataError(
+            f"{missing[0]} is missing, one of {len(missing)} of the {len(paths)} files that were "
+            f"asked for: copy '{name}' again from where it is whole, or remove its directory and "
+            'prepare it again with tfds build')
+
+
 def _builder(name, data_dir):
     where = data_dir or tfds.core.constants.DATA_DIR
     try:
@@ -95,8 +109,10 @@ def _builder(name, data_dir):
             f"dataset.name is '{name}': TFDS knows no data set of that name, and there is none in "
             f"data_dir '{where}'. {nearest_names(name, names)}dataset.name may also be a directory "
             "with SPLIT/CLASS/image files (./NAME in the current directory) or 'digits'") from error
-    except (ValueError, AssertionError, RuntimeError) as error:
-        raise MissingDataError(f"TFDS cannot open '{name}' in '{where}': {error}") from error
+    except Exception as error:  # of files that may be damaged, and code of others
+        raise MissingDataError(f"TFDS cannot open '{name}' in '{where}': {error}. If its files are "
+                               'damaged or incomplete, remove them and prepare it again, as with '
+                               f'tfds build {name} --data_dir={where}') from error
     if builder.is_prepared():
         return builder
     message = (f"data set '{name}' is not prepared: looked in '{builder.data_path}'. To prepare "

@@ -60,7 +60,7 @@ class Step(NamedTuple):
 def compile_step(program: Program, target: Target) -> Step:
     """Compiles the training step of a program; nothing is allocated on any device."""
     under_way = sharding.BATCHES_UNDER_WAY * sharding.bytes_per_device(program.abstract_batch)
-    lowered = program.lower_train_step()
+    lowered = program.trace_train_step().lower()
     start = time.perf_counter()
     try:
         compiled, text = _compile(lowered, target.simulated)

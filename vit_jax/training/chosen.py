@@ -40,12 +40,11 @@ CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
 HOST_DEVICES, WIDEST = 2, 384
 
 
-def host_devices(configs: Mapping[str, ConfigDict], cores: int | None = None,
-                 trains: bool = True) -> int:
+def host_devices(configs: Mapping[str, ConfigDict], trains: bool = True) -> int:
     """As how many devices JAX should show the CPU to one process that takes these runs in turn.
 
     `configs` are by workdir. The result is what the configs say; else the smallest number that runs
-    which have begun have recorded; else HOST_DEVICES where this process has as many `cores`, each
+    which have begun have recorded; else HOST_DEVICES where this process has as many cores, each
     batch can be split over them and, if it `trains`, no model is wider than WIDEST. Raises
     UserError where the configs say different numbers.
     """
@@ -54,14 +53,12 @@ def host_devices(configs: Mapping[str, ConfigDict], cores: int | None = None,
         raise UserError(f'mesh.host_devices is {given} for runs of one process, which can have one '
                         'number: train those of each by a command of their own.')
     recorded = [number for workdir in configs if (number := _recorded(workdir))]
-    return given[0] or min(recorded or [
-        _best(config, cores, trains) for config in configs.values()])
+    return given[0] or min(recorded or [_best(config, trains) for config in configs.values()])
 
 
-def devices_for_batch(size: int, cores: int | None = None) -> int:
-    """HOST_DEVICES where a batch can be split over them and there are as many `cores`; else 1."""
-    cores = machine.cores() if cores is None else cores
-    return HOST_DEVICES if cores >= HOST_DEVICES and size % HOST_DEVICES == 0 else 1
+def devices_for_batch(size: int) -> int:
+    """HOST_DEVICES where a batch can be split over them and there are as many cores; else 1."""
+    return HOST_DEVICES if machine.cores() >= HOST_DEVICES and size % HOST_DEVICES == 0 else 1
 
 
 def _recorded(workdir):
@@ -72,11 +69,11 @@ def _recorded(workdir):
     return 0
 
 
-def _best(config, cores, trains):
+def _best(config, trains):
     free = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (-1, 1, 1)
     if not free or trains and config.model.get('hidden_size', 0) > WIDEST:
         return 1
-    return devices_for_batch(config.batch_size // (config.accum_steps or 1), cores)
+    return devices_for_batch(config.batch_size // (config.accum_steps or 1))
 
 
 def shown_devices(config: ConfigDict) -> int:

@@ -98,7 +98,8 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
         evaluation = None
         if run.due('eval', step):
             outputs.require_finite(step, values)  # or the metrics would have NaN
-            evaluation = evaluate(run, state, outputs, interrupts)
+            with outputs.saved_if_it_fails(step, state, values):
+                evaluation = evaluate(run, state, outputs, interrupts)
         if run.due('checkpoint', step) or (evaluation and run.config.keep_best):
             outputs.save(step, state, values)
     if values is not None:  # a signal may come at any time: save what the loop did not

@@ -147,15 +147,11 @@ class Program:
         The state is donated; `constants` are arrays for `abstract_constants`.
         """
         if self._compiled is None:
-            self._compiled = self.lower_train_step().compile()
+            self._compiled = self.trace_train_step().lower().compile()
         return self._compiled
 
-    def lower_train_step(self) -> jax.stages.Lowered:
-        """The training step before it is compiled."""
-        return self.trace_train_step().lower()
-
     def trace_train_step(self) -> jax.stages.Traced:
-        """The training step before it is lowered."""
+        """The training step before it is lowered and compiled."""
         with sharding.on_mesh(self.mesh):
             return self._train_step.trace(*self.arguments)
 

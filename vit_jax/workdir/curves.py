@@ -52,7 +52,7 @@ def draw(rows: list[dict[str, float]], workdir: str, num_classes: int, seconds: 
 def _line(axes, name, points, colour, shown):
     """A series of values by step: as it is, smoothed if it is noisy, with points and the best."""
     steps, values = np.array(list(points)), np.array(list(points.values()))
-    text = _percent if shown == 'percent' else '{:,.4g}'.format
+    text = (lambda x: f'{100 * x:.2f} %') if shown == 'percent' else '{:,.4g}'.format
     if name.startswith('eval/'):
         best = metrics.best(points, points, name)
         axes.plot(steps, values, '.-', color=colour, markersize=7 if len(points) < 60 else 3,
@@ -65,10 +65,6 @@ def _line(axes, name, points, colour, shown):
         values, said = smoothed(values), ' (smoothed)'
     axes.plot(steps, values, '.-' if len(points) < 20 else '-', color=colour,
               label=f'{name} {text(values[-1])}{said}')
-
-
-def _percent(value):
-    return f'{100 * value:.2f} %'
 
 
 def _dress(axes, title, shown):

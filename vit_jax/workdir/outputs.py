@@ -1,9 +1,11 @@
 """What a run writes while it trains: its progress, metrics, curves and checkpoints, in step."""
 
+import contextlib
 import logging
 import math
 import os
 import signal
+from collections.abc import Iterator
 
 from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
@@ -125,6 +127,17 @@ class Outputs:
         self._checkpoints.save(step, state, {
             'interval': {'sum': self._sum, 'steps': self._steps},
             'metrics': self._metrics.summary()})
+
+    @contextlib.contextmanager
+    def saved_if_it_fails(self, step: int, state: PyTree, values: dict[str, Array]
+                          ) -> Iterator[None]:
+        """Saves the state before an error leaves: no steps are lost with their evaluation."""
+        try:
+            yield
+        except Exception:
+            if consensus.count() == 1:  # others may have no error, and would not save
+                self.save(step, state, values)
+            raise
 
     def require_finite(self, step: int, values: dict[str, Array]) -> None:
         """Raises DivergedError, which names the last checkpoint, if values are not finite."""

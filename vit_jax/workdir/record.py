@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, is_utf8
 from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,13 @@ NEEDED = {'accum_steps', 'dataset', 'image_size', 'loss', 'model', 'num_epochs',
 
 def make(workdir: str) -> None:
     """Makes the directory if it is missing."""
+    if not is_utf8(workdir):
+        raise UserError(f'--workdir {workdir!r} is not in UTF-8: name another directory.')
     try:
         os.makedirs(workdir, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        what = 'is a file' if os.path.isfile(workdir) else 'is below a file'
+        what = ('is a link to nothing' if os.path.islink(workdir) else
+                'is a file' if os.path.isfile(workdir) else 'is below a file')
         raise UserError(f'--workdir {workdir} {what}: name a directory.') from None
     except OSError as error:
         raise UserError(f'--workdir {workdir} cannot be made ({error.strerror}): name a directory '
