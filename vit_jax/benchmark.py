@@ -46,10 +46,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen.shown_devices(config)  # or an error says why not
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)
-    program = Program(complete, sharding.make_mesh(complete.mesh))
+    mesh = sharding.make_mesh(complete.mesh)
     if not complete.accum_steps:
-        program = accumulation.choose(program)
-        config.accum_steps = program.config.accum_steps  # of train with input, too
+        config.accum_steps = accumulation.choose(Program(complete, mesh)).config.accum_steps
+        complete = workloads.complete(config)
+    program = Program(complete, mesh)  # which compiles anew, because that is timed
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(peers.start(
             options.peer, complete, options.peer_dtype or complete.model.dtype,

@@ -51,11 +51,12 @@ def fewshot(arrays: Arrays, title: str) -> Any:
     runs, shots = _unique(arrays['run']), _shots(arrays)
     for k, run in enumerate(runs):
         own = _rows(arrays, arrays['run'] == run)
+        short = '/'.join(os.path.abspath(run).split(os.sep)[-2:])
         for name, style in zip(shots, ('-', '--', ':', '-.') * len(shots), strict=False):
             y, deviation = 100 * own[name], 100 * own.get(f'{name}_deviation', 0 * own[name])
             for axes, x in zip(charts, (own['epochs'], own['flops']), strict=True):
                 axes.plot(x, y, style, marker='.', color=f'C{k % 10}',
-                          label=f'{_label(run)} ({own["model"][0]}), {_named(name)}')
+                          label=f'{short} ({own["model"][0]}), {_named(name)}')
                 axes.fill_between(x, y - deviation, y + deviation, color=f'C{k % 10}', alpha=0.15,
                                   linewidth=0)
     charts[0].set(xlabel='epochs', ylabel='few-shot accuracy (%)')
@@ -106,7 +107,3 @@ def _shots(arrays):
 
 def _named(kind):
     return kind.removeprefix('fewshot/').replace('shot', '-shot')
-
-
-def _label(run):
-    return '/'.join(os.path.abspath(run).split(os.sep)[-2:])

@@ -14,7 +14,8 @@ from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_choice
 from vit_jax.measuring.workloads import Workload
 
-PEERS = ('timm', 'transformers')
+# By peer, the packages that it needs.
+PEERS = {'timm': ('torch', 'torchvision', 'timm'), 'transformers': ('torch', 'transformers')}
 # The values of these fields that a peer can follow.
 VALUES = {'model.attention': ('full',), 'model.pool': ('cls', 'gap'),
           'model.representation_size': (0,), 'model.position': ('learned_1d',),
@@ -33,8 +34,8 @@ def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
 
     Raises UserError unless the project is installed and has such a model.
     """
-    check_choice('--peer', name, PEERS)
-    for package in ('torch', name):
+    check_choice('--peer', name, tuple(PEERS))
+    for package in PEERS[name]:
         if importlib.util.find_spec(package) is None:
             raise UserError(f'--peer={name} needs {package}, which is not installed: '
                             f'pip install {package}')

@@ -230,9 +230,11 @@ def library_code() -> str:
     result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
                             encoding='utf-8', timeout=120, check=False)
     if result.returncode or not result.stdout:
-        reason = (result.stderr.strip().splitlines() or [f'exit code {result.returncode}'])[-1]
-        raise UserError(f"the charts' library cannot be read ({reason}): pip install -e '.[train]'"
-                        ' brings it.')
+        reason = (result.stderr.strip().splitlines() or [''])[-1]
+        raise UserError("the charts' library " + (
+            f"cannot be read ({reason}): pip install -e '.[train]' brings it."
+            if result.returncode in (0, 1) else f'ended with exit code {result.returncode}: it '
+            'needs memory, and much address space (ulimit -v unlimited).'))
     return result.stdout
 
 
