@@ -6,7 +6,9 @@ from benchmarks import certificate
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', certificate.RECIPES)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.nightly if name == 'augreg' else ())
+    for name in certificate.RECIPES])
 def test_ten_steps_are_those_of_the_source(name):
     loss, params = certificate.compare(name, 10, 'float32', ['float32'])['float32']
     assert loss < 1e-5

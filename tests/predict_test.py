@@ -60,7 +60,8 @@ def test_json_has_the_likeliest_classes_in_order(exported, folder, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('command', ['predict', 'evaluate'])
+@pytest.mark.parametrize('command', [
+    'predict', pytest.param('evaluate', marks=pytest.mark.nightly)])
 def test_two_devices_of_a_cpu_compute_as_one(command, exported, tmp_path):
     """Five images: the last batch is filled up."""
     write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 2, size=(20, 30))

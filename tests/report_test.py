@@ -251,8 +251,8 @@ def test_a_few_images(run, tmp_path):
     assert sum(int(x) for row in table[1:] for x in row[1:] if x) == 70
 
 
-@pytest.mark.parametrize('family', [pytest.param(name, marks=mark) for name, mark in (
-    ('resnet', pytest.mark.slow), ('axial', pytest.mark.nightly), ('hybrid', pytest.mark.nightly))])
+@pytest.mark.nightly
+@pytest.mark.parametrize('family', ['resnet', 'axial', 'hybrid'])
 def test_other_families(family, tmp_path):
     assert report.main([str(trained(tmp_path, argument=(family,))), '--images=64']) == 0
     read, data = check((tmp_path / 'report.html').read_text())

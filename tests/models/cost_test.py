@@ -103,8 +103,8 @@ def line_flops(line):
         ('b32', dict(pool='map', representation_size=768)), ('axial_b16', {}),
         ('ti16', dict(position='relative', position_at='every_layer', pool='gap')))),
     *(pytest.param(name, {}, marks=[pytest.mark.slow, *marks]) for name, *marks in (
-        ('r50x1',), ('r50_b32',), ('r50_b16', pytest.mark.nightly),
-        ('r101x1', pytest.mark.nightly)))], ids=str)
+        ('r50x1',), *((name, pytest.mark.nightly) for name in ('r50_b32', 'r50_b16', 'r101x1'))))],
+    ids=str)
 def test_agrees_with_the_lowered_program_without_loops(name, fields):
     """And the loops over layers, which are counted by their length, change nothing."""
     looped, unrolled = (models.build(name, 1000, unroll=n, **fields) for n in (1, 40))

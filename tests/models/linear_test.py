@@ -52,7 +52,9 @@ def by_xla(fields):
 
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
-@pytest.mark.parametrize('fields', FIELDS, ids=str)
+@pytest.mark.parametrize('fields', [
+    pytest.param(fields, marks=pytest.mark.slow if fields.get('pool') in ('gap', 'map') else ())
+    for fields in FIELDS], ids=str)
 def test_a_model_has_the_same_outputs_and_gradients(fields, kernel):
     if kernel == 'gpu':  # which draws other numbers, see below
         fields = {name: value for name, value in fields.items() if name != 'dropout_rate'}
@@ -69,7 +71,9 @@ def test_a_model_starts_with_the_same_parameters(kernel):
     jax.tree.map(np.testing.assert_array_equal, *initial)
 
 
-@pytest.mark.parametrize('fields', [dict(), dict(unroll=1), dict(remat_policy='products')], ids=str)
+@pytest.mark.parametrize('fields', [
+    dict(), *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
+        dict(unroll=1), dict(remat_policy='products')))], ids=str)
 def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
     """Beside a model of XLA's layers whose dropout draws the same."""
     images = random_images(*IMAGES)
@@ -85,7 +89,8 @@ def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
 
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
-@pytest.mark.parametrize('fields', [dict(), dict(pool='map')], ids=str)
+@pytest.mark.parametrize('fields', [
+    pytest.param(dict(), marks=pytest.mark.slow), dict(pool='map')], ids=str)
 def test_bfloat16_is_as_exact_as_by_xla(fields, kernel):
     """Against float32: its own error is 2 ** 16 times smaller."""
     images = random_images(*IMAGES)

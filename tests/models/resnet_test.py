@@ -40,7 +40,8 @@ def logits_and_gradients(family, **way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', ['bit', 'hybrid'])
+@pytest.mark.parametrize('family', [
+    pytest.param('bit', marks=pytest.mark.nightly), 'hybrid'])
 @pytest.mark.parametrize('way', [
     dict(unroll=2, remat_policy='nothing_saveable'),
     pytest.param(dict(remat_policy='products'), marks=pytest.mark.nightly)], ids=str)

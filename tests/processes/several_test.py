@@ -166,7 +166,8 @@ def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('given', 'expected'), [(2, 2), (0, 1)])
+@pytest.mark.parametrize(('given', 'expected'), [
+    (2, 2), pytest.param(0, 1, marks=pytest.mark.nightly)])
 def test_devices_of_each_process(given, expected, start, tmp_path):
     """Four of two processes where the user says two, else two: their mesh needs fsdp to divide."""
     fields = FIELDS | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'mesh.data': 1,

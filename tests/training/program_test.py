@@ -56,8 +56,7 @@ def on_one_device():
 
 
 QUICK = {('vit', 'mixed')}
-SLOW = {('vit', 'fsdp'), ('vit', 'tensor'), ('accumulation', 'mixed'), ('adafactor', 'mixed'),
-        ('gpu', 'mixed')}
+SLOW = {('vit', 'fsdp'), ('accumulation', 'mixed'), ('adafactor', 'mixed'), ('gpu', 'mixed')}
 
 
 def mark(case, mesh):
