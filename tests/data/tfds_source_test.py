@@ -48,7 +48,8 @@ def test_a_set_without_one_of_its_files(kind, tmp_path):
     make(kind, tmp_path)
     first, last = sorted(tmp_path.rglob(f'*{kind}-0000*'))[::4]
     last.unlink()
-    assert f"{last} is missing, one of 1 of the 5 files" in message('small', tmp_path)
+    assert (f"'small/1.0.0' lacks 1 of 5 files, the first of them {last}: copy it again" in
+            message('small', tmp_path))
     assert sources.open_source('small', 'train[:5]', data_dir=str(tmp_path)).num_examples == 5
     (first.parent / 'dataset_info.json').write_text('{')
     assert f"TFDS cannot open 'small' in '{tmp_path}': " in message('small', tmp_path)

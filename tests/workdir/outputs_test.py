@@ -50,6 +50,13 @@ def test_rows_of_training_and_evaluation(outputs, tmp_path, caplog):
     assert 'step 1/4  eval accuracy 50.00 %' in caplog.text
 
 
+def test_accuracies_of_other_images_are_not_compared_without_a_word(outputs, caplog):
+    for step, count in enumerate((360.0, 360.0, 359.0, 359.0), 1):
+        outputs.log_evaluation(step, EVALUATION | {'eval/num_examples': count}, 0.25)
+    assert [line for line in caplog.messages if 'compare' in line] == [
+        '359 images were evaluated, and 360 before: compare no accuracies of these']
+
+
 @pytest.mark.parametrize('name', ['loss', 'grad_norm', 'update_norm'])
 def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tmp_path):
     outputs.save(1, state, FINITE)

@@ -87,14 +87,12 @@ class TfdsSource:
 def _check_files(paths, name):
     """Raises MissingDataError unless all are there: reading may come to the last one much later."""
     folders = set(map(os.path.dirname, paths))
-    there = {os.path.join(folder, name) for folder in folders
-             for name in tf.io.gfile.listdir(folder)}
-    missing = [path for path in paths if path not in there]
-    if missing:
+    there = {os.path.join(folder, file) for folder in folders
+             for file in tf.io.gfile.listdir(folder)}
+    if missing := [path for path in paths if path not in there]:
         raise MissingDataError(
-            f"{missing[0]} is missing, one of {len(missing)} of the {len(paths)} files that were "
-            f"asked for: copy '{name}' again from where it is whole, or remove its directory and "
-            'prepare it again with tfds build')
+            f"'{name}' lacks {len(missing)} of {len(paths)} files, the first of them {missing[0]}: "
+            'copy it again from where it is whole, or remove it and prepare it with tfds build')
 
 
 def _builder(name, data_dir):

@@ -43,7 +43,9 @@ def of_one(run: Mapping[str, Any]) -> str:
     """The page of a run of collect.run."""
     drawn, specs = _curves({run['name']: run['rows']}, len(run['classes']))
     values = {'run': run | {'has_recipe': run['compared_with'] != collect.DEFAULTS},
-              'cards': cards(run), 'curves': drawn, 'tiny': _is_tiny(run),
+              'cards': cards(run), 'curves': drawn,
+              # Images so small that their pixels are to be seen.
+              'tiny': bool(run['model']) and max(run['model']['image_size']) <= pictures.SMALL,
               'class_counts': None, 'confusion': None, 'confused': None, 'reliability': None,
               'per_class': None, 'attention_distances': None, 'canvas': (224, 224)}
     if (data := run['data']) and data['splits'][0]['counts'] and (
@@ -191,11 +193,6 @@ def _per_class(run, found, names, matrix):
     return {'rows': rows[:MOST_CLASSES], 'left_out': max(len(rows) - MOST_CLASSES, 0),
             'trained': bool(counts), 'score': 'average precision' if found['several_labels'] else
             'accuracy'}
-
-
-def _is_tiny(run):
-    """Whether images are so small that their pixels are to be seen."""
-    return bool(run['model']) and max(run['model']['image_size']) <= pictures.SMALL
 
 
 def _rendered(values, runs, title, subtitle, data, sections):
