@@ -92,6 +92,8 @@ def test_mistakes(arguments, message):
     ("def get_config():\n    open('names.txt')",
      "line 2: FileNotFoundError: [Errno 2] No such file or directory: 'names.txt'."),
     ("open('names.txt')", "c.py: [Errno 2] No such file or directory: 'names.txt'."),
+    ("def get_config():\n    raise KeyError('mine') from ValueError('its cause')",
+     "line 2: KeyError: 'mine'."),
     ('raise SystemError', 'line 1: SystemError: ')])
 def test_a_config_file_that_raises(text, message, tmp_path):
     (tmp_path / 'c.py').write_text(text)

@@ -154,7 +154,8 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     except UserError:
         raise
     except Exception as error:  # the file is a program: it may raise anything
-        raise UserError(f'--config={file}: {_where(error.__cause__ or error, file)} Expected a '
+        cause = error.__cause__ if isinstance(error, OSError) else error  # ml_collections wraps it
+        raise UserError(f'--config={file}: {_where(cause or error, file)} Expected a '
                         'Python file with a function get_config([ARGUMENT]) that returns a '
                         'config, as those in configs/.') from error
     return override(config, overrides, own_options)

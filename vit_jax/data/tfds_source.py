@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import label_lists, tfds_labels
+from vit_jax.data.broken import STORAGE_ERRORS
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sequential import Pieces
 from vit_jax.errors import MissingDataError, UserError, nearest_names
@@ -92,7 +93,7 @@ def _check_files(paths, name):
     if missing := [path for path in paths if path not in there]:
         raise MissingDataError(
             f"'{name}' lacks {len(missing)} of {len(paths)} files, the first of them {missing[0]}: "
-            'copy it again from where it is whole, or remove it and prepare it with tfds build')
+            'copy it again from where it is whole, or prepare it again with tfds build --overwrite')
 
 
 def _builder(name, data_dir):
@@ -107,10 +108,12 @@ def _builder(name, data_dir):
             f"dataset.name is '{name}': TFDS knows no data set of that name, and there is none in "
             f"data_dir '{where}'. {nearest_names(name, names)}dataset.name may also be a directory "
             "with SPLIT/CLASS/image files (./NAME in the current directory) or 'digits'") from error
+    except STORAGE_ERRORS:
+        raise
     except Exception as error:  # of files that may be damaged, and code of others
         raise MissingDataError(f"TFDS cannot open '{name}' in '{where}': {error}. If its files are "
-                               'damaged or incomplete, remove them and prepare it again, as with '
-                               f'tfds build {name} --data_dir={where}') from error
+                               'damaged or incomplete, copy them again, or prepare it again: '
+                               f'tfds build {name} --data_dir={where} --overwrite') from error
     if builder.is_prepared():
         return builder
     message = (f"data set '{name}' is not prepared: looked in '{builder.data_path}'. To prepare "

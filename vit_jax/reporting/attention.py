@@ -37,7 +37,8 @@ def photo(seen: Observed, sizes: tuple[int, int]) -> dict[str, Any]:
     first, grid = int(seen.class_token), seen.grid
     keys = _pooled(weights[..., first:], grid, sizes[1])  # [..., queries, rows, columns]
     per_patch = np.moveaxis(keys[:, :, first:], 2, -1)
-    queries = _pooled(per_patch, grid, sizes[0]) / _counts(grid, sizes[0])
+    counts = _pooled(np.ones(math.prod(grid)), grid, sizes[0])  # patches in each block
+    queries = _pooled(per_patch, grid, sizes[0]) / counts
     shape = queries.shape[-2:]
     queries = np.moveaxis(queries.reshape(*queries.shape[:-2], -1), -1, 2)
     maps = np.concatenate([keys[:, :, :first], queries], axis=2)
@@ -69,7 +70,3 @@ def _pooled(values, grid, size):
         values = np.add.reduceat(values, range(0, length, size), axis=axis)
     return values
 
-
-def _counts(grid, size):
-    """The patches in each block."""
-    return _pooled(np.ones(math.prod(grid)), grid, size)

@@ -89,8 +89,8 @@ class Outputs:
         values = consensus.from_main(lambda: values)  # what follows from them is to be the same
         before = [*metrics.scores(self._metrics.rows, 'eval/num_examples').values()][-1:]
         if before and before != [values['eval/num_examples']]:
-            log.warning('%d images were evaluated, and %d before: compare no accuracies of these',
-                        values['eval/num_examples'], before[0])
+            log.warning('%d images were evaluated, and %d before: the split has changed, and what '
+                        'is best is not comparable', values['eval/num_examples'], before[0])
         self._write(step, values | {'eval/seconds': seconds})
         self._checkpoints.scores[step] = values[self._checkpoints.metric]
         if consensus.is_main():
