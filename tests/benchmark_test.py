@@ -44,6 +44,7 @@ def run(*argv):
     return run_here(*argv, command=benchmark)
 
 
+@pytest.mark.slow
 def test_steps_inference_and_input(tmp_path):
     result = run(*SMALL, '--parts=train,inference,input', f'--profile={tmp_path}/trace')
     assert result.returncode == 0, result.stderr

@@ -119,6 +119,7 @@ def test_imports_leave_tensorflow_alone():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_data_leaves_keras_to_who_uses_it():
     code = ('import os, sys; from vit_jax.data import pipeline, host_tensorflow; '
             'assert "keras" not in sys.modules; '

@@ -122,6 +122,7 @@ def prepare(data, folder, process=0, first=''):
                              str(process)], env=environment(), cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_processes_write_at_the_same_time(tmp_path):
     data = write_photos(tmp_path / 'data')
     running = [prepare(data, tmp_path / 'f', process) for process in (0, 1)]
@@ -175,6 +176,7 @@ def test_a_damaged_file_is_made_again(damage, tmp_path):
     assert contents(tmp_path / 'f') == good
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
     data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
     kill = 'import os; os.replace = lambda *files: os.kill(os.getpid(), 9)'
@@ -263,6 +265,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be(tmp_path, limited_files):
         through(data, tmp_path / 'file').source()
 
 
+@pytest.mark.slow
 def test_broken_photos_are_left_out_as_without_it(tmp_path, caplog):
     data = write_directory(tmp_path / 'data', crop='none')
     broken = (5, 11, 12, 30, 44)

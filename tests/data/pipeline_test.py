@@ -73,6 +73,7 @@ def test_processes_together_see_what_one_sees(kind, tmp_path):
         assert_equal(joined, whole)
 
 
+@pytest.mark.slow
 def test_balanced_batches_begin_anywhere_on_any_number_of_processes(tmp_path):
     """Of 27 examples of one class and 4 of the other a batch has four each."""
     data = make('directory', tmp_path, balance=1.0)

@@ -123,9 +123,9 @@ def test_a_model_asks_for_its_kernel(fields, asked):
 
 # With 8 pixels an even number of patches, with 20 an odd one: to most of these a token is added.
 @pytest.mark.parametrize(('fields', 'width'), [
-    (dict(), 8), (dict(pool='map'), 20), (dict(position_at='every_layer'), 8),
-    (dict(pool='gap', layer_norm_epsilon=0), 20),
+    (dict(), 8), (dict(pool='map'), 20),
     *(pytest.param(fields, width, marks=pytest.mark.slow) for fields, width in (
+        (dict(position_at='every_layer'), 8), (dict(pool='gap', layer_norm_epsilon=0), 20),
         (dict(), 20), (dict(pool='none', unroll=3, remat_policy='products'), 20),
         (dict(position_at='shared'), 8), (dict(pool='gap'), 8)))], ids=str)
 def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
@@ -147,6 +147,7 @@ def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
     assert_all_close(found, expected, rounding=1e-7)
 
 
+@pytest.mark.slow
 def test_dropout_where_tokens_are_filled_up(asked):
     """Its numbers depend on theirs; what nothing was filled up for is as by XLA."""
     def by(kernel, width):

@@ -69,6 +69,7 @@ def test_bfloat16_is_about_as_exact_as_by_xla():
     assert all(error < 5e-3 * np.linalg.norm(b) for error, b in zip(ours, exact, strict=True))
 
 
+@pytest.mark.slow
 def test_every_small_shape_has_gradients_in_bfloat16():
     """Where XLA takes no kernel with float32 sums it ends with an error when a step runs."""
     for shape in itertools.product((1, 2), (1, 2, 7), (1, 3), (1, 4, 16)):

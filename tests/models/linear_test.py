@@ -53,7 +53,7 @@ def by_xla(fields):
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
 @pytest.mark.parametrize('fields', [
-    pytest.param(fields, marks=pytest.mark.slow if fields.get('pool') in ('gap', 'map') else ())
+    pytest.param(fields, marks=pytest.mark.slow if {'pool', 'dropout_rate'} & {*fields} else ())
     for fields in FIELDS], ids=str)
 def test_a_model_has_the_same_outputs_and_gradients(fields, kernel):
     if kernel == 'gpu':  # which draws other numbers, see below
@@ -71,9 +71,9 @@ def test_a_model_starts_with_the_same_parameters(kernel):
     jax.tree.map(np.testing.assert_array_equal, *initial)
 
 
-@pytest.mark.parametrize('fields', [
-    dict(), *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
-        dict(unroll=1), dict(remat_policy='products')))], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize('fields', [dict(), dict(unroll=1), dict(remat_policy='products')],
+                         ids=str)
 def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
     """Beside a model of XLA's layers whose dropout draws the same."""
     images = random_images(*IMAGES)
@@ -165,7 +165,7 @@ def test_products_round_their_result_once():
 
 
 @pytest.mark.parametrize('batch', [1, 3])
-@pytest.mark.parametrize('width', [4, 36])
+@pytest.mark.parametrize('width', [4, pytest.param(36, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('tokens', [1, 13])
 def test_sizes_whose_gradients_xla_computes(batch, width, tokens):
     """Products that ask for float32 end in an error where XLA has no kernel for them."""

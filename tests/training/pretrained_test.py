@@ -82,6 +82,7 @@ def test_nothing_is_taken(digits_run):
     assert pretrained.take_fields(config, None)[0] == {}
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_what_it_began_with(digits_run):
     config = cli.read_config([
         f'--config={ROOT}/configs/quickstart.py', f'--config.pretrained={digits_run}',

@@ -237,6 +237,7 @@ def test_another_split_is_another_program(kind):
         program.with_accum_steps(3)
 
 
+@pytest.mark.slow
 def test_class_weights_are_for_training_alone():
     params, found = None, []
     for fields in ({}, WEIGHTS):

@@ -78,6 +78,7 @@ def test_accumulation_draws_new_dropout_for_every_part():
     assert len(losses) == 2
 
 
+@pytest.mark.slow
 def test_mixup_of_the_whole_batch_also_in_parts():
     """A step on a batch that was mixed before; another step draws another share."""
     state, step, model, _ = setup()
@@ -93,6 +94,7 @@ def test_mixup_of_the_whole_batch_also_in_parts():
     assert abs(expected[1]['loss'] - jax.jit(step)(state, batch)[1]['loss']) > 1e-4
 
 
+@pytest.mark.slow
 def test_weighted_loss_is_divided_by_the_batch_also_in_parts():
     """With MixUp, against NumPy: nothing depends on which weights come into which part."""
     state, step, model, _ = setup()
