@@ -126,6 +126,9 @@ def test_weights_that_are_not_finite(tmp_path, caplog):
     assert 'x.safetensors has values that are not finite: 1 of 128 in norm/scale' in caplog.text
     assert 'predict and convert have --allow-nonfinite' in caplog.text
     assert convert.main([path, str(tmp_path / 'y.npz'), '--to=google', '--allow-nonfinite']) == 0
+    assert convert.main([path, str(tmp_path / 'y.safetensors'), '--to=vit_jax', '--verify',
+                         '--allow-nonfinite']) == 1
+    assert 'y.safetensors gives other logits than' in caplog.records[-1].getMessage()
 
 
 def test_what_weights_do_not_say(source, tmp_path, caplog):
@@ -180,6 +183,20 @@ def test_a_difference_is_an_error(error, source, tmp_path, monkeypatch):
     monkeypatch.setattr(verify, 'other_logits', wrong)
     with pytest.raises(UserError, match='at most 0.0001 was expected'):
         convert.convert(source(), str(tmp_path / 'x'), 'timm', verify=True)
+
+
+def test_nothing_beside_the_destination_is_lost(source, tmp_path):
+    (tmp_path / 'x.onnx.data').write_text('of another model')
+    with pytest.raises(UserError, match='x.onnx.data exists already: name another destination'):
+        convert.convert(source(), str(tmp_path / 'x.onnx'), 'onnx')
+    assert (tmp_path / 'x.onnx.data').read_text() == 'of another model'
+
+
+def test_weights_of_a_grid_that_they_do_not_state(source, tmp_path):
+    """Six patches are no square; nothing that is said afterwards needs their image."""
+    convert.convert(source('rectangle'), str(tmp_path / 'x.npz'), 'google')
+    convert.convert(str(tmp_path / 'x.npz'), str(tmp_path / 'y.npz'), 'big_vision')
+    assert weights.load(str(tmp_path / 'y.npz')).grid() is None
 
 
 def test_overwriting(source, tmp_path):

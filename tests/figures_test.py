@@ -15,7 +15,7 @@ from tests.support import small
 from tests.support.datasets import write_images
 from tests.support.parameters import apply
 from vit_jax import figures, models, weights
-from vit_jax.drawing import canvas
+from vit_jax.drawing import canvas, runs
 from vit_jax.inspection import attention, attribution, maps
 from vit_jax.inspection import subject as subject_lib
 
@@ -244,3 +244,13 @@ def test_every_kind_of_model(name):
     for figure in missing:
         with pytest.raises(figures.Inapplicable):
             figures.FIGURES[figure].arrays(subject)
+
+
+def test_every_run_is_in_the_legend(tmp_path):
+    """Matplotlib leaves out labels that begin with an underline."""
+    workdirs = [write_run(tmp_path / name / 'run', rows(0.5, 0.75, shots=True))
+                for name in ('_sweep', 'other')]
+    assert run(tmp_path, *(f'--workdir={x}' for x in workdirs), '--only=fewshot') == 0
+    figure = runs.fewshot(arrays(tmp_path, 'fewshot'), '')
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert all(any(f'{name}/run' in label for label in labels) for name in ('_sweep', 'other'))

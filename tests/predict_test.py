@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import dataclasses
 import json
@@ -128,6 +129,35 @@ def test_csv_has_paths_of_any_bytes(exported, folder, tmp_path):
     odd = shutil.copy(folder / 'one' / '000.png', str(tmp_path / '\udcfe.png'))
     assert predict.main([f'--pretrained={exported[0]}', f'--csv={tmp_path / "p.csv"}', odd]) == 0
     assert os.fsencode(odd) in (tmp_path / 'p.csv').read_bytes()
+
+
+def test_lines_have_paths_of_any_bytes(exported, folder, tmp_path):
+    """On a terminal, which writes nothing but UTF-8."""
+    odd = shutil.copy(folder / 'one' / '000.png', str(tmp_path / '\udcfe.png'))
+    with open(tmp_path / 'out', 'w', encoding='utf-8') as file, (
+            contextlib.redirect_stdout(file)):
+        assert predict.main([f'--pretrained={exported[0]}', odd]) == 0
+    assert (tmp_path / 'out').read_text().splitlines()[0] == f'{tmp_path}/\\xfe.png'
+
+
+@pytest.mark.parametrize('more', [['--csv=CSV'], ['--json'], []])
+def test_without_a_head_there_are_no_classes(more, folder, tmp_path, caplog):
+    weights.save(small.make('headless'), str(tmp_path / 'w.safetensors'), 'vit_jax')
+    options = [f'--pretrained={tmp_path}/w.safetensors', str(folder / 'one'),
+               *(option.replace('CSV', str(tmp_path / 'x.csv')) for option in more)]
+    features = f'--features={tmp_path}/f.npz'
+    assert predict.main([*options, *[features] * bool(more)]) == 1
+    assert 'has no head and therefore no classes: ask for --features=FILE.npz alone' in (
+        caplog.records[-1].getMessage())
+    assert os.listdir(tmp_path) == ['w.safetensors']
+    assert predict.main([*options[:2], features]) == 0
+
+
+def test_a_table_that_cannot_be_written_is_named(exported, folder, tmp_path, caplog):
+    (tmp_path / 'x.csv').symlink_to('/dev/full')
+    assert predict.main([f'--pretrained={exported[0]}', f'--csv={tmp_path}/x.csv',
+                         str(folder / 'one')]) == 1
+    assert f'{tmp_path}/x.csv cannot be written: No space left' in caplog.records[-1].getMessage()
 
 
 def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path, caplog):

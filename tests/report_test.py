@@ -10,6 +10,7 @@ from tests.support.pages import check, write_workdir
 from tests.support.runs import TINY, arguments, check_message, load, run_here
 from vit_jax import config as config_lib
 from vit_jax import evaluate, main, report, reporting
+from vit_jax.data import pipeline
 from vit_jax.processes import consensus
 from vit_jax.reporting import collect, page
 from vit_jax.training import loop
@@ -187,6 +188,18 @@ def written(run):
     assert report.main([str(run)]) == 0
     source = (run / 'report.html').read_text()
     return source, *check(source)
+
+
+@pytest.mark.slow
+def test_photos_that_cannot_be_read(run, monkeypatch):
+    batches = pipeline.eval_batches
+    monkeypatch.setattr(pipeline, 'eval_batches', lambda *args, **kwargs: (
+        batch | {'mask': batch['mask'] < 0} for batch in batches(*args, **kwargs)))
+    found = collect.run(str(run), 10)
+    assert found['inspection']['missing']['explorer'] == (
+        'none of the first images of test can be read')
+    assert found['missing']['predictions'] == 'none of the images of test can be evaluated.'
+    check(page.of_one(found))
 
 
 @pytest.mark.slow

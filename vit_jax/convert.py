@@ -89,8 +89,10 @@ def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) 
                         'without such an ending.')
     if runtime and to != 'web':
         raise UserError(f'--runtime={runtime} is for --to=web, and for that only.')
-    if os.path.lexists(path) and not overwrite:
-        raise UserError(f'{path} exists already: name another destination, or add --overwrite.')
+    for file in (path, f'{path}.data') if to == 'onnx' else (path,):
+        if os.path.lexists(file) and not overwrite:
+            raise UserError(f'{file} exists already: name another destination, or add '
+                            '--overwrite.')
     errors.check_destination(path.rstrip('/'), folder=True)
     files.check_replaceable(path, web.FILES if to == 'web' else files.WRITTEN)
 
@@ -109,9 +111,8 @@ def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weig
 
 def log_what_is_lost(given: weights.Weights, path: str) -> None:
     """Logs what a file that holds nothing but arrays does not say."""
-    height, width = given.image_size()
     lost = [f'{name}={value}' for name, value in (given.preprocess or {}).items()
-            if name != 'image_size' or height != width]
+            if name != 'image_size' or len(set(value)) > 1]
     lost += ['the names of the classes'] * bool(given.classes)
     lost += ['loss=sigmoid'] * (given.loss == 'sigmoid')
     if lost:

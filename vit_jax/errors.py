@@ -1,9 +1,10 @@
 """Errors that a user can mend, the checks that raise them, and how errors are reported."""
 
+import contextlib
 import difflib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +49,8 @@ def report(error: BaseException) -> None:
     elif isinstance(error, ModuleNotFoundError):
         log.error("error: %s. Training needs more packages: pip install -e '.[train]'", text)
     elif isinstance(error, RuntimeError) and 'RESOURCE_EXHAUSTED' in text:  # JAX's
-        log.error('error: out of memory: %s\nLower batch_size or image_size, or add '
-                  '--config.accum_steps=0, which splits the batch into parts that fit. On a GPU '
+        log.error('error: out of memory: %s\nLower the batch size or the image size. In training '
+                  '--config.accum_steps=0 splits the batch into parts that fit, and on a GPU '
                   '--config.model.remat_policy=products keeps less.',
                   text.partition('\n')[0].removeprefix('RESOURCE_EXHAUSTED: '))
     else:
@@ -104,3 +105,12 @@ def check_destination(path: str, ending: str = '', folder: bool = False) -> None
         raise UserError(f'{path} cannot be written: there is no directory {os.path.dirname(path)}.')
     if not path.endswith(ending):
         raise UserError(f'{path} cannot be written: expected a name that ends in {ending}.')
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """An OSError in this context becomes a UserError that names the file which is written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f'{path} cannot be written: {error.strerror or error}.') from error

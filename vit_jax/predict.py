@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax import cli, machine
 from vit_jax.data import images
-from vit_jax.errors import UserError, check_at_least, check_destination
+from vit_jax.errors import UserError, check_at_least, check_destination, writing
 from vit_jax.training import chosen
 from vit_jax.weights import Weights, description, predictor
 
@@ -54,19 +54,20 @@ def predict(options: argparse.Namespace) -> None:
     paths = find_images(options.images)
     machine.use_cpu_as(chosen.devices_for_batch(min(options.batch_size, len(paths))))
     loaded = cli.read_weights(options)
-    named = [path for path in paths if path in set(options.images)]
+    if not loaded.num_classes and (options.csv or options.json or not options.features):
+        raise UserError(f'{loaded.source} has no head and therefore no classes: ask for '
+                        '--features=FILE.npz alone, or fine-tune first (configs/finetune.py).')
+    named = [path for path in options.images if not os.path.isdir(path)]
     paths, representations, probabilities = run(loaded, paths, options.batch_size)
     if options.features:
-        with open(options.features, 'wb') as file:
+        with writing(options.features), open(options.features, 'wb') as file:
             np.savez(file, path=np.array(paths), representation=representations)
         cli.LOGGER.info('wrote %s: %d images, %d features', options.features,
                         *representations.shape)
     if probabilities is not None:
         report(options, loaded, paths, probabilities)
-    elif not options.features:
-        raise UserError(f'{loaded.source} has no head and therefore no classes: ask for '
-                        '--features=FILE.npz, or fine-tune first (configs/finetune.py).')
-    if missing := [path for path in named if path not in set(paths)]:
+    done = set(paths)
+    if missing := [path for path in named if path not in done]:
         raise UserError(f'{len(missing)} of the {len(named)} images named cannot be read: '
                         f'{", ".join(missing)}. The others are done.')
 
@@ -146,8 +147,9 @@ def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
     predictions = [(path, [(names[k], float(row[k])) for k in best])
                    for path, row, best in zip(paths, probabilities, order, strict=True)]
     if options.csv:
-        with open(options.csv, 'w', newline='', encoding='utf-8',
-                  errors='surrogateescape') as file:  # paths may be of any bytes
+        with writing(options.csv), open(
+                options.csv, 'w', newline='', encoding='utf-8',
+                errors='surrogateescape') as file:  # paths may be of any bytes
             writer = csv.writer(file)
             writer.writerow(['image', *(f'{what}{k + 1}' for k in range(order.shape[1])
                                         for what in ('class', 'probability'))])
@@ -160,7 +162,7 @@ def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
                           for path, best in predictions]))
     elif not (options.csv or options.features):
         for path, best in predictions:
-            print(path)
+            print(os.fsencode(path).decode(errors='backslashreplace'))
             for name, p in best:
                 mark = '*' if loaded.loss == 'sigmoid' and p >= 0.5 else ' '
                 print(f'{mark} {100 * p:6.2f} %  {name}')

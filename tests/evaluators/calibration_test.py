@@ -9,7 +9,7 @@ def test_by_hand():
                         np.array([True, False, True, True]))
     assert [b['num_examples'] for b in found['bins']] == [2, 2]
     assert found['bins'][1] == pytest.approx(
-        {'num_examples': 2, 'accuracy': 0.5, 'confidence': 0.97})
+        {'from': 14 / 15, 'to': 1, 'num_examples': 2, 'accuracy': 0.5, 'confidence': 0.97})
     assert found['expected_error'] == pytest.approx((2 * 0.49 + 2 * 0.47) / 4)
 
 

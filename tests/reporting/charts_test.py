@@ -5,7 +5,7 @@ import pytest
 import vl_convert
 from sklearn.metrics import confusion_matrix
 
-from vit_jax.evaluators.calibration import BINS, calibration
+from vit_jax.evaluators.calibration import calibration
 from vit_jax.reporting import charts
 
 ROWS = [{'step': k, 'train/loss': 3 / k, 'train/learning_rate': 1e-3, 'train/grad_norm': 1.0,
@@ -116,7 +116,7 @@ def test_reliability_stands_in_the_bins_of_the_evaluator():
     rng = np.random.default_rng(2)
     confidence = rng.uniform(0, 1, 500).astype(np.float32)
     found = calibration(confidence, rng.uniform(0, 1, 500) < confidence)
-    rows = charts.reliability(found['bins'], BINS)['rows']
+    rows = charts.reliability(found['bins'])['rows']
     assert sum(row['images'] for row in rows) == 500
     for row in rows:
         inside = (confidence > row['from']) & (confidence <= row['to'])
@@ -128,7 +128,7 @@ def test_every_chart_is_valid_vega_lite(confusion):
     found = [*charts.curves({'a': ROWS, 'b': ROWS}, 10), *charts.curves({'a': ROWS}, 10),
              charts.counts(names, [3, 1, 4, 1, 5, 9, 2]), charts.heat(names, expected),
              charts.reliability(calibration(np.float32([0.2, 0.9]), np.array([True, False]))[
-                 'bins'], BINS), charts.distances([[1.0, 2.0], [3.0, 4.0]])]
+                 'bins']), charts.distances([[1.0, 2.0], [3.0, 4.0]])]
     for chart in found:
         assert chart['summary']
         json.dumps(chart['spec'], allow_nan=False)
@@ -136,3 +136,11 @@ def test_every_chart_is_valid_vega_lite(confusion):
         assert compiled['marks']
     assert charts.counts(names, [3, 1, 4, 1, 5, 9, 2])['summary'] == (
         'Training images of each class: from 1 (<b>3) to 9 (<b>5).')
+
+
+def test_small_speeds_and_few_steps_have_ticks_of_their_own():
+    """Of whole numbers alone, 2.1 and 2.4 images/s would both be 2."""
+    rows = [{'step': k, 'train/images_per_sec': 2 + k / 10} for k in (1, 2, 3)]
+    spec = charts.curves({'run': rows}, 10)[0]['spec']
+    assert spec['layer'][0]['encoding']['y']['axis']['format'] == '~g'
+    assert spec['encoding']['x']['axis']['tickMinStep'] == 1

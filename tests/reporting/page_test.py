@@ -48,6 +48,14 @@ def test_names_are_text(names):
     assert EVIL in read.text
 
 
+def test_commands_can_be_typed_as_they_stand():
+    found = made(workdir='/runs/of a day')
+    found['predictions'] |= {'of': 32}
+    read, _ = check(page.of_one(found))
+    assert "python -m vit_jax.evaluate --workdir='/runs/of a day'" in read.text
+    assert "python -m vit_jax.report '/runs/of a day'" in read.text
+
+
 def test_scripts_are_those_that_the_policy_names():
     source = page.of_one(made())
     read = Read(source)

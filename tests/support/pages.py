@@ -111,7 +111,7 @@ def made(num_classes=3, names=None, **changes):
     explorer = {'photos': photos, 'heads': 3, 'blocks': (1, 1)}
     return {
         'name': 'run', 'workdir': 'runs/run', 'config': config, 'classes': names, 'rows': rows,
-        'reference': config, 'compared_with': 'configs/quickstart.py', 'differences': [],
+        'compared_with': 'configs/quickstart.py', 'differences': [],
         'summary': collect.summary(rows, 128), 'missing': {},
         'model': {'step': 20, 'parameters': 1_234_567, 'image_size': [16, 16]},
         'data': {'name': 'digits', 'mixup': 0.0, 'samples': [{'image': picture, 'label': names[0]}],

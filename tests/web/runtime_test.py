@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import os
+import pathlib
 import re
 import tarfile
 
@@ -70,6 +71,18 @@ def test_a_cache_that_cannot_be_written(package, npm, tmp_path, monkeypatch):
     npm(f'/bin/cp {package} {runtime.ARCHIVE}')
     monkeypatch.setenv('XDG_CACHE_HOME', str(package))  # a file
     assert runtime.read() == expected()
+
+
+def test_a_cache_that_is_full_keeps_no_part(package, npm, tmp_path, monkeypatch):
+    npm(f'/bin/cp {package} {runtime.ARCHIVE}')
+
+    def full(path, content):
+        path.touch()
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(pathlib.Path, 'write_bytes', full)
+    assert runtime.read() == expected()
+    assert not any(runtime.kept_at().parent.iterdir())
 
 
 @pytest.mark.parametrize(('script', 'reason'), [

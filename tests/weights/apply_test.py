@@ -109,3 +109,9 @@ def test_models_take_batches_of_normalised_images(name):
                             (batch[0], 'images have shape')):
         with pytest.raises(UserError, match=re.escape(expected)):
             model.apply({'params': given.params}, wrong)
+
+
+def test_paths_may_be_of_any_kind_and_none_is_not_a_batch(tmp_path):
+    weights.save(GIVEN, str(tmp_path / 'w.safetensors'), 'vit_jax')
+    assert weights.load(tmp_path / 'w.safetensors').source == str(tmp_path / 'w.safetensors')
+    assert 'one image file or more, and there is none' in message(weights.prepare, GIVEN, [])

@@ -45,7 +45,10 @@ def test_weights_are_described(tmp_path):
     assert description.described(bare, [], None) is bare
     (tmp_path / 'lines').write_text('\n'.join(small.CLASSES) + '\n\n')
     (tmp_path / 'array').write_text('\n' + str(small.CLASSES).replace("'", '"'))
-    for name in ('lines', 'array'):
+    for name in ('lines', 'array'):  # and as editors of Windows write them
+        (tmp_path / f'{name} after a mark').write_text((tmp_path / name).read_text(),
+                                                       encoding='utf-8-sig')
+    for name in sorted(os.listdir(tmp_path)):
         found = description.described(bare, ['crop_ratio=0.9'], str(tmp_path / name))
         assert (found.classes, found.preprocess) == (small.CLASSES, {'crop_ratio': 0.9})
     given = description.described(small.make('vit'), ['crop_ratio=0.9'], None).preprocess
@@ -115,7 +118,10 @@ def test_fields_of_the_model_of_a_command_line():
             description.parse_model([given])
 
 
-def test_a_way_to_fit_images_that_is_not_there():
-    given = dataclasses.replace(small.make('vit'), preprocess={'fit': 'squish'})
-    with pytest.raises(UserError, match="preprocess.fit of vit is 'squish'. Did you mean squash"):
+@pytest.mark.parametrize(('field', 'value', 'said'), [
+    ('fit', 'squish', 'Did you mean squash'), ('resize', 'box', 'It is one of: bilinear, ')])
+def test_a_way_to_prepare_images_that_is_not_there(field, value, said):
+    given = dataclasses.replace(small.make('vit'), preprocess={field: value})
+    with pytest.raises(UserError, match=f'preprocess.{field} of vit, which --preprocess '
+                       f"{field}=VALUE changes, is '{value}'. {said}"):
         description.complete_preprocess(given)

@@ -51,6 +51,25 @@ def test_onnx(model, large, tmp_path, monkeypatch, capfd):
     assert sorted(os.listdir(tmp_path)) == ['x.onnx', *(['x.onnx.data'] if large else [])]
 
 
+def test_a_model_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path, monkeypatch):
+    onnx = interop.require('onnx')
+    interop.require('jax2onnx')
+    for name in ('x.onnx', 'x.onnx.data'):
+        (tmp_path / name).write_text('old')
+    save = onnx.save_model
+
+    def full(program, path, **options):
+        save(program, path, **options)
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(onnx, 'save_model', full)
+    monkeypatch.setattr(export, 'LARGEST_FILE', 0)
+    with pytest.raises(OSError, match='No space left'):
+        export.save(small.make('vit'), str(tmp_path / 'x.onnx'), 'onnx')
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ('x.onnx', 'x.onnx.data'), 'old')
+
+
 def test_what_onnx_cannot_do(tmp_path, monkeypatch):
     interop.require('jax2onnx')
     with pytest.raises(UserError, match='cannot convert the max-pooling of a ResNet'):

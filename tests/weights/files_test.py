@@ -156,3 +156,43 @@ def test_json_of_another_shape(name, text, expected, tmp_path):
     with pytest.raises(UserError) as error:
         files.read_path(str(tmp_path))
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize('name', ['.', 'link', 'directory/'])
+def test_a_directory_is_replaced_by_whatever_name(name, tmp_path, monkeypatch):
+    """Also the one that a command is in, and the one that a link is to."""
+    directory = tmp_path / 'directory'
+    directory.mkdir()
+    (directory / 'config.json').write_text('old')
+    (tmp_path / 'link').symlink_to('directory')
+    monkeypatch.chdir(directory if name == '.' else tmp_path)
+    with files.replacing(name) as temporary:
+        assert (directory / 'config.json').read_text() == 'old'
+        os.mkdir(temporary)
+        with open(f'{temporary}/config.json', 'w', encoding='utf-8') as file:
+            file.write('new')
+    assert (directory / 'config.json').read_text() == 'new'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['directory', 'link']
+    assert (tmp_path / 'link').is_symlink()
+
+
+def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    (tmp_path / 'x').mkdir()
+    (tmp_path / 'x/config.json').write_text('old')
+
+    def busy(*_):
+        raise OSError(16, 'Device or resource busy')
+
+    monkeypatch.setattr(os, 'rename', busy)  # as of what is mounted there
+    with pytest.raises(OSError, match='busy'), files.replacing(str(tmp_path / 'x')) as temporary:
+        os.mkdir(temporary)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob('*')] == [
+        'x', 'x/config.json']
+
+
+def test_the_state_of_a_trainer_is_no_model(tmp_path):
+    np.savez(tmp_path / 'pytorch_model.bin.npz', x=np.ones(2))
+    (tmp_path / 'pytorch_model.bin.npz').rename(tmp_path / 'pytorch_model.bin')
+    for name in ('optimizer.pt', 'rng_state.pth', 'rng_state_0.pth', 'scheduler.pt', 'scaler.pt'):
+        (tmp_path / name).write_text('no weights')
+    assert list(files.read_path(str(tmp_path)).arrays) == ['x']

@@ -1,5 +1,6 @@
 """The Hugging Face hub, without a network: what its cache has is found, the rest is explained."""
 
+import fnmatch
 import hashlib
 import http.server
 import json
@@ -8,6 +9,7 @@ import shutil
 import threading
 import time
 
+import huggingface_hub
 import numpy as np
 import pytest
 from huggingface_hub import constants
@@ -173,3 +175,27 @@ def test_names(source):
 def test_impossible_name():
     with pytest.raises(UserError, match="the Hugging Face hub has no public model 'a b/c'"):
         weights.load('hf:a b/c')
+
+
+def test_models_in_folders_of_a_repository(tmp_path, monkeypatch):
+    """They are named, with the files beside them; those of other folders are not in the way."""
+    repository = tmp_path / 'repository'
+    for folder, layout, name in (('sub', 'huggingface', ''), ('unet', 'vit_jax', 'x.safetensors'),
+                                 ('', 'google', 'b16.npz')):
+        os.makedirs(repository / folder, exist_ok=True)
+        given, _ = weights.approximate(small.make('vit'), str(repository / folder / name), layout)
+        weights.save(given, str(repository / folder / name), layout)
+
+    def download(name, allow_patterns):
+        copied = tmp_path / str(len(os.listdir(tmp_path)))
+        copied.mkdir()
+        for path in repository.rglob('*.*'):
+            relative = str(path.relative_to(repository))
+            if any(fnmatch.fnmatch(relative, pattern) for pattern in allow_patterns):
+                (copied / relative).parent.mkdir(exist_ok=True)
+                shutil.copy(path, copied / relative)
+        return str(copied)
+
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+    assert weights.load('hf:someone/flowers').layout == 'google'
+    assert weights.load('hf:someone/flowers/sub/model.safetensors').layout == 'huggingface'

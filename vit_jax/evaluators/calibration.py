@@ -17,14 +17,15 @@ def calibration(confidence: Float32[np.ndarray, ' images'], right: Bool[np.ndarr
       right: whether it is a label.
 
     Returns `expected_error`, the mean over images of |accuracy - confidence| of their bin, and
-    `bins`, the bins of equal width that have images, from low to high, each with its num_examples,
-    accuracy and mean confidence. None and [] if a confidence is not a number.
+    `bins`, the bins of equal width that have images, from low to high, each with its edges (from,
+    to), num_examples, accuracy and mean confidence. None and [] if a confidence is not a number.
     """
     if np.isnan(confidence).any():
         return {'expected_error': None, 'bins': []}
     number = np.clip(np.ceil(confidence.astype(np.float64) * BINS).astype(int) - 1, 0, BINS - 1)
-    bins = [{'num_examples': int(inside.sum()), 'accuracy': float(right[inside].mean()),
+    bins = [{'from': k / BINS, 'to': (k + 1) / BINS, 'num_examples': int(inside.sum()),
+             'accuracy': float(right[inside].mean()),
              'confidence': float(confidence[inside].mean(dtype=np.float64))}
-            for inside in (number == k for k in np.unique(number))]
+            for k in np.unique(number).tolist() for inside in [number == k]]
     error = sum(b['num_examples'] * abs(b['accuracy'] - b['confidence']) for b in bins)
     return {'expected_error': error / len(confidence), 'bins': bins}

@@ -41,21 +41,22 @@ def rollout(subject: Subject) -> Arrays:
 def attention(subject: Subject) -> Arrays:
     """Attention of a query: one head, one layer, or all heads of the last layer."""
     found, query, (layers, heads) = subject.observed['query'][:SHOWN], subject.query, subject.panels
-    source = (f'patch {query[0]},{query[1]}' if query else
-              'the class token' if subject.model.pool == 'cls' else 'all patches')
+    source = (f'patch {query[0]},{query[1]} attends' if query else 'the class token attends'
+              if subject.model.pool == 'cls' else 'all patches attend')
     return {'photos': subject.photos,
             'maps': found[:, layers][:, :, heads].reshape(len(found), -1, *found.shape[-2:]),
             'panels': np.array([f'layer {k}, head {h}' for k in layers for h in heads]),
-            'what': np.array(f'what {source} attends to'), 'query': np.array(query or ())}
+            'what': np.array(f'what {source} to'), 'query': np.array(query or ())}
 
 
 def threshold(subject: Subject) -> Arrays:
     """The patches with 60 % of the attention from which the class is read, by head, as in DINO."""
     found = subject.observed['head'][:SHOWN]
-    reader = {'cls': 'the class token', 'map': 'the pooling'}.get(subject.model.pool, 'all patches')
+    reader = {'cls': 'the class token attends', 'map': 'the pooling attends'}.get(
+        subject.model.pool, 'all patches attend')
     return {'photos': subject.photos, 'maps': maps.most_of_mass(found),
             'panels': np.array([f'head {k}' for k in range(found.shape[1])]),
-            'what': np.array(f'patches with 60 % of what {reader} attends to')}
+            'what': np.array(f'patches with 60 % of what {reader} to')}
 
 
 def attribution(subject: Subject) -> Arrays:

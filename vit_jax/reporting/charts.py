@@ -94,7 +94,8 @@ def _lines(title, series, style, logarithmic, several):
              'condition': {'param': 'near', 'empty': False, 'value': 0.45}, 'value': 0}}}]
     spec = _spec(220, {'encoding': {'x': {
         'field': 'step', 'type': 'quantitative', 'title': 'step', 'scale': {'zero': True}, 'axis': {
-            'format': '~s' if max(hover) >= 1e6 else ',d', 'tickCount': 5}}}, 'layer': layers})
+            'format': '~s' if max(hover) >= 1e6 else ',d', 'tickCount': 5, 'tickMinStep': 1}}},
+        'layer': layers})
     table = [_row(label, [value for _, value in values], text)
              for label, (*_, values) in zip(labels, series, strict=True)]
     words = [f'{row["name"]}: from {row["first"]} to {row["last"]}.' for row in table[:12]]
@@ -130,8 +131,9 @@ def _row(name, values, text):
 
 def _scale(values, style, logarithmic):
     """Scale and axis of values that are shown in a style; a logarithm has few lines."""
-    axis = {'format': {'%': '~%', 'd': ',d'}.get(style[-1], '~g'), 'tickCount': 5}
     low, high = min(values), max(values)
+    axis = {'format': {'%': '~%', 'd': ',d' if high >= 10 else '~g'}.get(style[-1], '~g'),
+            'tickCount': 5}
     if not logarithmic or low <= 0:
         return {'axis': axis, 'scale': {'zero': style.startswith(',')}}
     for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
@@ -235,14 +237,11 @@ def pairs(names: Sequence[str], values: np.ndarray, most: int = 20) -> list[dict
             for y, x in zip(*np.unravel_index(order, wrong.shape), strict=True) if wrong[y, x]]
 
 
-def reliability(bins: Sequence[Mapping[str, float]], number: int) -> dict[str, Any]:
-    """The reliability diagram of evaluators.calibration, whose bins are `number` of equal width."""
-    rows = []
-    for row in bins:
-        k = max(math.ceil(row['confidence'] * number) - 1, 0)
-        rows.append({'from': k / number, 'to': (k + 1) / number, 'accuracy': row['accuracy'],
-                     'said': f'{row["confidence"]:.1%}', 'right': f'{row["accuracy"]:.1%}',
-                     'images': row['num_examples']})
+def reliability(bins: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The reliability diagram of the bins of evaluators.calibration."""
+    rows = [{'from': row['from'], 'to': row['to'], 'accuracy': row['accuracy'],
+             'said': f'{row["confidence"]:.1%}', 'right': f'{row["accuracy"]:.1%}',
+             'images': row['num_examples']} for row in bins]
     axis = {'format': '.0%', 'tickCount': 5}
     scale = {'domain': [0, 1], 'nice': False}
     bar = {'x': {'field': 'from', 'type': 'quantitative', 'title': 'confidence', 'axis': axis,

@@ -35,10 +35,10 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
         that needs the model or the data, and then neither TensorFlow nor a device is used.
       seconds: after which evaluation stops, with as many images as it has.
 
-    Returns `name`, `workdir`, `config` (by dotted field), `reference` (the config that it is
-    compared with) and `compared_with`, `differences`, `classes`, `rows` (of metrics.jsonl),
-    `summary`; `model`, `data`, `predictions` and `inspection`, what the functions named below
-    return, None where `missing` has a sentence for the same key instead.
+    Returns `name`, `workdir`, `config` (by dotted field), `differences` and the name of what it is
+    `compared_with`, `classes`, `rows` (of metrics.jsonl), `summary`; `model`, `data`, `predictions`
+    and `inspection`, what the functions named below return, None where `missing` has a sentence for
+    the same key instead.
 
     Raises UserError if the directory is not the workdir of a run.
     """
@@ -46,7 +46,7 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     flat = config_lib.flatten(config)
     reference, compared_with = reference_of(workdir, flat)
     found = {'name': os.path.basename(os.path.abspath(workdir)), 'workdir': workdir,
-             'config': flat, 'classes': classes, 'rows': rows, 'reference': reference,
+             'config': flat, 'classes': classes, 'rows': rows,
              'compared_with': compared_with, 'differences': differences(flat, reference),
              'summary': summary(rows, flat['batch_size']), 'missing': {},
              'model': None, 'data': None, 'predictions': None, 'inspection': None}

@@ -77,7 +77,10 @@ def explore(model: Model) -> dict[str, Any]:
 
 
 def photos(model: Model) -> list[tuple[np.ndarray, str]]:
-    """Prepared images and their labels: the first of the evaluation split with other labels."""
+    """Prepared images and their labels: the first of the evaluation split with other labels.
+
+    Raises UserError where no image can be read.
+    """
     dataset = model.dataset
     source = sources.open_source(dataset['name'], dataset['eval_split'], dataset['data_dir'],
                                  model.weights.classes, dataset['label'])
@@ -88,6 +91,8 @@ def photos(model: Model) -> list[tuple[np.ndarray, str]]:
     for image, label in zip(batch['image'][batch['mask']], batch['label'][batch['mask']],
                             strict=True):
         found.setdefault(names_of(label, source.class_names), image)
+    if not found:
+        raise UserError(f'none of the first images of {dataset["eval_split"]} can be read')
     return [(image, label) for label, image in list(found.items())[:PHOTOS]]
 
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,6 @@ import numpy as np
 from markupsafe import Markup
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.calibration import BINS
 from vit_jax.reporting import charts, collect, pictures
 from vit_jax.workdir import record
 
@@ -160,7 +160,7 @@ def _predictions(run, found):
     values = {'confusion': None, 'confused': None, 'reliability': None}
     matrix = None
     if found['calibration']['expected_error'] is not None:
-        values['reliability'] = charts.reliability(found['calibration']['bins'], BINS)
+        values['reliability'] = charts.reliability(found['calibration']['bins'])
     if 'confusion' in found:
         matrix = charts.matrix(names, found['confusion'])
         values['confused'] = charts.pairs(names, matrix)
@@ -203,7 +203,8 @@ def _rendered(values, runs, title, subtitle, data, sections):
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {'percent': percent, 'count': '{:,}'.format, 'value': value}
+    environment.filters |= {'percent': percent, 'count': '{:,}'.format, 'value': value,
+                            'quote': shlex.quote}
     most = max((s['number'] for chart in values['curves'] for s in chart['series']), default=0)
     return environment.get_template('report.html.j2').render(
         **values, runs=runs, title=title, subtitle=subtitle, policy=POLICY.format(hashes),

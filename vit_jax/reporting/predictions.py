@@ -39,7 +39,7 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
     source = split.open_labelled_source(model.dataset, model.weights, None, None)
     batches = pipeline.eval_batches(source, with_index=True, **split.batch_settings(
         model.weights, mesh, batch_size, model.dataset['files_at_once']))
-    thumbnails: dict[int, np.ndarray] = {}
+    thumbnails: dict[int, str] = {}  # as the page has them, which takes less memory
     totals = scoring.total(model.module, model.params, model.loss, mesh,
                            _limited(batches, model, most, seconds, thumbnails), with_logits=True)
     rows, names = totals['rows'], source.class_names
@@ -51,7 +51,7 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
 
     def example(k):
         label = rows['label'][k]
-        return {'image': pictures.uri(thumbnails[int(rows['index'][k])]),
+        return {'image': thumbnails[int(rows['index'][k])],
                 'predicted': names[rows['predicted'][k]],
                 'confidence': float(rows['confidence'][k]), 'label': names_of(label, names),
                 'label_confidence': float(values[k][label > 0].max(initial=0) if label.ndim
@@ -78,7 +78,7 @@ def _limited(batches, model, most, seconds, thumbnails):
         yield batch | {'mask': mask}
         for index, image in zip(batch['index'][mask], model.pixels(batch['image'][mask]),
                                 strict=True):
-            thumbnails[int(index)] = pictures.thumbnail(image, SIDE)
+            thumbnails[int(index)] = pictures.uri(pictures.thumbnail(image, SIDE))
         if len(thumbnails) >= most or time.monotonic() - begin > seconds:
             return
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from vit_jax.errors import check_destination
+from vit_jax.errors import check_destination, writing
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.models.kernels import compiler_options
@@ -122,7 +122,7 @@ def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
     """Writes logits [images, classes], label, name of every image, and the names of classes."""
     order = np.argsort(rows['index'])
     names = [source.name_of(index) for index in rows['index'][order]]
-    with open(path, 'wb') as file:
+    with writing(path), open(path, 'wb') as file:
         np.savez(file, logits=rows['logits'][order], label=rows['label'][order],
                  name=np.array(names), classes=np.array(source.class_names))
     log.info('wrote %s: %d images, %d classes', path, *rows['logits'].shape)

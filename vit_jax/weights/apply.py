@@ -32,6 +32,8 @@ def prepare(weights: Weights, paths: Sequence[str]) -> Images:
     if isinstance(paths, str | os.PathLike):
         raise UserError(f'prepare takes a list of files, as in [{str(paths)!r}].')
     description.check_rgb(weights)
+    if not len(paths):
+        raise UserError('prepare takes one image file or more, and there is none.')
     size, preprocess = weights.image_size(), description.complete_preprocess(weights)
     return np.stack([image_files.load(os.fspath(path), size, preprocess) for path in paths])
 

@@ -94,7 +94,7 @@ def check_rgb(loaded: Weights) -> None:
 def complete_preprocess(loaded: Weights) -> dict:
     """All fields of `preprocess`; warns of the defaults of those that the weights do not state.
 
-    Raises UserError if they are fitted in a way that is not there.
+    Raises UserError if they are fitted or resized in a way that is not there.
     """
     defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
     if missing := sorted(defaults.keys() - stated.keys()):
@@ -104,8 +104,9 @@ def complete_preprocess(loaded: Weights) -> dict:
                     ' '.join(f'{name}={defaults[name]}' for name in missing),
                     published.hint(loaded) if loaded.layout == 'timm' else '')
     complete = {name: stated.get(name, default) for name, default in defaults.items()}
-    check_choice(f'preprocess.fit of {loaded.source}', complete['fit'],
-                 config.FIELDS['preprocess.fit'].values.choices)
+    for name in ('fit', 'resize'):
+        check_choice(f'preprocess.{name} of {loaded.source}, which --preprocess {name}=VALUE '
+                     'changes,', complete[name], config.FIELDS[f'preprocess.{name}'].values.choices)
     return complete
 
 
@@ -173,7 +174,7 @@ def _value(field, value, text):
 def read_names(path: str) -> list[str]:
     """Names of classes from a file with one per line, or a JSON array."""
     try:
-        text = record.read_text(path).strip()
+        text = record.read_text(path).removeprefix('\ufeff').strip()  # of Windows' editors
         names = json.loads(text) if text.startswith(('[', '{')) else text.splitlines()
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'--classes={path} cannot be read: {error}') from error

@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable
 
 import jax
@@ -31,17 +32,17 @@ def save(weights: Weights, path: str, to: str) -> None:
     An ONNX file cannot exceed 2 GiB: the parameters of larger models go into PATH.data.
     Raises UserError if jax2onnx is needed and not installed, or cannot convert the model.
     """
+    if to == 'onnx':
+        _save_onnx(weights, path)
+        return
     with files.replacing(path) as temporary:
-        if to == 'onnx':
-            _save_onnx(weights, temporary, f'{path}.data')
-        else:
-            batch, = jax.export.symbolic_shape('batch')
-            images = jax.ShapeDtypeStruct((batch, *_image_shape(weights)), jnp.float32)
-            exported = jax.export.export(jax.jit(function(weights)), platforms=PLATFORMS)(images)
-            pathlib.Path(temporary).write_bytes(exported.serialize())
+        batch, = jax.export.symbolic_shape('batch')
+        images = jax.ShapeDtypeStruct((batch, *_image_shape(weights)), jnp.float32)
+        exported = jax.export.export(jax.jit(function(weights)), platforms=PLATFORMS)(images)
+        pathlib.Path(temporary).write_bytes(exported.serialize())
 
 
-def _save_onnx(weights, path, data):
+def _save_onnx(weights, path):
     jax2onnx, onnx = _import('jax2onnx'), _import('onnx')
     if weights.model['resnet']:
         raise UserError('jax2onnx cannot convert the max-pooling of a ResNet for batches of any '
@@ -54,11 +55,17 @@ def _save_onnx(weights, path, data):
     program = jax2onnx.to_onnx(
         function(weights), inputs=[('batch', *_image_shape(weights))], model_name='vit_jax',
         input_names=['images'], output_names=['logits'])
-    if os.path.exists(data):
-        os.remove(data)  # of the file that is replaced; onnx appends to it
     _drop_unused(program.graph)
     large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
-    onnx.save_model(program, path, save_as_external_data=large, location=os.path.basename(data))
+    folder, name = os.path.split(path)
+    with tempfile.TemporaryDirectory(dir=folder or '.') as made:  # both names are in the file
+        onnx.save_model(program, f'{made}/{name}', save_as_external_data=large,
+                        location=f'{name}.data')
+        if large:
+            os.replace(f'{made}/{name}.data', f'{path}.data')
+        elif os.path.exists(path):
+            pathlib.Path(f'{path}.data').unlink(missing_ok=True)  # of the model that is replaced
+        os.replace(f'{made}/{name}', path)
 
 
 def _drop_unused(graph):

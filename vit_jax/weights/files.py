@@ -17,7 +17,8 @@ from vit_jax.errors import UserError
 from vit_jax.weights import limits, npz_file, sidecars, torch_file
 
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
-_OTHERS = ('open_clip_model.safetensors', 'training_args.bin')  # found beside models
+# Beginnings of files beside models: of OpenCLIP's, and of the state of transformers' Trainer.
+_OTHERS = ('open_clip_model.', 'training_args.', 'optimizer.', 'scheduler.', 'scaler.', 'rng_state')
 _DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U64', 'U32', 'U16', 'U8',
            'BOOL')  # of .safetensors
 SIDECARS = ('config.json', 'preprocessor_config.json')
@@ -140,7 +141,7 @@ def _files_of_model(path):
     names = sorted(os.listdir(path))
     kinds = ('model.safetensors', 'model.safetensors.index.json', *WEIGHT_FILES)  # best first
     found = next((files for kind in kinds if (files := [
-        n for n in names if n.endswith(kind) and n not in _OTHERS])), [])
+        n for n in names if n.endswith(kind) and not n.startswith(_OTHERS)])), [])
     if len(found) != 1:
         what = f'several: {", ".join(found)}. Name one of them' if found else (
             f'none, but {", ".join(names[:8])}' if names else 'none: the directory is empty')
@@ -183,12 +184,14 @@ def check_replaceable(path: str, written: Collection[str] = WRITTEN) -> None:
 def replacing(path: str, written: Collection[str] = WRITTEN) -> Iterator[str]:
     """The name for a new file or directory, which then takes the place of what is at `path`."""
     check_replaceable(path, written)
-    temporary = f'{path.rstrip("/")}.writing-{os.getpid()}'
+    path = os.path.realpath(path)  # a link stays one
+    temporary, old = (f'{path}.{word}-{os.getpid()}' for word in ('writing', 'replaced'))
     try:
         yield temporary
         if os.path.isdir(path):  # which cannot be replaced in one step
-            shutil.rmtree(path)
-        os.replace(temporary, path.rstrip('/'))
+            os.rename(path, old)
+        os.replace(temporary, path)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # which leaves a file alone
         pathlib.Path(temporary).unlink(missing_ok=True)

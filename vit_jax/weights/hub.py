@@ -23,12 +23,13 @@ def fetch(source: str) -> str:
         raise UserError(f'{source!r}: expected hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/FILE or '
                         'timm:NAME, as in hf:google/vit-base-patch16-224.')
     repository, file = '/'.join(parts[:2]), parts[2:]
-    for patterns in ([file] if file else _KINDS):
+    if file:
+        beside = [os.path.join(os.path.dirname(*file), name) for name in files.SIDECARS]
+        return os.path.join(_download(source, repository, [*file, *beside]), *file)
+    for patterns in _KINDS:
         folder = _download(source, repository, [*patterns, *files.SIDECARS])
-        if file:
-            return os.path.join(folder, *file)
         names = os.listdir(folder) if os.path.isdir(folder) else ()  # no directory without files
-        if any(not name.endswith('.json') for name in names):
+        if any(name.endswith(files.WEIGHT_FILES) for name in names):
             return folder
     raise UserError(f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz '
                     'file.')

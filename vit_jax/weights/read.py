@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +23,8 @@ log = logging.getLogger(__name__)
 _PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
 
 
-def load(source: str, fields: Mapping[str, Any] | None = None, *, step: int | None = None,
-         allow_nonfinite: bool = False) -> Weights:
+def load(source: str | os.PathLike, fields: Mapping[str, Any] | None = None, *,
+         step: int | None = None, allow_nonfinite: bool = False) -> Weights:
     """Loads a file, a directory with one model, a workdir (`step` of it) or one checkpoint.
 
     From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME'. `fields` are of the
@@ -32,6 +33,7 @@ def load(source: str, fields: Mapping[str, Any] | None = None, *, step: int | No
     or arrays are damaged, missing, not of the model or of another shape than the others imply;
     unless allowed, also for NaN and infinity.
     """
+    source = os.fspath(source)
     path = hub.fetch(source)
     if run := record.find(path):
         _refuse(source, fields)

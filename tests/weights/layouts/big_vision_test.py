@@ -10,6 +10,7 @@ from tests.support import described, small
 from tests.support.parameters import randomised
 from tests.support.small import assert_close, assert_same_arrays, through
 from vit_jax import models, weights
+from vit_jax.errors import UserError
 from vit_jax.models import variants
 
 
@@ -124,7 +125,8 @@ def make_resnet(**fields):
 
 
 @pytest.mark.parametrize(('kind', 'name', 'shape'), [
-    (variants.bit_resnet, 'norm-pre-head/scale', (1, 1, 1, 512)),
+    pytest.param(variants.bit_resnet, 'norm-pre-head/scale', (1, 1, 1, 512),
+                 marks=pytest.mark.slow),
     (variants.hybrid_resnet, 'gn_root/scale', (32,))], ids=['bit_paper', 'bit'])
 def test_resnets_of_big_vision(kind, name, shape, tmp_path, caplog):
     """Logits are those of its two models written down once more; GroupNorms once had four axes."""
@@ -150,3 +152,15 @@ def test_a_resnet_of_other_formulas_is_not_written(tmp_path):
     given = make_resnet(weight_epsilon=1e-8)
     assert 'model.resnet.weight_epsilon is 1e-08, there it is 1e-10' in small.message(
         weights.save, given, str(tmp_path / 'x.npz'), 'big_vision')
+
+
+def test_a_grid_that_would_be_read_as_a_square_with_a_class_token_is_refused(tmp_path):
+    """5x2 patches: there are ten positions of patches alone, as of 3x3 with a class token."""
+    vit = small.make('vit')
+    model = models.build(vit.model, vit.num_classes)
+    params = randomised(model, np.zeros((1, 40, 16, 3)))
+    given = dataclasses.replace(vit, params=params,
+                                preprocess=vit.preprocess | {'image_size': (40, 16)})
+    with pytest.raises(UserError, match='10 patches, one more than a square has, would be read'):
+        weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
+    assert not any(tmp_path.iterdir())

@@ -100,6 +100,14 @@ def test_file_without_fields(tmp_path):
     assert 'has the arrays of a vit_jax model but not its fields' in message(tmp_path / 'x')
 
 
+@pytest.mark.parametrize('size', [16, [16]])
+def test_a_square_may_be_one_number(size, tmp_path):
+    path, given = str(tmp_path / 'x.safetensors'), small.make('no-position')
+    weights.save(dataclasses.replace(given, preprocess=given.preprocess | {'image_size': size}),
+                 path, 'vit_jax')
+    assert weights.load(path).image_size() == (16, 16)
+
+
 @pytest.mark.parametrize('change', [{'mean': None}, {'fit': None, 'antialias': None}], ids=str)
 def test_what_files_of_before_do_not_say_of_images(change, tmp_path):
     """Then images kept their shape and were antialiased; null is as if nothing was said."""

@@ -88,6 +88,15 @@ def _allowed_values(model, path):
     return google.formulas_of(of_kind(())) | PLAIN
 
 
+def _refusals(weights, path):
+    """Without the position of the class token, so many patches would be taken to have it."""
+    if not {'cls', 'position'} <= weights.params.keys():
+        return []
+    patches = weights.params['position']['embedding'].shape[-2] - 1
+    return [f'{patches} patches, one more than a square has, would be read as a square and a class '
+            'token'] if _has_class_token(patches, old=False) else []
+
+
 def _finish(arrays, weights):
     """Adds the position embedding of the class token to the token."""
     if not {'cls', 'pos_embedding'} <= arrays.keys():
@@ -107,5 +116,5 @@ def _usual_preprocess(weights):
 
 LAYOUT = Layout(
     mark=r'Transformer/encoderblock(_0)?/LayerNorm_0/scale|(root_block/)?conv_root/kernel',
-    suffixes=('.npz',), read=_read, table=_table, allowed_values=_allowed_values, finish=_finish,
-    usual_preprocess=_usual_preprocess)
+    suffixes=('.npz',), read=_read, table=_table, allowed_values=_allowed_values,
+    refusals=_refusals, finish=_finish, usual_preprocess=_usual_preprocess)

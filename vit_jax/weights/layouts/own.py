@@ -15,6 +15,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import variants
+from vit_jax.models.vit import as_pair
 from vit_jax.weights import sidecars
 from vit_jax.weights.layout import Layout, Reading
 from vit_jax.weights.model import Weights, with_defaults
@@ -97,7 +98,8 @@ def _read(contents):
     raw = sidecars.parse(contents.metadata[_KEY], where)
     stated = sidecars.checked(_Stated, raw, where)
     preprocess = raw['preprocess'] and _OLDER | {
-        name: value for name, value in _tuples(raw['preprocess']).items() if value is not None}
+        name: as_pair(value) if name == 'image_size' else value
+        for name, value in _tuples(raw['preprocess']).items() if value is not None}
     return Reading(contents.arrays, with_defaults(_tuples(raw['model'])), (), stated.num_classes,
                    stated.classes, preprocess, stated.loss)
 
