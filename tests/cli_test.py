@@ -124,7 +124,7 @@ def test_a_mistyped_option_of_the_command():
 
 
 def test_aliases_name_fields():
-    assert set(cli.ALIASES.values()) <= config_lib.all_fields().keys()
+    assert set(config_lib.ALIASES.values()) <= config_lib.all_fields().keys()
 
 
 @pytest.mark.parametrize(('given', 'meant'), [
@@ -192,5 +192,5 @@ def test_out_of_memory_says_what_to_do(caplog):
         jax.jit(lambda: jax.numpy.ones((10**6, 10**9)).at[0].set(0))()
     errors.report(error.value)
     assert 'error: out of memory: ' in caplog.text
-    assert 'add --config.accum_steps=0, which splits the batch into parts that fit' in caplog.text
+    assert 'In training --config.accum_steps=0 splits the batch into parts that fit' in caplog.text
     assert 'Traceback' not in caplog.text

@@ -50,6 +50,7 @@ def test_a_workdir_scores_as_its_run_logged(run, capsys):
     assert right / 12 == pytest.approx(result['eval/accuracy'])
 
 
+@pytest.mark.slow
 def test_the_label_of_a_run_is_that_of_its_evaluation(tfds_directory, tmp_path, capsys, caplog):
     config = load('quickstart').get_config()
     config.update_from_flattened_dict(TINY | {
@@ -206,7 +207,9 @@ def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
 
 
 def test_what_cannot_be_saved(run, tmp_path, caplog):
+    (tmp_path / 'full.npz').symlink_to('/dev/full')
     for path, message in [('x.csv', 'x.csv cannot be written: expected a name that ends in .npz'),
+                          (f'{tmp_path}/full.npz', f'{tmp_path}/full.npz cannot be written: No sp'),
                           (f'{tmp_path}/no/x.npz', f'there is no directory {tmp_path}/no')]:
         assert evaluate.main([f'--workdir={run}', f'--save={path}']) == 1
         assert message in caplog.records[-1].getMessage()
@@ -397,7 +400,8 @@ def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
     (['--fewshot='], "--fewshot is '': expected"),
     (['--fewshot=1', '--fewshot_l2=0'], "--fewshot_l2 is '0': expected"),
     (['--fewshot=1', '--fewshot_seeds=0'], '--fewshot_seeds is 0'),
-    (['--fewshot=1', '--fewshot_split=test'], '--fewshot_split and --split are both test'),
+    (['--fewshot=1', '--fewshot_split=test'], '--fewshot_split test and --split test have'),
+    (['--fewshot=1', '--fewshot_split=test[8:]'], 'test[8:] and --split test have images in'),
     (['--fewshot=1', '--representation=cls'], "the representation is 'cls'. It is one of: pre_log"),
     (['--fewshot_split=train'], '--fewshot_split is for few-shot accuracy: add --fewshot='),
     (['--fewshot=1,21'], '21 shots are more than'),

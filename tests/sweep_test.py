@@ -8,7 +8,7 @@ import pytest
 from tests.support.pages import check, write_workdir
 from tests.support.runs import ROOT, TINY, begin, check_message, load, run_here
 from vit_jax import config as config_lib
-from vit_jax import reporting, sweep
+from vit_jax import reporting, sweep, vtab
 from vit_jax.data.sources import open_source
 from vit_jax.errors import DivergedError, UserError
 from vit_jax.reporting import page
@@ -73,6 +73,25 @@ def test_a_field_without_which_the_config_is_impossible(fields, monkeypatch, tmp
 def test_a_field_is_swept_once():
     with pytest.raises(UserError, match=f'--config.{LR} is given twice: give it once'):
         sweep.separate([f'--config.{LR}=1,2', f'--config.{LR}', '3,4'])
+    for one in ([f'--config.{LR}=3'], [f'--config.{LR}', '3']):
+        with pytest.raises(UserError, match=f'--config.{LR} is given twice: give it once'):
+            sweep.separate([f'--config.{LR}=1,2', *one])
+
+
+CONFIG = 'from tests.support.runs import load\nget_config = load("quickstart").get_config\n'
+
+
+@pytest.mark.parametrize(('tried', 'code', 'message'), [
+    (sweep, 'def get_grid(name):\n    return {}', 'get_grid() missing 1 required positional argum'),
+    (sweep, 'def get_grid():\n    return {"seed": (1, 1 / 0)}', 'line 4: ZeroDivisionError: '),
+    (vtab, 'def get_tasks():\n    return 1 / 0', 'line 4: ZeroDivisionError: division by zero'),
+    (vtab, 'import no_such_package', 'line 3: ModuleNotFoundError: No module named'),
+    (vtab, 'def get_tasks(', 'was never closed')])
+def test_mistakes_in_the_config_file(tried, code, message, tmp_path):
+    (tmp_path / 'mine.py').write_text(CONFIG + code)
+    result = run_here(f'--config={tmp_path}/mine.py', f'--workdir={tmp_path}/run', command=tried)
+    check_message(result, message)
+    assert f'a function get_{"grid" if tried is sweep else "tasks"}()' in result.stderr
 
 
 @pytest.mark.parametrize(('dataset', 'rates'), [
@@ -101,7 +120,7 @@ def finetune_rate(dataset):
 def test_a_recipe_whose_grid_is_one_value(tmp_path):
     result = run_here('--config=configs/finetune.py:ti16,vtab', f'--workdir={tmp_path}',
                       command=sweep)
-    check_message(result, f'--config.{LR}=0.01 has one value, 0.01: a sweep needs two or more')
+    check_message(result, 'configs/finetune.py:ti16,vtab has no grid of its own.')
 
 
 @pytest.fixture
@@ -184,7 +203,7 @@ def test_what_a_diverging_run_writes_is_json(config, tmp_path):
     config.update_from_flattened_dict({
         'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'log_every': 100,
         'eval_every': 1})
-    with pytest.raises(DivergedError, match='update norm inf at step 1. No checkpoint had been'):
+    with pytest.raises(DivergedError, match='update_norm is inf at step 1. No checkpoint had been'):
         loop.train(config, str(tmp_path))
     assert [valid_json(line) for line in (tmp_path / 'metrics.jsonl').open()] == []
 
@@ -415,6 +434,12 @@ def test_splits_that_cannot_be_used(config, tmp_path):
     assert ("error: dataset.test_split is 'tset': 'digits' has no split 'tset'; it has 'train' and "
             "'test'\n") in result.stderr
     assert 'Traceback' not in result.stderr
+
+
+def test_a_sum_does_not_tell_what_the_best_one_trains_on(config, tmp_path):
+    config.dataset.update(train_split='train[:20]+test[:4]', final_split='')
+    with pytest.raises(UserError, match=r'is the sum train\[:20\]\+test\[:4\]: name what the best'):
+        sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path))
 
 
 def test_sums_of_splits_are_compared_by_part(config, tfds_directory, tmp_path, monkeypatch):

@@ -10,10 +10,11 @@ import functools
 import logging
 import os
 import re
+import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import flax.linen as nn
 import jax
@@ -29,22 +30,6 @@ from vit_jax.processes import consensus, launch
 from vit_jax.weights import description
 
 LOGGER = terminal.LOGGER
-
-# What other code bases call a field of the config.
-ALIASES = {
-    'lr': 'optimizer.learning_rate', 'peak_lr': 'optimizer.learning_rate', 'bs': 'batch_size',
-    'base_lr': 'optimizer.learning_rate', 'wd': 'optimizer.weight_decay', 'batch': 'batch_size',
-    'epochs': 'num_epochs', 'total_epochs': 'num_epochs', 'steps': 'num_steps', 'res': 'image_size',
-    'total_steps': 'num_steps', 'max_steps': 'num_steps', 'warmup': 'optimizer.warmup_steps',
-    'opt': 'optimizer.name', 'grad_clip_norm': 'optimizer.clip_norm', 'resolution': 'image_size',
-    'grad_clip': 'optimizer.clip_norm', 'img_size': 'image_size', 'data': 'dataset.name',
-    'data_path': 'dataset.name', 'depth': 'model.num_layers', 'width': 'model.hidden_size',
-    'embed_dim': 'model.hidden_size', 'heads': 'model.num_heads', 'patch': 'model.patch_size',
-    'dropout': 'model.dropout_rate', 'drop_path': 'model.stochastic_depth_rate',
-    'drop_path_rate': 'model.stochastic_depth_rate', 'model_init': 'pretrained',
-    'init_from': 'pretrained', 'weights': 'pretrained', 'smoothing': 'loss.label_smoothing',
-    'teacher': 'teacher.weights',
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -142,6 +127,22 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     is given twice; a mistyped argument may have meant one of the command's `own_options`.
     """
     file, overrides = config_file(arguments)
+    with _explained(file, 'get_config([ARGUMENT]) that returns a config'):
+        config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file}'])
+        config_lib.flatten(config)  # asking for fields reads the file
+    return override(config, overrides, own_options)
+
+
+def from_config_file(file: str | None, function: str, *arguments: str) -> Any:
+    """What another function of the file returns, None if it has none; errors as `read_config`."""
+    with _explained(file, f'{function}({", ".join(map(repr, arguments))})'):
+        found = runpy.run_path(file.partition(':')[0]).get(function)
+        return found and found(*arguments)
+
+
+@contextlib.contextmanager
+def _explained(file, expected):
+    """What is wrong with a config file becomes a UserError."""
     if file is None:
         raise UserError('add --config=FILE, as in --config=configs/vit.py:b16')
     path = file.partition(':')[0]
@@ -149,16 +150,13 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
         raise UserError(f'no config file {os.path.abspath(path)}: --config is a path from the '
                         'current directory, as in --config=configs/vit.py:b16')
     try:
-        config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file}'])
-        config_lib.flatten(config)  # asking for fields reads the file
+        yield
     except UserError:
         raise
     except Exception as error:  # the file is a program: it may raise anything
         cause = error.__cause__ if isinstance(error, OSError) else error  # ml_collections wraps it
-        raise UserError(f'--config={file}: {_where(cause or error, file)} Expected a '
-                        'Python file with a function get_config([ARGUMENT]) that returns a '
-                        'config, as those in configs/.') from error
-    return override(config, overrides, own_options)
+        raise UserError(f'--config={file}: {_where(cause or error, file)} Expected a Python file '
+                        f'with a function {expected}, as those in configs/.') from error
 
 
 def override(config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
@@ -227,7 +225,7 @@ def _check_names(overrides, fields, own_options):
 
 def _meant(name, fields):
     """The field that has another name elsewhere, or that stands in a section; None if unknown."""
-    meant = ALIASES.get(name.rpartition('.')[-1])
+    meant = config_lib.ALIASES.get(name.rpartition('.')[-1])
     in_sections = [field for field in fields if field.endswith(f'.{name}')]
     return meant if meant in fields else in_sections[0] if len(in_sections) == 1 else None
 

@@ -14,7 +14,7 @@ import ml_collections
 from flax import traverse_util
 
 from vit_jax import fields, models
-from vit_jax.config_fields import FIELDS
+from vit_jax.config_fields import ALIASES, FIELDS  # noqa: F401 - for who takes options
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.models import masked
 from vit_jax.models.vit import as_pair

@@ -213,3 +213,19 @@ FIELDS = {  # by dotted name
                                   'between them'),
                       'also get this config and what metrics.jsonl gets; empty: none'),
 }
+
+# What other code bases call a field.
+ALIASES = {
+    'lr': 'optimizer.learning_rate', 'peak_lr': 'optimizer.learning_rate', 'bs': 'batch_size',
+    'base_lr': 'optimizer.learning_rate', 'wd': 'optimizer.weight_decay', 'batch': 'batch_size',
+    'epochs': 'num_epochs', 'total_epochs': 'num_epochs', 'steps': 'num_steps', 'res': 'image_size',
+    'total_steps': 'num_steps', 'max_steps': 'num_steps', 'warmup': 'optimizer.warmup_steps',
+    'opt': 'optimizer.name', 'grad_clip_norm': 'optimizer.clip_norm', 'resolution': 'image_size',
+    'grad_clip': 'optimizer.clip_norm', 'img_size': 'image_size', 'data': 'dataset.name',
+    'data_path': 'dataset.name', 'depth': 'model.num_layers', 'width': 'model.hidden_size',
+    'embed_dim': 'model.hidden_size', 'heads': 'model.num_heads', 'patch': 'model.patch_size',
+    'dropout': 'model.dropout_rate', 'drop_path': 'model.stochastic_depth_rate',
+    'drop_path_rate': 'model.stochastic_depth_rate', 'model_init': 'pretrained',
+    'init_from': 'pretrained', 'weights': 'pretrained', 'smoothing': 'loss.label_smoothing',
+    'teacher': 'teacher.weights',
+}

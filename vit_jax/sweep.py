@@ -19,13 +19,11 @@ sweep that was stopped, and with more values trains what they add. The outcome i
 DIR/sweep.png and written to DIR/sweep.json; DIR/report.html shows all runs side by side.
 """
 
-import argparse
 import functools
 import itertools
 import logging
 import os
 import re
-import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -86,26 +84,26 @@ def separate(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             raise UserError(f'{name} is given twice: give it once, with all its values.')
         texts[field] = text
         del rest[:1 if separately else 0]
+    for field in texts:
+        if any(re.fullmatch(rf'--?config\.{re.escape(field)}(=.*)?', other) for other in others):
+            raise UserError(f'--config.{field} is given twice: give it once, with all its values.')
     return texts, others
 
 
 def _grid_of_file(arguments):
     """The texts of the fields that get_grid of the config file names."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument('--config')
-    file, others = parser.parse_known_args(arguments)
-    path, has_argument, argument = file.config.partition(':')
+    file, others = cli.config_file(arguments)
+    path, has_argument, argument = file.partition(':')
     need = (f'a sweep needs a field with two values or more, as in --config.{RATE}=0.003,0.01. '
             'Commas in fields of several values and in text belong to one value')
-    get_grid = runpy.run_path(path).get('get_grid')
-    if get_grid is None:
-        raise UserError(f'{need}. {path} has no grid of its own.')
-    grid = get_grid(*[argument] if has_argument else [])
+    grid = cli.from_config_file(file, 'get_grid', *[argument] if has_argument else [])
+    if grid is None or all(len(values) < 2 for values in grid.values()):
+        raise UserError(f'{need}. {file} has no grid of its own.')
     if one := [field for field in grid
                if any(other.partition('=')[0] == f'--config.{field}' for other in others)]:
         raise UserError(f'{need}; --config.{one[0]} has one. Without it the grid of {path} is '
                         f'taken: {", ".join(map(str, grid[one[0]]))}.')
-    log.info('the grid is that of %s', file.config)
+    log.info('the grid is that of %s', file)
     return {field: ','.join(map(str, values)) for field, values in grid.items()}
 
 
@@ -142,23 +140,15 @@ def run(config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str, r
 
     Raises DivergedError when training diverges with all members, or with the winner.
     """
-    from vit_jax.data.folders import choose_splits  # imports TensorFlow
-    from vit_jax.data.sources import split_name
-
     check_at_least('--repeats', repeats, 1)
-    members = combinations(grid)
-    train_split, eval_split = choose_splits(
-        config.dataset.name, config.dataset.train_split, config.dataset.eval_split)
-    final_split = config.dataset.final_split or split_name(train_split)
-    config = config_lib.changed(config, {
-        'dataset.train_split': train_split, 'dataset.eval_split': eval_split,
-        'dataset.final_split': final_split})
-    _check_splits(config.dataset)
+    members, config = combinations(grid), _with_splits(config)
+    final_split, eval_split = config.dataset.final_split, config.dataset.eval_split
     config.dataset.final_split = ''  # a run has nothing to do with it
     configs = [config_lib.changed(config, member) for member in members]
     for each in configs:  # now, and not after hours of training
         config_lib.checked(each)
         config_lib.checked(each, {'seed': each.seed + repeats - 1})
+    record.log_to(directory)
     log.info('the sweep tries %s', '  '.join(map(name_of, members)))
     scores = []
     for member, each in _part(list(zip(members, configs, strict=True)), part):
@@ -192,12 +182,29 @@ def _part(members, part):
     return members[number - 1::count]
 
 
+def _with_splits(config):
+    """The config with the splits that it leaves open; UserError when one cannot be used."""
+    from vit_jax.data.folders import choose_splits  # imports TensorFlow
+    from vit_jax.data.sources import split_name
+
+    dataset = config.dataset
+    train, scoring = choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
+    if '+' in train and not dataset.final_split:
+        raise UserError(f'dataset.train_split is the sum {train}: name what the best one trains '
+                        'on by --config.dataset.final_split=SPLIT.')
+    config = config_lib.changed(config, {
+        'dataset.train_split': train, 'dataset.eval_split': scoring,
+        'dataset.final_split': dataset.final_split or split_name(train)})
+    _check_splits(config.dataset)
+    return config
+
+
 def _check_splits(dataset):
     """Raises UserError, now and not after hours of training, when a split cannot be used.
 
     That is so where it does not exist, or scores on images that were trained on or chose.
     """
-    from vit_jax.data.sources import open_source, overlap, split_name
+    from vit_jax.data.sources import open_source, shared_split, split_name
 
     if not dataset.test_split:
         raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
@@ -222,11 +229,7 @@ def _check_splits(dataset):
             ('test_split', 'final_split', 'the winner trains on'),
             ('test_split', 'train_split', 'all members train on'),
             ('eval_split', 'train_split', 'all members train on')):
-        # Splits of TFDS sets may be sums of parts.
-        for part, other in itertools.product(*(dataset[x].split('+') for x in (used, scoring))):
-            name = split_name(part)
-            if name != split_name(other) or not overlap(other, part, size(name)):
-                continue
+        if name := shared_split(dataset[used], dataset[scoring], size):
             raise UserError(
                 f'dataset.{scoring} {dataset[scoring]!r} has images of dataset.{used} '
                 f'{dataset[used]!r}, which {why}: hold out a part, as in '

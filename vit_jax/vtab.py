@@ -10,10 +10,8 @@ does those whose data have come. At the end the log has a table of tasks and gro
 DIR/vtab.json the numbers; DIR/report.html shows all runs side by side.
 """
 
-import argparse
 import logging
 import os
-import runpy
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,20 +51,15 @@ def read_tasks(arguments: Sequence[str], only: str | None = None
 
     Raises UserError when the config file has no tasks, or a config is not possible.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument('--config')
-    file, others = parser.parse_known_args(arguments)
-    path, _, argument = (file.config or '').partition(':')
-    if not os.path.isfile(path):
-        cli.read_config(arguments)  # says what is wrong
-    get_tasks = runpy.run_path(path).get('get_tasks')
-    if get_tasks is None:
+    file, others = cli.config_file(arguments)
+    path, _, argument = (file or '').partition(':')
+    groups = cli.from_config_file(file, 'get_tasks')
+    if groups is None:
         raise UserError(f'{path} has no tasks (a function get_tasks): expected '
                         '--config=configs/vtab.py:MODEL.')
     if ',' in argument:
-        raise UserError(f'--config={file.config} names more than a model: expected '
+        raise UserError(f'--config={file} names more than a model: expected '
                         f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.')
-    groups = get_tasks()
     names = only.split(',') if only else list(groups)
     for name in names:
         check_choice('--tasks', name, tuple(groups))
@@ -92,6 +85,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     if len(missing) == len(configs):
         raise UserError('the data of none of the tasks are on this machine: prepare some as said '
                         'above, or name where they are by --config.dataset.data_dir=DIRECTORY.')
+    record.log_to(directory)
     scores = {}
     for task in (task for task in configs if task not in missing):
         config, folder = configs[task], os.path.join(directory, task)
@@ -104,7 +98,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
         except DivergedError as error:
             log.warning('%s diverges and has no accuracy: %s', task, error)
             scores[task] = None
-    log.info('accuracy on the test splits, trained on 1,000 examples each:\n%s',
+    log.info('accuracy on the test splits, after training on the final splits:\n%s',
              table(groups, scores))
     path = os.path.join(directory, 'vtab.json')
     record.write_json(path, as_json(groups, scores))

@@ -79,7 +79,8 @@ def test_settings_that_cannot_be(image_directory, tmp_path):
             ({'dataset': 'digits'}, 'add evals.fewshot.train_split and evals.fewshot.test_split'),
             ({'dataset': '/no/set', 'train_split': 'a', 'test_split': 'b'},
              r"few-shot needs /no/set .*: no directory '/no/set'.*gits'\. Without .*shots=$"),
-            ({'test_split': 'train'}, 'few-shot would learn from train and be scored on the same')]:
+            ({'test_split': 'train'}, 'it would learn from train and be scored on train, which'),
+            ({'test_split': 'train[50%:]'}, r'be scored on train\[50%:\], which have images in')]:
         fields = {f'evals.fewshot.{name}': value for name, value in fields.items()}
         with pytest.raises(UserError, match=message):
             run_lib.resolve(config(image_directory, **fields), str(tmp_path))

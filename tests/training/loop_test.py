@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.support.datasets import write_images
 from tests.support.runs import TIMED, TINY, load
-from vit_jax.errors import UserError
+from vit_jax.errors import DivergedError, UserError
 from vit_jax.evaluators import classification
 from vit_jax.training import accumulation, loop, sharding
 from vit_jax.training import run as run_lib
@@ -152,6 +152,16 @@ def test_steps_are_not_lost_with_their_evaluation(tmp_path, monkeypatch):
     assert [row['step'] for row in rows(tmp_path, 'eval/loss')] == [12]
 
 
+def test_an_update_that_is_too_large_and_finite_shows_in_the_evaluation(tmp_path):
+    """Its loss is not finite: the model is neither scored nor saved."""
+    broken = config(optimizer__name='sgd', optimizer__learning_rate=1e12, optimizer__clip_norm=0.0,
+                    optimizer__warmup_steps=0, num_steps=1, evals__fewshot__shots=(1,))
+    with pytest.raises(DivergedError, match='eval/loss is (nan|inf) at step 1. No checkpoint had'):
+        loop.train(broken, str(tmp_path))
+    assert not rows(tmp_path, 'eval/loss')
+    assert not any((tmp_path / 'checkpoints').iterdir())
+
+
 @pytest.mark.slow
 def test_not_finite_before_any_checkpoint(tmp_path):
     broken = config(optimizer__name='sgd', optimizer__learning_rate=1e25, optimizer__clip_norm=0.0,
@@ -184,6 +194,7 @@ def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_p
     assert both[0] == both[1]
 
 
+@pytest.mark.slow
 def test_signal_as_the_run_ends(tmp_path, monkeypatch):
     """Nothing is left to do, but what called the run, such as a sweep, is not to go on."""
     draw = curves.draw  # the last thing of an evaluation

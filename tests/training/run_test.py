@@ -199,8 +199,13 @@ def test_the_metric_that_decides_is_one_that_the_run_has(tmp_path):
     config = resolve(tmp_path, best_metric='fewshot/5shot', **{
         'evals.fewshot.shots': (1, 5), 'evals.fewshot.test_split': 'test'}).config
     assert run_lib.metric_names(config)[3:] == ['fewshot/1shot', 'fewshot/5shot']
+    config = config_lib.changed(config, {'dataset.multi_label': True})
+    assert 'eval/mean_average_precision' in run_lib.metric_names(config)
+    config = config_lib.changed(config, {'masked.target': 'mean_color'})  # and no classes
+    assert 'eval/mean_average_precision' not in run_lib.metric_names(config)
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_subset_are_those_of_the_run(tmp_path):
     """Also where a recipe states those of the whole."""
     fields = {'dataset.subset': '10%', 'dataset.num_examples': 1437, 'num_steps': 0,

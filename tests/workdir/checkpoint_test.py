@@ -93,6 +93,8 @@ def test_the_best_is_named_and_found_again(tmp_path, state):
     checkpointer.save(5, state)
     assert checkpointer.wait() == 5
     assert (checkpointer.best(), folders(tmp_path)) == (2, ['2', '5'])
+    checkpoint.Checkpointer(str(tmp_path), 1, False)  # keeps it no longer
+    assert not (tmp_path / 'best.json').exists()
 
 
 def test_of_losses_the_lowest_is_kept(tmp_path, state):
@@ -235,6 +237,11 @@ def test_room_for_what_will_be_kept_is_asked_for_first(tmp_path, state, monkeypa
     with pytest.raises(UserError, match=r'checkpoints has 0.2 MB free and the run needs 0.\d MB '
                        'more: it keeps 9 checkpoints of 0.1 MB'):
         checkpointer.require_room(state, 9)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(free=2 * size))
+    checkpointer.require_room(state, 2)
+    (tmp_path / 'checkpoints/1').rename(tmp_path / 'checkpoints/bad-1')  # which stays
+    with pytest.raises(UserError, match='more: it keeps 2 checkpoints'):
+        checkpointer.require_room(state, 2)
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(total=0, free=0))
     checkpointer.require_room(state, 9)
 

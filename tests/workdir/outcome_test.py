@@ -14,7 +14,7 @@ TWO_FIELDS = Outcome(
 
 @pytest.mark.parametrize(('value', 'text'), [
     (1e-3, '0.001'), (0.0, '0'), (1e-7, '1e-07'), (1000.0, '1000'), (12345678, '12345678'),
-    (True, 'True'), ('adam', 'adam')])
+    (0.99999999, '0.99999999'), (0.1 + 0.2, '0.3'), (True, 'True'), ('adam', 'adam')])
 def test_texts_of_values(value, text):
     assert text_of(value) == text
 

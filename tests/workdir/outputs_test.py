@@ -66,6 +66,8 @@ def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tm
                   lambda: outputs.advance(2, broken)):
         with pytest.raises(DivergedError, match='at step 2. The last good checkpoint, of step 1,'):
             write()
+    with pytest.raises(DivergedError, match='^eval/loss is nan at step 2. The last good'):
+        outputs.require_finite(2, EVALUATION | {'eval/loss': float('nan')})
     assert rows(tmp_path) == []
     assert [path.name for path in (tmp_path / 'checkpoints').iterdir()] == ['1']
 

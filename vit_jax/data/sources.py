@@ -2,11 +2,12 @@
 
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -133,10 +134,17 @@ def split_range(split: str, num_examples: int) -> tuple[int, int]:
     return first, max(first, last)
 
 
-def overlap(split: str, other: str, num_examples: int) -> bool:
-    """Whether two splits are parts of the same split, of so many examples, and share some."""
-    (first, last), (begin, end) = (split_range(each, num_examples) for each in (split, other))
-    return split_name(split) == split_name(other) and max(first, begin) < min(last, end)
+def shared_split(split: str, other: str, size: Callable[[str], int]) -> str | None:
+    """The split of which both, slices or sums of slices, have some of the same examples.
+
+    None if there is none. `size` tells how many examples a split has, by its name.
+    """
+    for parts in itertools.product(split.split('+'), other.split('+')):
+        if len(names := {*map(split_name, parts)}) == 1:
+            (first, last), (begin, end) = (split_range(part, size(*names)) for part in parts)
+            if max(first, begin) < min(last, end):
+                return names.pop()
+    return None
 
 
 def _parse_split(split):

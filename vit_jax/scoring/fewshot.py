@@ -55,16 +55,19 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
 
 
 def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tuple[Any, Any]:
-    """Where examples are drawn, and what is scored; UserError where they are the same."""
+    """Where examples are drawn, and what is scored; UserError where they share some."""
     from vit_jax.data import sources, subsets  # imports TensorFlow
 
     name, data_dir, test_split, label = (
         dataset[x] for x in ('name', 'data_dir', 'eval_split', 'label'))
-    if train_split == test_split:
-        raise UserError(f'--fewshot_split and --split are both {test_split}: expected images to '
-                        'learn from and others to be scored on.')
-    train = subsets.subset(sources.open_source(name, train_split, data_dir, label=label), subset,
-                           train_split)
+
+    def opened(each):
+        return sources.open_source(name, each, data_dir, label=label)
+
+    if sources.shared_split(train_split, test_split, lambda each: opened(each).num_examples):
+        raise UserError(f'--fewshot_split {train_split} and --split {test_split} have images in '
+                        'common: expected some to learn from and others to be scored on.')
+    train = subsets.subset(opened(train_split), subset, train_split)
     test = sources.open_source(name, test_split, data_dir, train.class_names, label)
     fewshot.check_single_label(train, name)
     split.check_equal_data(train, test)

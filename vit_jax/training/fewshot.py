@@ -73,11 +73,16 @@ def open_data(config: ConfigDict, dataset: ConfigDict, train: sources.Source, te
     if config.dataset and not (config.train_split and config.test_split):
         raise UserError(f'evals.fewshot.dataset is {config.dataset!r}: add '
                         'evals.fewshot.train_split and evals.fewshot.test_split, its splits.')
-    if train_split == test_split:
-        raise UserError(f'few-shot would learn from {train_split} and be scored on the same '
-                        'images: set evals.fewshot.train_split or evals.fewshot.test_split.')
     name, label = (config.dataset, '') if config.dataset else (dataset.name, dataset.label)
+
+    def size(split):
+        return sources.open_source(name, split, dataset.data_dir, label=label).num_examples
+
     try:
+        if sources.shared_split(train_split, test_split, size):
+            raise UserError(f'it would learn from {train_split} and be scored on {test_split}, '
+                            'which have images in common: set evals.fewshot.train_split or '
+                            'evals.fewshot.test_split.')
         if config.dataset or config.train_split:
             train = sources.open_source(name, train_split, dataset.data_dir,
                                         None if config.dataset else train.class_names, label)

@@ -97,7 +97,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
             outputs.log(step, values)
         evaluation = None
         if run.due('eval', step):
-            outputs.require_finite(step, values)  # or the metrics would have NaN
+            outputs.require_finite(step, values)
             with outputs.saved_if_it_fails(step, state, values):
                 evaluation = evaluate(run, state, outputs, interrupts)
         if run.due('checkpoint', step) or (evaluation and run.config.keep_best):
@@ -116,6 +116,8 @@ def evaluate(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrup
     batches = sharding.feed(run.eval_batches, run.program.mesh)
     sums = classification.total(run.program.eval_step, params, batches, interrupts.anywhere)
     values = sums and classification.metrics(sums)
+    if values:  # of an update that was too large, and finite itself
+        outputs.require_finite(int(state.step), values)
     if values and run.fewshot:
         few = run.fewshot(params, interrupts.anywhere)
         values = few and values | few

@@ -136,7 +136,8 @@ def _check_best_metric(config):
 def metric_names(config: ConfigDict) -> list[str]:
     """The numbers of every evaluation that tell how good the model is, for best_metric."""
     return ['eval/accuracy', 'eval/accuracy_top5', 'eval/loss',
-            *[classification.MEAN_AVERAGE_PRECISION] * config.dataset.multi_label,
+            *[classification.MEAN_AVERAGE_PRECISION] * (
+                config.dataset.multi_label and config.masked.target == 'none'),
             *(f'fewshot/{count}shot' for count in config.evals.fewshot.shots)]
 
 

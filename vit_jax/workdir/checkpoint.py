@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import pathlib
 import re
 import shutil
 import zlib
@@ -43,6 +44,8 @@ class Checkpointer:
         self.restored = {}  # `extra` of the checkpoint that was restored
         self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
         self._best_file = os.path.join(workdir, BEST) if keep_best else None
+        if not keep_best and consensus.is_main():  # of before, when the run did
+            pathlib.Path(workdir, BEST).unlink(missing_ok=True)
         self.scores, self.metric = {}, metric
         self._policies = [preservation_policy.LatestN(keep)] + [self] * keep_best
         self._open()
@@ -144,7 +147,9 @@ class Checkpointer:
 
         def check():
             there = sum(os.path.getsize(os.path.join(folder, name))
-                        for folder, _, names in os.walk(self.directory) for name in names)
+                        for step in record.saved_steps(self.directory)  # none that is set aside
+                        for folder, _, names in os.walk(os.path.join(self.directory, str(step)))
+                        for name in names)
             disk = shutil.disk_usage(self.directory)
             needed = (kept + 1) * size - there
             if needed > disk.free and disk.total:  # some network storage tells neither
@@ -257,4 +262,4 @@ def _amount(size):
 
 def first_line(error: Exception) -> str:
     """The beginning of what Orbax or TensorStore says, which may be pages."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

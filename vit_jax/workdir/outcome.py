@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
 def text_of(value: Any) -> str:
     """A value in names of directories: 0.001 as '0.001', 1000.0 as '1000'."""
-    return f'{value:g}' if isinstance(value, float) else str(value)
+    return f'{value:.12g}' if isinstance(value, float) else str(value)
 
 
 def name_of(member: Mapping[str, Any]) -> str:
@@ -42,7 +42,7 @@ def report(outcome: Outcome, directory: str) -> None:
 
     log.info('accuracy on %s of all that were tried:\n%s', outcome.eval_split, table(outcome))
     for seed, (accuracy, workdir) in outcome.finals.items():
-        log.info('%s, seed %d, trained on all of %s: %.2f %% accuracy on %s, in %s',
+        log.info('%s, seed %d, trained on %s: %.2f %% accuracy on %s, in %s',
                  name_of(outcome.members[outcome.best]), seed, outcome.final_split, 100 * accuracy,
                  outcome.test_split, workdir)
     mean, deviation = _mean_and_deviation(outcome)

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
@@ -20,6 +20,8 @@ from vit_jax.workdir.metrics import ACCURACY, MetricsLog
 from vit_jax.workdir.trackers import Trackers
 
 log = logging.getLogger(__name__)
+
+FINITE = ('loss', 'grad_norm', 'update_norm', 'eval/loss')  # else training has diverged
 
 
 class Outputs:
@@ -135,24 +137,28 @@ class Outputs:
     @contextlib.contextmanager
     def saved_if_it_fails(self, step: int, state: PyTree, values: dict[str, Array]
                           ) -> Iterator[None]:
-        """Saves the state before an error leaves: no steps are lost with their evaluation."""
+        """Saves the state before an error leaves, unless training has diverged.
+
+        So no steps are lost with their evaluation.
+        """
         try:
             yield
+        except DivergedError:
+            raise
         except Exception:
             if consensus.count() == 1:  # others may have no error, and would not save
                 self.save(step, state, values)
             raise
 
-    def require_finite(self, step: int, values: dict[str, Array]) -> None:
-        """Raises DivergedError, which names the last checkpoint, if values are not finite."""
-        loss, grad_norm, update_norm = (
-            float(values[name]) for name in ('loss', 'grad_norm', 'update_norm'))
-        if all(map(math.isfinite, (loss, grad_norm, update_norm))):
+    def require_finite(self, step: int, values: Mapping[str, Array | float]) -> None:
+        """Raises DivergedError, which names the last checkpoint, if a value of FINITE is not."""
+        found = {name: float(values[name]) for name in FINITE if name in values}
+        if all(map(math.isfinite, found.values())):
             return
         self._checkpoints.wait()
-        raise DivergedError(f'the loss is {loss}, the gradient norm {grad_norm} and the update '
-                            f'norm {update_norm} at step {step}. {self._checkpoints.last_good()} '
-                            'With another --workdir, lower optimizer.learning_rate, lengthen '
+        words = ', '.join(f'{name} is {value:g}' for name, value in found.items())
+        raise DivergedError(f'{words} at step {step}. {self._checkpoints.last_good()} With another '
+                            '--workdir, lower optimizer.learning_rate, lengthen '
                             'optimizer.warmup_steps, or set optimizer.clip_norm.')
 
     def conclude(self, step: int, received: signal.Signals | None) -> None:

@@ -10,6 +10,7 @@ from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
 from vit_jax.workdir import record
+from vit_jax.workdir.checkpoint import first_line
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Trackers:
             except Exception as error:  # clients raise what they like
                 self.close(complete=False)
                 raise UserError(
-                    f'{name} cannot begin a run ({_said(error)}). Mend what it says, as by '
+                    f'{name} cannot begin a run ({first_line(error)}). Mend what it says, as by '
                     f'{name}\'s own variables of the environment, or leave {name} out of '
                     f'--config.trackers; without {path} it begins another.') from error
             known[name] = self._runs[name].name
@@ -111,8 +112,4 @@ class Trackers:
             getattr(self._runs[name], action)(*args)
         except Exception as error:  # clients raise what they like
             del self._runs[name]
-            log.warning('%s has failed (%s): the run goes on without it', name, _said(error))
-
-
-def _said(error):
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+            log.warning('%s has failed (%s): the run goes on without it', name, first_line(error))
