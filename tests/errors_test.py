@@ -32,6 +32,14 @@ def test_of_a_long_line_the_middle_is_left_out():
     assert str(errors.UserError(listed)) == listed
 
 
+def test_a_pipe_that_closes_is_no_mystery(caplog):
+    """As with `| head -1`; of a file its name is said."""
+    errors.report(BrokenPipeError(32, 'Broken pipe'))
+    errors.report(BrokenPipeError(32, 'Broken pipe', 'x.csv'))
+    assert caplog.messages == ['error: Broken pipe: what reads the output has closed it.',
+                               "error: [Errno 32] Broken pipe: 'x.csv'"]
+
+
 def test_divergence_is_an_error_that_a_user_can_mend():
     assert issubclass(errors.DivergedError, errors.UserError)
 

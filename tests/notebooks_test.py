@@ -184,6 +184,10 @@ def test_fine_tune_without_a_folder_or_splits(tmp_path, execute):
     write_images(tmp_path / 'mine', ['ant', 'bee', 'cat'], 20)
     text = execute('fine_tune', 5, DATA=str(tmp_path / 'mine'), WORKDIR='other', **given)
     assert '% of 60 images are right' in text
+    for split, number in (('train', 60), ('val', 12)):  # alone, and beside one to be scored on
+        write_images(tmp_path / 'split' / split, ['ant', 'bee', 'cat'], number // 3)
+        text = execute('fine_tune', 5, DATA=str(tmp_path / 'split'), WORKDIR=split, **given)
+        assert f'% of {number} images are right' in text
 
 
 @pytest.mark.slow

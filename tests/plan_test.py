@@ -10,8 +10,9 @@ import sys
 import jax
 import pytest
 
+from tests.support import small
 from tests.support.runs import ROOT, environment
-from vit_jax import machine, plan
+from vit_jax import machine, plan, weights
 from vit_jax.training import accumulation
 
 TINY = ('--config.model.hidden_size=32', '--config.model.num_layers=3', '--config.model.mlp_dim=64',
@@ -66,6 +67,7 @@ B16 = '--config=configs/vit.py:b16'
      'dataset.num_examples is 0: a plan reads no data, so add --config.dataset.num_examples='),
     (['--config=configs/vit.py:b16,jft', '--devices=8', '--config.dataset.num_examples=9'],
      'dataset.num_classes is 0: a plan reads no data'),
+    ([B16, '--devices=2049', '--chip=h100'], '2,049 devices cannot be simulated: expected at most'),
     ([B16, '--devices=8', '--config.model.hiden_size=3'], 'Did you mean model.hidden_size'),
     (['--config=configs/vit.py:b17', '--devices=8'], "unknown model 'b17'"),
     (['--config=configs/nothing.py', '--devices=8'], 'no config file'),
@@ -109,6 +111,16 @@ def test_simulated_gpus_without_tensorflow_or_pytorch():
         p['seconds'][name] for name in ('arithmetic', 'memory', 'links'))
     assert p['device_days'] == pytest.approx(
         p['seconds']['least'] * p['num_steps'] * 16 / 86_400)
+
+
+@pytest.mark.slow
+def test_simulated_gpus_for_weights(tmp_path):
+    """Reading them starts JAX, which then has the devices that it began with."""
+    weights.save(small.make('vit'), f'{tmp_path}/x.npz', 'google')
+    p, _ = run(*TINY, '--chip=h100', '--devices=16', '--no-search',
+               f'--config.pretrained={tmp_path}/x.npz', '--config.dataset.num_examples=50000',
+               '--config.dataset.num_classes=10', config='configs/finetune.py:b16,cifar10')
+    assert p['mesh'] == {'data': 16, 'fsdp': 1, 'tensor': 1}
 
 
 @pytest.mark.slow

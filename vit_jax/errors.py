@@ -44,6 +44,8 @@ class Inapplicable(UserError):
 def report(error: BaseException) -> None:
     """Logs the error that ends a command; as one message if a user can mend it."""
     text = str(error)
+    if isinstance(error, BrokenPipeError) and error.filename is None:  # as `| head -1` does it
+        text = f'{error.strerror}: what reads the output has closed it.'
     if isinstance(error, (UserError, OSError)):  # OSError: a file that cannot be read or written
         log.error('error: %s', text)
     elif isinstance(error, ModuleNotFoundError):

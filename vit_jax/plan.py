@@ -39,9 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     jax.config.update('jax_platforms', 'cpu')
     jax.config.update('jax_enable_compilation_cache', False)
     chips.get(options.chip)
-    config = resolve(config)
-    with machine.same_sigterm():
+    require_numbers(config)
+    with machine.same_sigterm():  # reading weights starts JAX with as many devices as there are
         target = make_target(options)
+    config = resolve(config)
     target = target._replace(teacher=teacher.load(config)[0])
     found = report.make(config, target, options.search)
     print(report.text(found))
@@ -49,12 +50,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps(found))
 
 
-def resolve(config: ConfigDict) -> FrozenConfigDict:
-    """The complete config of a run, with the numbers of the data, which it must state."""
+def require_numbers(config: ConfigDict) -> None:
+    """Raises UserError unless the config states the numbers of the data."""
     for name in ('num_examples', 'num_classes'):
         if config.dataset[name] < 1:
             raise UserError(f'dataset.{name} is {config.dataset[name]}: a plan reads no data, so '
                             f'add --config.dataset.{name}=NUMBER.')
+
+
+def resolve(config: ConfigDict) -> FrozenConfigDict:
+    """The complete config of a run, with the numbers of the data that it states."""
     taken = pretrained.take_fields(config, None)[0] if config.pretrained else {}
     return config_lib.complete(config_lib.checked(config, taken), config.dataset.num_examples,
                                config.dataset.num_classes, config.dataset.multi_label)

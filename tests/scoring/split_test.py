@@ -28,3 +28,8 @@ def test_a_mapping_takes_a_thousand_classes_without_names_for_those_of_imagenet(
     assert found == {'ant': [310], 'bee': [309, 310], 'cat': []}
     with pytest.raises(UserError, match='goes by the names of classes, .* add --classes=FILE'):
         split.open_mapped_source(dataset, GIVEN, str(mapping))
+
+
+def test_without_a_head_there_are_no_classes():
+    with pytest.raises(UserError, match='headless has no head .*: score its features by --fewshot'):
+        split.open_labelled_source({}, small.make('headless'), None, None)

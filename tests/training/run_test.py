@@ -221,3 +221,9 @@ def test_the_numbers_of_a_subset_are_those_of_the_run(tmp_path):
     assert resolve(tmp_path, **fields).config.loss == run.config.loss
     with pytest.raises(UserError, match="dataset.subset: '10%' in the workdir, '144' now"):
         resolve(tmp_path, **fields | {'dataset.subset': '144'})
+
+
+def test_a_directory_is_found_from_elsewhere(image_directory, tmp_path, monkeypatch):
+    monkeypatch.chdir(image_directory.parent)
+    found = resolve(tmp_path / 'run', **{'dataset.name': image_directory.name})
+    assert found.config.dataset.name == str(image_directory)

@@ -228,6 +228,26 @@ def test_a_checkpoint_is_not_blamed_for_too_few_open_files(tmp_path, state, monk
     assert int(checkpointer.restore_latest(abstract(state)).step) == 2
 
 
+@pytest.mark.parametrize('what', ['a file', 'the folder'])
+def test_a_checkpoint_is_not_blamed_for_permissions(what, tmp_path, state, monkeypatch):
+    checkpointer = saved(tmp_path, state, [1, 2])
+    with monkeypatch.context() as patch:  # the tests may run as root, who may read all
+        if what == 'a file':
+            patch.setattr(os, 'access', lambda path, mode: not path.endswith('/meta/metadata'))
+        else:
+            scan = os.scandir
+
+            def refused(path):
+                if str(path).endswith('/2'):
+                    raise PermissionError(errno.EACCES, 'Permission denied', path)
+                return scan(path)
+            patch.setattr(os, 'scandir', refused)
+        with pytest.raises(PermissionError, match='Permission denied: .*/checkpoints/2'):
+            checkpointer.restore_latest(abstract(state))
+    assert folders(tmp_path) == ['1', '2']
+    assert int(checkpointer.restore_latest(abstract(state)).step) == 2
+
+
 def test_room_for_what_will_be_kept_is_asked_for_first(tmp_path, state, monkeypatch):
     checkpointer = saved(tmp_path, state, [1])
     size = sum(x.nbytes for x in jax.tree.leaves(state))

@@ -127,11 +127,11 @@ def class_contents(folder: str, expected: tuple[str, ...] | None) -> dict[str, d
     expected = classes if expected is None else expected
     if unknown := [name for name in classes if name not in expected]:
         raise UserError(
-            f"'{folder}' has class folder(s) of unknown classes: {', '.join(unknown)}; those of "
-            f'the training split or the weights are: {", ".join(expected)}. Rename or remove them')
+            f"'{folder}' has class folder(s) of unknown classes: {some(unknown)}; those of "
+            f'the training split or the weights are: {some(expected)}. Rename or remove them')
     if missing := [name for name in expected if name not in classes]:
         raise UserError(
-            f"'{folder}' has no folder for class(es) {', '.join(missing)}; if no example of them "
+            f"'{folder}' has no folder for class(es) {some(missing)}; if no example of them "
             'is intended, create an empty folder')
     contents = {name: entries(os.path.join(folder, name)) for name in classes}
     nested = [os.path.join(name, inner) for name, kinds in contents.items()

@@ -15,6 +15,7 @@ from vit_jax.training import chips
 SHAPES = {2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
           3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))}
 CUBE, LONGEST = 4, 24  # sides, in chips
+MOST = 2048  # devices of a CPU: further ones would be those of another process
 
 
 def shapes(chip: chips.Chip) -> dict[int, tuple[int, ...]]:
@@ -78,7 +79,10 @@ def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
 
 
 def simulated_devices(number: int) -> list[jax.Device]:
-    """This many CPU devices; UserError if this process has used JAX before, with fewer devices."""
+    """This many CPU devices; UserError for too many, or if JAX has started here with fewer."""
+    if number > MOST:
+        raise UserError(f'{number:,} devices cannot be simulated: expected at most {MOST:,}. '
+                        'Plan for so many, with the batch in proportion.')
     with contextlib.suppress(RuntimeError):  # JAX has started: its devices may be enough
         jax.config.update('jax_num_cpu_devices', number)
     devices = jax.devices('cpu')

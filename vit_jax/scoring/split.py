@@ -46,6 +46,9 @@ def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str |
     """The split, with other labels if JSON files with them are named; says what is scored."""
     from vit_jax.data.relabelled import relabelled
 
+    if not loaded.num_classes:
+        raise UserError(f'{loaded.source} has no head and therefore no classes: score its features '
+                        'by --fewshot=1,5, or fine-tune first (configs/finetune.py).')
     if mapping and labels:
         raise UserError('--labels and --mapping both replace the labels: give one of them.')
     source = (open_mapped_source(dataset, loaded, mapping) if mapping else

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,7 +73,7 @@ def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda
     mesh = sharding.make_mesh(config.mesh)
     share = sharding.data_share(mesh)
     dataset = config.dataset
-    _choose_splits(dataset, begun)
+    _complete_dataset(dataset, begun)
     train_data, eval_data = open_data(dataset)
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
@@ -116,8 +117,13 @@ def program_that_fits(program: Program) -> Program:
     return accumulation.choose(program, reserved=bytes_besides(program))
 
 
-def _choose_splits(dataset, begun):
-    """Sets those that the config leaves open, as at the start where the run has begun."""
+def _complete_dataset(dataset, begun):
+    """Sets the splits that the config leaves open, as at the start where the run has begun.
+
+    The path of a directory becomes absolute: elsewhere the same name may be of other images.
+    """
+    if dataset.name != 'digits' and os.path.isdir(os.path.expanduser(dataset.name)):
+        dataset.name = os.path.abspath(os.path.expanduser(dataset.name))
     if begun and not dataset.eval_split:
         dataset.eval_split = begun[0]['dataset']['eval_split']
         if '[' not in dataset.train_split:
@@ -159,7 +165,7 @@ def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
         dataset.num_examples = train.num_examples
     names = train.class_names
     if len(names) < 2:
-        raise UserError(f"'{dataset.name}' has one class, {names[0]}: a classifier needs two or "
+        raise UserError(f"'{dataset.name}' has one class, '{names[0]}': a classifier needs two or "
                         'more, in a directory one folder SPLIT/CLASS/ for each.')
     evaluation = sources.open_source(dataset.name, dataset.eval_split, dataset.data_dir, names,
                                      dataset.label)

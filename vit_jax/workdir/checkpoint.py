@@ -5,6 +5,7 @@ the devices. Orbax notices a missing file but not a flipped bit, which the finge
 """
 
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -234,12 +235,19 @@ class Checkpointer:
 def read_meta(folder: epath.Path) -> dict[str, Any]:
     """What is saved beside the state of a checkpoint: its fingerprint above all.
 
-    To be read first: ValueError if the checkpoint has a pipe or a device, whose reading never ends.
+    To be read first: ValueError if the checkpoint has a pipe or a device, whose reading never ends;
+    PermissionError if it must not be read, which Orbax does not tell from what is not there.
     """
-    for directory, _, names in os.walk(folder):
+    def denied(error):
+        if isinstance(error, PermissionError):
+            raise error
+
+    for directory, _, names in os.walk(folder, onerror=denied):
         for path in (os.path.join(directory, name) for name in names):
             if os.path.exists(path) and not os.path.isfile(path):
                 raise ValueError(f'{path} is neither a file nor a directory')
+            if os.path.exists(path) and not os.access(path, os.R_OK):
+                denied(PermissionError(errno.EACCES, os.strerror(errno.EACCES), path))
     return ocp.JsonCheckpointHandler().restore(folder / 'meta', args=ocp.args.JsonRestore())
 
 
