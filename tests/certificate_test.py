@@ -7,7 +7,7 @@ from benchmarks import certificate
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [
-    pytest.param(name, marks=pytest.mark.nightly if name == 'augreg' else ())
+    pytest.param(name, marks=pytest.mark.nightly if name in ('augreg', 'vit21k') else ())
     for name in certificate.RECIPES])
 def test_ten_steps_are_those_of_the_source(name):
     loss, params = certificate.compare(name, 10, 'float32', ['float32'])['float32']

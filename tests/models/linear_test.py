@@ -72,8 +72,9 @@ def test_a_model_starts_with_the_same_parameters(kernel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('fields', [dict(), dict(unroll=1), dict(remat_policy='products')],
-                         ids=str)
+@pytest.mark.parametrize('fields', [
+    dict(), dict(remat_policy='products'),
+    pytest.param(dict(unroll=1), marks=pytest.mark.nightly)], ids=str)
 def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
     """Beside a model of XLA's layers whose dropout draws the same."""
     images = random_images(*IMAGES)

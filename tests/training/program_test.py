@@ -56,7 +56,7 @@ def on_one_device():
 
 
 QUICK = {('vit', 'mixed')}
-SLOW = {('vit', 'fsdp'), ('accumulation', 'mixed'), ('adafactor', 'mixed'), ('gpu', 'mixed')}
+SLOW = {('vit', 'fsdp'), ('accumulation', 'mixed'), ('gpu', 'mixed')}
 
 
 def mark(case, mesh):
