@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.forked import Forked
 from tests.support.runs import ROOT
-from vit_jax import cli, errors
+from vit_jax import cli, config_fields, errors
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 
@@ -124,7 +124,7 @@ def test_a_mistyped_option_of_the_command():
 
 
 def test_aliases_name_fields():
-    assert set(config_lib.ALIASES.values()) <= config_lib.all_fields().keys()
+    assert set(config_fields.ALIASES.values()) <= config_lib.all_fields().keys()
 
 
 @pytest.mark.parametrize(('given', 'meant'), [

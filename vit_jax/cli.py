@@ -134,7 +134,10 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
 
 
 def from_config_file(file: str | None, function: str, *arguments: str) -> Any:
-    """What another function of the file returns, None if it has none; errors as `read_config`."""
+    """What another function of FILE[:ARGUMENT] returns, None if the file does not have it.
+
+    Raises UserError as `read_config`.
+    """
     with _explained(file, f'{function}({", ".join(map(repr, arguments))})'):
         found = runpy.run_path(file.partition(':')[0]).get(function)
         return found and found(*arguments)
@@ -207,13 +210,13 @@ def _check_names(overrides, fields, own_options):
     for name in names:
         field = re.sub(r'^--?(no)?config\.', '', name)
         if field == name:
-            meant = _meant(name.lstrip('-'), fields)
+            meant = config_lib.meant(name.lstrip('-'), fields)
             nearest = f'Did you mean --config.{meant}? ' if meant else nearest_names(
                 name, [*own_options, *(f'--config.{f}' for f in fields)])
             raise UserError(f'there is no option {name}. {nearest}Options are written '
                             '--name=value, those of the config --config.FIELD=VALUE.')
         if field not in fields:
-            meant = _meant(field, fields)
+            meant = config_lib.meant(field, fields)
             nearest = f'Did you mean {meant}? ' if meant else nearest_names(field, list(fields))
             raise UserError(f'this config has no field {field!r}. {nearest}All fields: '
                             'docs/config.md.')
@@ -221,13 +224,6 @@ def _check_names(overrides, fields, own_options):
         if isinstance(fields[field], list) and names.count(name) > 1:
             raise UserError(f'{name} is given {names.count(name)} times: give it once, with all '
                             f'its values, as in {name}=A,B')
-
-
-def _meant(name, fields):
-    """The field that has another name elsewhere, or that stands in a section; None if unknown."""
-    meant = config_lib.ALIASES.get(name.rpartition('.')[-1])
-    in_sections = [field for field in fields if field.endswith(f'.{name}')]
-    return meant if meant in fields else in_sections[0] if len(in_sections) == 1 else None
 
 
 def add_weights_options(parser: argparse.ArgumentParser) -> None:

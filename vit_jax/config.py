@@ -7,14 +7,14 @@ resnet.py. Nothing else has defaults.
 
 import fnmatch
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ml_collections
 from flax import traverse_util
 
 from vit_jax import fields, models
-from vit_jax.config_fields import ALIASES, FIELDS  # noqa: F401 - for who takes options
+from vit_jax.config_fields import ALIASES, FIELDS
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
@@ -34,6 +34,13 @@ def base(model: str = 'b16') -> ml_collections.ConfigDict:
     defaults = {name: field.default for name, field in FIELDS.items()}
     return ml_collections.ConfigDict(
         traverse_util.unflatten_dict(defaults, sep='.') | {'model': models.fields(model)})
+
+
+def meant(name: str, known: Collection[str]) -> str | None:
+    """The field that has another name elsewhere, or that stands in a section; None if unknown."""
+    field = ALIASES.get(name.rpartition('.')[-1])
+    in_sections = [x for x in known if x.endswith(f'.{name}')]
+    return field if field in known else in_sections[0] if len(in_sections) == 1 else None
 
 
 def all_fields() -> dict[str, fields.Field]:

@@ -140,10 +140,11 @@ def shared_split(split: str, other: str, size: Callable[[str], int]) -> str | No
     None if there is none. `size` tells how many examples a split has, by its name.
     """
     for parts in itertools.product(split.split('+'), other.split('+')):
-        if len(names := {*map(split_name, parts)}) == 1:
-            (first, last), (begin, end) = (split_range(part, size(*names)) for part in parts)
+        name, other_name = map(split_name, parts)
+        if name == other_name:
+            (first, last), (begin, end) = (split_range(part, size(name)) for part in parts)
             if max(first, begin) < min(last, end):
-                return names.pop()
+                return name
     return None
 
 

@@ -247,7 +247,7 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
             if os.path.exists(path) and not os.path.isfile(path):
                 raise ValueError(f'{path} is neither a file nor a directory')
             if os.path.exists(path) and not os.access(path, os.R_OK):
-                denied(PermissionError(errno.EACCES, os.strerror(errno.EACCES), path))
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     return ocp.JsonCheckpointHandler().restore(folder / 'meta', args=ocp.args.JsonRestore())
 
 
