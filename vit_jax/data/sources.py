@@ -142,7 +142,8 @@ def shared_split(split: str, other: str, size: Callable[[str], int]) -> str | No
     for parts in itertools.product(split.split('+'), other.split('+')):
         name, other_name = map(split_name, parts)
         if name == other_name:
-            (first, last), (begin, end) = (split_range(part, size(name)) for part in parts)
+            total = size(name)
+            (first, last), (begin, end) = (split_range(part, total) for part in parts)
             if max(first, begin) < min(last, end):
                 return name
     return None

@@ -1,5 +1,6 @@
 """A run, resolved: its config, data and weights become one immutable description and a state."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -75,6 +76,7 @@ def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda
     dataset = config.dataset
     _complete_dataset(dataset, begun)
     train_data, eval_data = open_data(dataset)
+    _warn_of_shared_images(dataset, train_data.class_names)
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(config, train_data.num_examples, len(train_data.class_names),
@@ -130,6 +132,18 @@ def _complete_dataset(dataset, begun):
             dataset.train_split = begun[0]['dataset']['train_split']
     dataset.train_split, dataset.eval_split = folders.choose_splits(
         dataset.name, dataset.train_split, dataset.eval_split)
+
+
+def _warn_of_shared_images(dataset, class_names):
+    def size(split):
+        return sources.open_source(
+            dataset.name, split, dataset.data_dir, class_names, dataset.label).num_examples
+
+    with contextlib.suppress(UserError):  # TFDS knows more ways to write a split
+        if sources.shared_split(dataset.train_split, dataset.eval_split, size):
+            log.warning('dataset.eval_split %s has images of dataset.train_split %s: evaluations '
+                        'score what the model is trained on',
+                        dataset.eval_split, dataset.train_split)
 
 
 def _check_best_metric(config):
