@@ -134,11 +134,11 @@ def test_weights_that_are_not_finite(tmp_path, caplog):
 def test_what_weights_do_not_say(source, tmp_path, caplog):
     path, names = str(tmp_path / 'x.npz'), tmp_path / 'names.txt'
     convert.convert(source(), path, 'google')
-    assert (f'{path} does not hold fit=squash, antialias=True, crop_ratio=0.8, resize=bicubic, '
-            'mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1), the names of the classes: '
+    assert (f'{path} does not hold --preprocess=fit=squash,antialias=True,crop_ratio=0.8,'
+            'resize=bicubic,mean=0.4,0.5,0.6,std=0.3,0.2,0.1, the names of the classes: '
             'say it where') in caplog.text
     convert.convert(source('rectangle'), path, 'google', overwrite=True)
-    assert 'std=(0.3, 0.2, 0.1), image_size=(16, 12), the names' in caplog.text
+    assert 'std=0.3,0.2,0.1, image_size=(16, 12), the names' in caplog.text
     path = str(tmp_path / 'x.safetensors')
     convert.convert(source(), path, 'timm', inexact=True)
     names.write_text('\n'.join(small.CLASSES))

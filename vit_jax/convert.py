@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from vit_jax import cli, errors, machine, web, weights
 from vit_jax.errors import UserError
-from vit_jax.weights import description, export, files
+from vit_jax.weights import description, export, files, published
 from vit_jax.weights import verify as verification
 
 
@@ -111,8 +111,10 @@ def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weig
 
 def log_what_is_lost(given: weights.Weights, path: str) -> None:
     """Logs what a file that holds nothing but arrays does not say."""
-    lost = [f'{name}={value}' for name, value in (given.preprocess or {}).items()
-            if name != 'image_size' or len(set(value)) > 1]
+    preprocess = given.preprocess or {}
+    lost = [f'--preprocess={words}'] if (words := published.words(preprocess)) else []
+    if len(set(size := preprocess.get('image_size', ()))) > 1:
+        lost.append(f'image_size={size}')
     lost += ['the names of the classes'] * bool(given.classes)
     lost += ['loss=sigmoid'] * (given.loss == 'sigmoid')
     if lost:

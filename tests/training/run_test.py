@@ -224,7 +224,8 @@ def test_the_numbers_of_a_subset_are_those_of_the_run(tmp_path):
 
 
 @pytest.mark.parametrize(('train', 'evaluation', 'shared'), [
-    ('train', 'test', False), ('train[:80%]', 'train[80%:]', False), ('train', 'train[90%:]', True)])
+    ('train', 'test', False), ('train[:80%]', 'train[80%:]', False),
+    ('train', 'train[90%:]', True)])
 def test_evaluation_on_what_is_trained_on_is_said(train, evaluation, shared, tmp_path, caplog):
     resolve(tmp_path, **{'dataset.train_split': train, 'dataset.eval_split': evaluation})
     text = (f'dataset.eval_split {evaluation} has images of dataset.train_split {train}: '

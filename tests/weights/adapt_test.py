@@ -134,6 +134,13 @@ def test_weights_of_another_model(new_fields, message):
         adapted(new_fields=new_fields)
 
 
+def test_patches_of_other_channels_are_not_resized():
+    params = {'embedding': {'kernel': np.zeros((4, 4, 3, 16), np.float32)}}
+    target = {'embedding': {'kernel': jax.ShapeDtypeStruct((8, 8, 1, 16), np.float32)}}
+    with pytest.raises(UserError, match='Choose the model that the weights are of.$'):
+        adapt.adapt(params, target, grid=(4, 4), source_grid=None, resize_patches=True)
+
+
 def of_pairs(table, old, new, class_token):
     """Relative positions resized pair by pair of tokens: the mean over pairs of equal offset."""
     middle, tokens = len(table) // 2, math.prod(new) + class_token

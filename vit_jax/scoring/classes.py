@@ -85,7 +85,8 @@ def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.shar
         rows |= {'predicted': logits.argmax(-1),
                  'confidence': make_probabilities(logits).max(-1),
                  'right': classification.top_hits(logits, batch['label'])[:, 0]}
-        rows |= {'logits': logits} if with_logits else {}
+        if with_logits:
+            rows['logits'] = logits
         return sums | {'rows': rows | sums.get('rows', {})}
 
     everywhere = sharding.replicated(mesh)

@@ -58,18 +58,14 @@ def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tupl
     """Where examples are drawn, and what is scored; UserError where they share some."""
     from vit_jax.data import sources, subsets  # imports TensorFlow
 
-    name, data_dir, test_split, label = (
-        dataset[x] for x in ('name', 'data_dir', 'eval_split', 'label'))
-
-    def opened(each):
-        return sources.open_source(name, each, data_dir, label=label)
-
-    if sources.shared_split(train_split, test_split, lambda each: opened(each).num_examples):
+    test_split = dataset['eval_split']
+    if sources.shared_split(train_split, test_split,
+                            lambda name: split.opened(dataset, name).num_examples):
         raise UserError(f'--fewshot_split {train_split} and --split {test_split} have images in '
                         'common: expected some to learn from and others to be scored on.')
-    train = subsets.subset(opened(train_split), subset, train_split)
-    test = sources.open_source(name, test_split, data_dir, train.class_names, label)
-    fewshot.check_single_label(train, name)
+    train = subsets.subset(split.opened(dataset, train_split), subset, train_split)
+    test = split.opened(dataset, test_split, train.class_names)
+    fewshot.check_single_label(train, dataset['name'])
     split.check_equal_data(train, test)
     return train, test
 

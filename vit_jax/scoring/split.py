@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,8 +21,8 @@ def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
                   ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sections `dataset` and `loss`, unweighted, of the config of a run, or the defaults.
 
-    Values in `given`, by field of the first, replace theirs where they are not empty. Raises
-    UserError where neither a run nor they say what to score.
+    Values of `given` that are not empty, by field of `dataset`, replace those of the config. Raises
+    UserError where neither says what to score.
     """
     base = config_lib.base()
     dataset, loss = base.dataset.to_dict(), base.loss.to_dict()
@@ -71,7 +71,6 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
 
     `path` is a JSON file, or the directory `mappings` that ObjectNet comes with.
     """
-    from vit_jax.data import sources
     from vit_jax.data.relabelled import mapped
 
     if os.path.isdir(path):
@@ -84,8 +83,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     if not loaded.classes and loaded.num_classes != 1000:  # not taken for ImageNet's
         raise UserError(f'--mapping={path} goes by the names of classes, and {loaded.source} has '
                         'none: add --classes=FILE.')
-    source = sources.open_source(dataset['name'], dataset['eval_split'], dataset['data_dir'],
-                                 label=dataset['label'])
+    source = opened(dataset, dataset['eval_split'])
     if source.multi_label:
         raise UserError(f'--mapping={path} is for images of one class, and those of '
                         f'{dataset["name"]} have several labels.')
@@ -96,7 +94,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
 
 
 def check_equal_data(*sources: Any) -> None:
-    """Raises UserError where processes have opened other data; the classes are the weights'."""
+    """Raises UserError where processes have opened different data; all take the weights' classes."""
     consensus.check_equal('the data', {
         f'images of split {number}': source.num_examples for number, source in enumerate(sources)})
 
@@ -107,16 +105,20 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
     Weights of other programs may name the same classes differently: then their order is trusted,
     and a warning says so. Raises UserError when the classes are not the same.
     """
-    from vit_jax.data import sources
-
-    name, split, data_dir, label = (
-        dataset[field] for field in ('name', 'eval_split', 'data_dir', 'label'))
-    source = sources.open_source(name, split, data_dir, label=label)
+    source = opened(dataset, dataset['eval_split'])
     if description.names_tell(loaded, source.class_names) and (
             source.class_names != tuple(loaded.classes)):
-        source = sources.open_source(name, split, data_dir, tuple(loaded.classes), label)
-    description.check_classes(loaded, source.class_names, name)
+        source = opened(dataset, dataset['eval_split'], tuple(loaded.classes))
+    description.check_classes(loaded, source.class_names, dataset['name'])
     return source
+
+
+def opened(dataset: dict[str, Any], split: str, class_names: Sequence[str] | None = None):
+    """A split of the data set, see sources.open_source."""
+    from vit_jax.data import sources  # imports TensorFlow
+
+    return sources.open_source(dataset['name'], split, dataset['data_dir'], class_names,
+                               dataset['label'])
 
 
 def broken(batches: Any) -> list[str]:

@@ -139,10 +139,10 @@ export async function classify(file) {
 }
 
 function show(file, {classes, image_size: [height, width], loss}, found) {
-  const colours = new ImageData(width, height).data.fill(255);
-  found.pixels.forEach((x, k) => { colours[k + Math.floor(k / 3)] = x; });  // rounds and cuts off
-  Object.assign(find('seen'), {width, height}).getContext('2d').putImageData(
-    new ImageData(colours, width, height), 0, 0);
+  const image = new ImageData(width, height);
+  image.data.fill(255);
+  found.pixels.forEach((x, k) => { image.data[k + Math.floor(k / 3)] = x; });  // rounds, cuts off
+  Object.assign(find('seen'), {width, height}).getContext('2d').putImageData(image, 0, 0);
   find('seen').classList.toggle('tiny', Math.max(height, width) <= 64);
   find('size').textContent = `What the model sees of it: ${height} × ${width} pixels`;
   const best = found.probabilities.map((share, k) => ({share, name: classes[k]}));
@@ -150,7 +150,7 @@ function show(file, {classes, image_size: [height, width], loss}, found) {
   find('best').replaceChildren(...best.slice(0, SHOWN).map(({share, name}, rank) => {
     const line = document.createElement('li');
     const [label, number, bar] = [0, 1, 2].map(() => document.createElement('span'));
-    Object.assign(label, {textContent: name});
+    label.textContent = name;
     Object.assign(number, {textContent: percent(share), className: 'n'});
     Object.assign(bar, {className: 'bar'}).style.setProperty('--v', share);
     line.classList.toggle('sure', loss === 'sigmoid' ? share >= 0.5 : rank === 0);

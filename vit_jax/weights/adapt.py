@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from flax import traverse_util
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from vit_jax.errors import UserError
 
@@ -43,30 +43,29 @@ def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
     _check_names(ours, theirs)
     changes = [Change(name, 'initialised', x.shape) for name, x in head.items()]
     changes += [Change(name, 'dropped', x.shape) for name, x in old_head.items()]
-    result = {}
+    result, class_token = {}, 'cls' in ours
     for name, x in ours.items():
         array, was = np.asarray(theirs[name], np.float32), theirs[name].shape
         along_lines = name.endswith(('row/position/relative', 'column/position/relative'))
         of_tokens = name.endswith(('position/embedding', 'position/relative')) and not along_lines
+        of_patches = name == 'embedding/kernel' and array.shape[2:] == x.shape[2:]
         # 4x4 and 2x8 patches have the same shape.
         resized = array.shape != x.shape or (of_tokens and source_grid not in (None, grid))
         if resized and along_lines:  # of axial attention, which has no class token
             old_line, line = ((1, (shape[-3] + 1) // 2) for shape in (was, x.shape))
             array = resize_offsets(array, old_line, line, resize, class_token=False)
         elif resized and of_tokens:
+            _check_grid(name, array, source_grid, grid, class_token)
             of_table = resize_offsets if name.endswith('relative') else _resize_tokens
-            array = of_table(array, _stated(name, array, source_grid, grid, 'cls' in ours), grid,
-                             resize, 'cls' in ours)
+            array = of_table(array, source_grid, grid, resize, class_token)
         elif resized and name.endswith(('position/row', 'position/column')):
             array = resize_grid(array, x.shape[-3:-1], resize)
-        elif resized and name == 'embedding/kernel' and resize_patches and (
-                array.shape[2:] == tuple(x.shape[2:])):
+        elif resized and of_patches and resize_patches:
             array = resize_kernel(array, x.shape[:2])
         if array.shape != x.shape:
-            hint = ' or set transfer.resize_patches=True' if name == 'embedding/kernel' else ''
-            raise UserError(f'{name} has shape {was} in the pre-trained weights and '
-                            f'{tuple(x.shape)} in the model. Choose the model that the weights '
-                            f'are of{hint}.')
+            hint = ' or set transfer.resize_patches=True' if of_patches else ''
+            raise UserError(f'{name} has shape {was} in the pre-trained weights and {x.shape} in '
+                            f'the model. Choose the model that the weights are of{hint}.')
         result[name] = array
         changes.append(Change(name, 'resized' if resized else 'loaded', x.shape, was))
     return traverse_util.unflatten_dict(result, sep='/'), changes
@@ -96,7 +95,8 @@ def resize_grid(embedding: Float[np.ndarray, '... rows columns hidden'], grid: t
 
 
 def resize_kernel(kernel: Float[np.ndarray, 'height width channels hidden'],
-                  patch: tuple[int, int]) -> Float[Array, 'new_height new_width channels hidden']:
+                  patch: tuple[int, int]
+                  ) -> Float[np.ndarray, 'new_height new_width channels hidden']:
     """The patch embedding for patches of another size (FlexiViT, arXiv 2212.08013, equation 4).
 
     Pseudo-inverse of the bilinear resize of patches: if patches grow, the new kernel embeds a
@@ -132,8 +132,8 @@ def resize_offsets(table: Float[np.ndarray, '... offsets heads head_dim'], old: 
     """
     flat = np.asarray(table, np.float32).reshape(*table.shape[:-2], -1)
     tokens = math.prod(grid) + class_token
-    sums, counts = np.zeros((*flat.shape[:-2], 2 * tokens - 1, flat.shape[-1])), np.zeros(
-        2 * tokens - 1)
+    sums = np.zeros((*flat.shape[:-2], 2 * tokens - 1, flat.shape[-1]))
+    counts = np.zeros(2 * tokens - 1)
 
     def add(rows, wanted, weights):
         for row, array, weight in zip(rows, np.moveaxis(wanted, -3, 0), weights, strict=True):
@@ -162,8 +162,8 @@ def _resize_centred(offsets, grid, method):
     return resize_grid(offsets, tuple(2 * n - 1 for n in grid), method)
 
 
-def _stated(name, array, source_grid, grid, class_token):
-    """The grid that positions are of; UserError if it is not known."""
+def _check_grid(name, array, source_grid, grid, class_token):
+    """Raises UserError if it is not known of which grid the positions are."""
     if source_grid is None:
         tokens = (array.shape[-3] + 1) // 2 if name.endswith('relative') else array.shape[-2]
         raise UserError(f'{name} has {tokens - class_token} patches in the pre-trained '
@@ -171,7 +171,6 @@ def _stated(name, array, source_grid, grid, class_token):
                         'size they are: they fit only as many patches, and the images here have '
                         f'{grid[0]}x{grid[1]}. Choose another image_size, or weights that state '
                         'theirs.')
-    return source_grid
 
 
 def _resize_tokens(array, source_grid, grid, method, class_token):
@@ -185,7 +184,7 @@ def _resize_tokens(array, source_grid, grid, method, class_token):
 def _check_names(ours, theirs):
     different = sorted(ours.keys() ^ theirs.keys())
     if different:
-        lines = [f'  {name}: ' + (f'only in the model, {tuple(ours[name].shape)}' if name in ours
+        lines = [f'  {name}: ' + (f'only in the model, {ours[name].shape}' if name in ours
                                   else f'only in the weights, {theirs[name].shape}')
                  for name in different]
         more = f'\n  and {len(lines) - 12} more' if len(lines) > 12 else ''

@@ -53,7 +53,7 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     that are not prepared, not in a batch, or of other channels.
     """
     model = fastest_model(weights)
-    probabilities = jax.nn.sigmoid if weights.loss == 'sigmoid' else jax.nn.softmax
+    activation = jax.nn.sigmoid if weights.loss == 'sigmoid' else jax.nn.softmax
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), weights.params)
 
     @functools.lru_cache(1)  # the copies of one number of devices
@@ -65,7 +65,7 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     def outputs(params, images):
         logits, sown = model.apply({'params': params}, images, mutable='intermediates')
         representation = sown['intermediates']['representation'][0]
-        return representation.astype(jnp.float32), probabilities(logits)
+        return representation.astype(jnp.float32), activation(logits)
 
     @functools.partial(jax.jit, static_argnums=2,
                        compiler_options=kernels.compiler_options(model))

@@ -23,7 +23,7 @@ def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | No
               loss: str | None = None) -> Weights:
     """The weights with the fields of --preprocess, the names in the file of --classes, and --loss.
 
-    `preprocess` is such as ['resize=bicubic', 'mean=0.485,0.456,0.406'].
+    `preprocess` is, for example, ['resize=bicubic', 'mean=0.485,0.456,0.406'].
 
     Raises UserError if a field or value is impossible, or there are not as many names as classes.
     """
@@ -43,12 +43,14 @@ def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | No
 
 
 def class_names(loaded: Weights) -> list[str]:
-    """A name for each class: that of the weights, of ImageNet-1k for 1000, which is said, or none.
+    """A name for each class: from the weights, else ImageNet-1k's for 1000, else 'class 0', ...
 
-    Without any they are 'class 0', 'class 1' and so on.
+    A warning says that names are taken from ImageNet-1k.
     """
-    if loaded.classes or loaded.num_classes != 1000:
-        return loaded.classes or [f'class {k}' for k in range(loaded.num_classes)]
+    if loaded.classes:
+        return loaded.classes
+    if loaded.num_classes != 1000:
+        return [f'class {k}' for k in range(loaded.num_classes)]
     log.warning('%s does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
                 'they are others, add --classes=FILE.', loaded.source)
     text = importlib.resources.files('vit_jax.weights').joinpath('imagenet1k.txt').read_text()
@@ -66,7 +68,7 @@ def names_tell(loaded: Weights, names: Sequence[str]) -> bool:
 
 
 def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
-    """Raises UserError unless the classes of the weights are the `names` of those of `data`.
+    """Raises UserError unless `names`, the classes of `data`, are those of the weights.
 
     Where names do not tell, their order is trusted, and a warning says so.
     """
@@ -94,7 +96,7 @@ def check_rgb(loaded: Weights) -> None:
 def complete_preprocess(loaded: Weights) -> dict:
     """All fields of `preprocess`; warns of the defaults of those that the weights do not state.
 
-    Raises UserError if they are fitted or resized in a way that is not there.
+    Raises UserError if `fit` or `resize` is not one of the known methods.
     """
     defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
     if missing := sorted(defaults.keys() - stated.keys()):

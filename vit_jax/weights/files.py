@@ -102,7 +102,7 @@ def write(path: str, arrays: dict[str, np.ndarray], kind: str,
 
     Raises UserError if the kind is one of PyTorch's and PyTorch is not installed.
     """
-    arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in sorted(arrays.items())}
+    arrays = {name: np.asarray(x, order='C') for name, x in sorted(arrays.items())}
     if kind == '.npz':
         with open(path, 'wb') as file:  # or NumPy would add .npz to the name
             np.savez(file, **arrays)

@@ -113,7 +113,7 @@ def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int
 
 def with_defaults(fields: Mapping) -> dict:
     """All fields of a model, from its sizes and those that differ from the defaults."""
-    # Not by what training was computed, which another machine may lack, or compile for minutes.
+    # Without training's kernels and loops: another machine may lack them, or compile for minutes.
     return models.fields('b16' if 'hidden_size' in fields else 'r50x1') | {
         name: value for name, value in fields.items()
         if name not in ('attention_kernel', 'linear_kernel', 'unroll', 'remat_policy')}
@@ -134,18 +134,19 @@ _HEADS = {(64, 6, 192): 2, (384, 36, 1536): 6, (512, 12, 2048): 8, (640, 12, 256
 
 def guess_heads(model: Mapping) -> int:
     """Heads of the published size, otherwise one per 64 features: linear layers hide them."""
-    return _HEADS.get(_sizes(model), max(1, model['hidden_size'] // 64))
+    return _HEADS.get(sizes(model), max(1, model['hidden_size'] // 64))
 
 
 def heads_are_published(model: Mapping, num_classes: int) -> bool:
     """Whether all released models of these sizes have as many heads as guess_heads says."""
     # timm's vit_base_patch16_gap_224 has 16 heads; SigLIP's, with 12, have no head of classes.
     unclear = model['pool'] == 'gap' and tuple(model['patch_size']) == (16, 16) and (
-        _sizes(model) == (768, 12, 3072) and num_classes)
-    return _sizes(model) in _HEADS and not unclear
+        sizes(model) == (768, 12, 3072) and num_classes)
+    return sizes(model) in _HEADS and not unclear
 
 
-def _sizes(model):
+def sizes(model: Mapping) -> tuple[int, int, int]:
+    """hidden_size, num_layers and mlp_dim of a transformer."""
     return tuple(model[name] for name in ('hidden_size', 'num_layers', 'mlp_dim'))
 
 

@@ -1,6 +1,7 @@
 """NumPy's .npz: a zip file of arrays, whose sizes are checked before they are read."""
 
 import io
+import math
 import zipfile
 
 import ml_dtypes
@@ -10,7 +11,7 @@ from numpy.lib import format as npy
 from vit_jax.errors import UserError
 from vit_jax.weights import limits
 
-_BFLOAT16 = np.dtype('V2')  # what NumPy makes of it, which does not know it
+_BFLOAT16 = np.dtype('V2')  # how NumPy, which does not know bfloat16, reads it
 _DTYPES = ('float64', 'float32', 'float16', 'int64', 'int32', 'int16', 'int8', 'uint64', 'uint32',
            'uint16', 'uint8', 'bool')
 _START = 1 << 14  # bytes; NumPy allows headers of 10,000
@@ -31,7 +32,7 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
     arrays = {}
     for name, (info, shape, dtype, start) in members.items():
         size = info.file_size - start
-        if size != (expected := int(np.prod(shape, dtype=object)) * dtype.itemsize):
+        if size != (expected := math.prod(shape) * dtype.itemsize):
             raise ValueError(f'{name} has {size} bytes, its shape {shape} needs {expected}')
         with file.open(info) as member:
             x = npy.read_array(member, allow_pickle=False)

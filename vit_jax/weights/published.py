@@ -1,8 +1,8 @@
 """How released models prepare images, for files with nothing but arrays.
 
-From the pretrained_cfg of timm 1.0.31 (tests/weights/published_test.py compares), for the models of
-it that can be read here. Several models may have the same arrays, as those of AugReg and DeiT: then
-the name of the file decides, if it has theirs, and otherwise nothing does.
+From the pretrained_cfg of timm 1.0.31 (tests/weights/published_test.py compares), for those of its
+models that can be read here. Several models may have the same arrays, as those of AugReg and DeiT:
+then the name of the file decides, if it has theirs, and otherwise nothing does.
 """
 
 import re
@@ -131,5 +131,5 @@ def _name(model):
     """As in models/variants.py, which does not have all sizes."""
     if 'hidden_size' not in model:
         return f'r{3 * sum(model["resnet"]["units"]) + 2}x{model["resnet"]["width"] // 64}'
-    size = _FURTHER.get(tuple(model[name] for name in ('hidden_size', 'num_layers', 'mlp_dim')))
+    size = _FURTHER.get(model_lib.sizes(model))
     return f'{size}{model["patch_size"][0]}' if size else variants.name_of(model)

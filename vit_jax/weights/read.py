@@ -130,7 +130,7 @@ def _build(contents, name, source, fields):
 
 
 def _with_preprocess(loaded, layout):
-    """What is not stated is taken from the program or model if it is sure, which is said."""
+    """If nothing is stated, takes what the program or model surely uses, and says so."""
     if loaded.preprocess or not (usual := layout.usual_preprocess(loaded)):
         return loaded
     reason, preprocess = usual

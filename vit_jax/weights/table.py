@@ -82,8 +82,7 @@ Found = list[tuple[Entry, np.ndarray]]  # arrays, each with its entry, placehold
 def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple[Found, list[str]]:
     """The arrays that the table has, and the names of those that it does not have."""
     entries = {name: _find(name, table, lambda entry: [entry.theirs]) for name in arrays}
-    found = [(entry._replace(theirs=name), arrays[name])
-             for name, entry in entries.items() if entry]
+    found = [(entry, arrays[name]) for name, entry in entries.items() if entry]
     return found, [name for name, entry in entries.items() if not entry]
 
 

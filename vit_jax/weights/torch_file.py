@@ -26,7 +26,7 @@ _Tensor = collections.namedtuple('_Tensor', 'storage offset shape strides')
 # What a pickle may name, as functions of the arguments that it gives them.
 _ALLOWED = {
     ('collections', 'OrderedDict'): lambda *_: {},
-    ('torch._utils', '_rebuild_tensor_v2'): lambda *numbers: _Tensor(*numbers[:4]),
+    ('torch._utils', '_rebuild_tensor_v2'): lambda *arguments: _Tensor(*arguments[:4]),
     ('torch._utils', '_rebuild_parameter'): lambda tensor, *_: tensor,
     **{('torch', name): name for name in STORAGES}}
 _KEYS = (str, int, float, bytes, type(None))

@@ -86,7 +86,7 @@ def _verify_photo(written, path):
              '1 of 255; largest difference of logits %.2g', others, change.max())
     can_be_equal = preprocess['antialias'] and preprocess['resize'] != 'area' and (
         preprocess['fit'] in ('transformers', 'squash'))
-    if can_be_equal and others > 1:  # of the others description.log_other_pixels has told
+    if can_be_equal and others > 1:  # for others, log_other_pixels has warned
         raise UserError(f'transformers prepares photos for {path} in another way than '
                         f'{written.source} asks for: {others:.2g} % of the pixels of one differ by '
                         'more than 1 of 255.')

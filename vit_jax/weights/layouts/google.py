@@ -89,9 +89,10 @@ def _allowed_values(model, path):
 
 
 def _refusals(weights, path):
+    if all(x.dtype.name != 'bfloat16' for x in flatten(weights.params).values()):
+        return []
     return ["the arrays are bfloat16, which .npz files state as bytes of no type; Google's code "
-            'and timm cannot read them: add --dtype=float32, or --to=big_vision, whose code can'
-            ] if any(x.dtype.name == 'bfloat16' for x in flatten(weights.params).values()) else []
+            'and timm cannot read them: add --dtype=float32, or --to=big_vision, whose code can']
 
 
 LAYOUT = Layout(

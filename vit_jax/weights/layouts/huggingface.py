@@ -12,7 +12,7 @@ from msgspec import Meta
 from vit_jax.data import resizing
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
-from vit_jax.weights import description, sidecars
+from vit_jax.weights import description, published, sidecars
 from vit_jax.weights.layout import PLAIN, Layout, Reading
 from vit_jax.weights.sidecars import Deviations, Epsilon, Layers, Means, Ratio, Sides, Size
 from vit_jax.weights.table import Entry, torch_modules
@@ -45,9 +45,6 @@ class _Size(msgspec.Struct):
     shortest_edge: Size | None = None
     height: Size | None = None
     width: Size | None = None
-
-    def side(self):
-        return max(self.shortest_edge or 0, self.height or 0, self.width or 0)
 
 
 class _Processor(msgspec.Struct):
@@ -155,8 +152,9 @@ def _read_processor(raw):
 
 def _side(size):
     """The larger side of a size as processors write it, 0 if they write none."""
-    return size.side() if isinstance(size, _Size) else max(size) if isinstance(size, list) else (
-        size or 0)
+    if isinstance(size, _Size):
+        size = [size.shortest_edge or 0, size.height or 0, size.width or 0]
+    return max(size) if isinstance(size, list) else size or 0
 
 
 def _refusals(weights, path):
@@ -180,8 +178,7 @@ def _sidecars(weights):
         log.warning('images are %dx%d, and no processor of transformers keeps the shape of a photo '
                     'and crops it to shapes other than squares: preprocessor_config.json is not '
                     'written. Prepare images as vit_jax.data.images does, with %s.', height, width,
-                    ', '.join(f'{name}={value}' for name, value in given.items()
-                              if name != 'image_size'))
+                    published.words(given))
         return config
     description.log_other_pixels(weights, 'transformers')
     processor = dict(
@@ -226,7 +223,7 @@ def _int_or_pair(size):
 LAYOUT = Layout(
     mark=r'(vit\.)?embeddings\.patch_embeddings\.projection\.weight', suffixes=('',), read=_read,
     table=lambda model: _TABLE, allowed_values=lambda model, path: PLAIN | dict(resnet=(None,)),
-    refusals=_refusals, sidecars=_sidecars, finish=lambda arrays, weights: {
+    refusals=_refusals, sidecars=_sidecars, finish=lambda arrays, weights: (
         # Without a head, names are those of a ViTModel.
-        name if weights.num_classes else name.removeprefix('vit.'): x
-        for name, x in arrays.items()})
+        arrays if weights.num_classes else
+        {name.removeprefix('vit.'): x for name, x in arrays.items()}))

@@ -36,7 +36,7 @@ def _schema(fields):
                                          if type(x) in _KINDS])
 
 
-class _Resnet(_schema(variants.bit_resnet(1))):
+class _Resnet(_schema(variants.bit_resnet(()))):
     units: Annotated[list[Layers], Meta(max_length=8)] = []
 
 
@@ -65,7 +65,7 @@ class _Stated(msgspec.Struct):
 
 
 _FIELDS = _Stated.__struct_fields__
-# What was done before these could be chosen, and were written.
+# What was done before the config had these fields.
 _OLDER = dict(fit='cover', antialias=True)
 
 

@@ -39,10 +39,11 @@ _HYBRIDS = {(): 'vit_tiny_r_s16_p8_224', (2, 2, 2, 2): 'vit_small_r26_s32_224',
             (3, 4, 9): 'vit_base_r50_s16_224', (3, 4, 6, 3): 'vit_large_r50_s32_224'}
 _BITS = {((3, 4, 6, 3), 1): '50x1', ((3, 4, 6, 3), 3): '50x3', ((3, 4, 23, 3), 1): '101x1',
          ((3, 4, 23, 3), 3): '101x3', ((3, 8, 36, 3), 2): '152x2', ((3, 8, 36, 3), 4): '152x4'}
+# Models whose GELU is tanh, by name.
+_TANH_MODELS = r'(patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip_(gap_)?512'
 # The same by what arrays show: (hidden_size, patch) -> number of patches, 0 for any; none of these
 # has a class token.
 _TANH_SIZES = {(768, 32): 0, (1024, 16): 1024, (1152, 16): 0, (1536, 16): 0}
-_TANH_MODELS = r'(patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip_(gap_)?512'
 
 
 class _Args(msgspec.Struct):
@@ -131,15 +132,17 @@ def _read(contents):
     config = sidecars.checked(_Config, raw if 'architecture' in raw else {}, 'config.json')
     args, images = config.model_args or _Args(), config.pretrained_cfg or config
     labels = config.label_names or images.label_names
+    preprocess = _preprocess(args, images)
     stated = dict(classes=labels if isinstance(labels, list) else None,
-                  preprocess=_preprocess(args, images) or None)
+                  preprocess=preprocess or None)
     _check_pool(args.global_pool or images.global_pool or config.global_pool, arrays)
     if 'stem.conv.weight' in arrays:
         return Reading(arrays, {'resnet': _RESNET}, _BIT, **stated)
     name = config.architecture
-    shape = lambda name: np.shape(arrays.get(name))  # noqa: E731
-    tanh = (re.search(_TANH_MODELS, name) if name else 'cls_token' not in arrays and _is_tanh(
-        shape('norm.weight'), shape('patch_embed.proj.weight')[2:], shape('pos_embed')[1:2]))
+    norm, kernel, position = (np.shape(arrays.get(array)) for array in (
+        'norm.weight', 'patch_embed.proj.weight', 'pos_embed'))
+    tanh = (re.search(_TANH_MODELS, name) if name else
+            'cls_token' not in arrays and _is_tanh(norm, kernel[2:], position[1:2]))
     act = args.act_layer or ('gelu_tanh' if tanh else 'gelu')
     check_choice('act_layer in config.json', act, tuple(_GELU))
     check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
@@ -148,8 +151,7 @@ def _read(contents):
         fields['num_heads'] = _HEADS[name]
     fields |= {ours: value for theirs, ours in _SIZES.items() if (value := getattr(args, theirs))}
     table = _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
-    image_size = (stated['preprocess'] or {}).get('image_size')
-    return Reading(_pad_position(arrays, image_size), fields, table, **stated,
+    return Reading(_pad_position(arrays, preprocess.get('image_size')), fields, table, **stated,
                    assumed=() if name else ('gelu',))
 
 
@@ -160,8 +162,7 @@ def _is_tanh(hidden_size, patch, patches):
 
 
 def _preprocess(args, images):
-    if images.crop_mode:
-        check_choice('crop_mode in config.json', images.crop_mode, ('center', 'squash'))
+    check_choice('crop_mode in config.json', images.crop_mode or 'center', ('center', 'squash'))
     if images.interpolation:
         check_choice('interpolation in config.json', images.interpolation,
                      (*_RESIZE, 'random'))  # of training, by any of them
