@@ -144,7 +144,8 @@ def theirs(recipe: Recipe, config: ConfigDict, data: list[dict], params, dtype) 
     def update(params, memory, image, label, share, count, rate, decay):
         other = {'reversed': lambda x: x[::-1], 'next': lambda x: jnp.roll(x, 1, 0)}.get(
             recipe.mixed_with, lambda x: x)
-        share = jnp.where(recipe.mixed_with == 'next', jnp.maximum(share, 1 - share), share)
+        if recipe.mixed_with == 'next':
+            share = jnp.maximum(share, 1 - share)
         image, target = (share * x + (1 - share) * other(x)
                          for x in (image, jnp.eye(CLASSES, dtype=dtype)[label]))
 

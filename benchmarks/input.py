@@ -31,9 +31,9 @@ from vit_jax.workdir import memory
 SIZE = (224, 224)
 
 
-def copies(photos, folder, count=256):
+def copies(photos, folder):
     """The photos as FOLDER/photos/train/{a,b}/N.jpg of 512x384 pixels."""
-    paths = sorted(p for p in pathlib.Path(photos).rglob('*') if p.suffix.lower() == '.jpg')[:count]
+    paths = sorted(p for p in pathlib.Path(photos).rglob('*') if p.suffix.lower() == '.jpg')[:256]
     for number, path in enumerate(paths):
         target = pathlib.Path(folder, 'photos', 'train', 'ab'[number % 2], f'{number:03}.jpg')
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -32,10 +32,10 @@ def attention(x, p):
     return jnp.einsum('bhtd,hdw->btw', mixed, p['out']['kernel']) + p['out']['bias']
 
 
-def sincos(rows, columns, width, temperature=10_000):
+def sincos(rows, columns, width):
     """big_vision's models/vit.py, posemb_sincos_2d: [1, patches, width]."""
     y, x = np.mgrid[:rows, :columns]
-    omega = 1 / temperature ** (np.arange(width // 4) / (width // 4 - 1))
+    omega = 1 / 10_000 ** (np.arange(width // 4) / (width // 4 - 1))
     x, y = np.outer(x.ravel(), omega), np.outer(y.ravel(), omega)
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None]
 

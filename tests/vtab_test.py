@@ -291,8 +291,8 @@ def test_a_signal_ends_all(tasks, monkeypatch):
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--tasks=a,e'], "--tasks is 'e'. It is one of: a, b, c, d."),
     (['--tasks=b'], 'the data of none of the tasks are on this machine'),
-    (['--config.dataset.label=colour'], "the task a: the label is to be 'colour', and only TFDS "
-     "sets have several to choose from: leave dataset.label empty for 'digits'."),
+    (['--config.dataset.label=colour'], "the task a: dataset.label (--label) is 'colour', and only "
+     "TFDS sets have several to choose from: leave it empty for 'digits'."),
     (['--config.batchsize=3'], 'Did you mean batch_size')])
 def test_mistakes(tasks, arguments, message):
     check_message(command(tasks, *arguments), message)

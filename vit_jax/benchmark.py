@@ -13,6 +13,7 @@ in the same rounds. With --json the last line of stdout is one JSON object.
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
     machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
-    chosen.shown_devices(config)  # or an error says why not
+    chosen.shown_devices(config)  # raises UserError where JAX shows another number
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)
     mesh = sharding.make_mesh(complete.mesh)
@@ -90,8 +91,8 @@ def workloads_of(program: Program, config: ConfigDict, parts: Sequence[str],
         subjects['inference'] = workloads.inference(program)
     if 'input' in parts:
         subjects |= workloads.input_and_both(config)
-    for part in (part for part in PARTS[:2] if part in parts):
-        for peer in others:
+    for part, peer in itertools.product(PARTS[:2], others):
+        if part in parts:
             subjects[f'{part} by {peer.name}'] = peer.workload(part == 'train',
                                                                subjects[part].flops)
     return subjects

@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if consensus.is_main():
         record.log_to(workdir)
     code = loop.train(config, workdir)
-    if config.report:  # also of a run that is stopped, for the command that makes its page
-        reporting.record_recipe(workdir, recipe)
-    if config.report and not code:
-        reporting.conclude(workdir)
+    if config.report:
+        reporting.record_recipe(workdir, recipe)  # also of a stopped run, whose page comes later
+        if not code:
+            reporting.conclude(workdir)
     launch.finish()
     return code
 

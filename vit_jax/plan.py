@@ -38,7 +38,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The devices of this machine are left alone; a program from a cache could not be analysed.
     jax.config.update('jax_platforms', 'cpu')
     jax.config.update('jax_enable_compilation_cache', False)
-    chips.get(options.chip)
     require_numbers(config)
     with machine.same_sigterm():  # reading weights starts JAX with as many devices as there are
         target = make_target(options)
@@ -68,7 +67,7 @@ def resolve(config: ConfigDict) -> FrozenConfigDict:
 def make_target(options: argparse.Namespace) -> Target:
     """The devices to compile for; raises UserError when there are none of that kind or number."""
     name, number = options.chip, options.devices
-    chip = chips.CHIPS[name]
+    chip = chips.get(name)
     check_at_least('--devices', number, 1)
     if options.topology and not chip.dims:
         raise UserError(f'--topology={options.topology}: only TPUs have one, not {name}.')

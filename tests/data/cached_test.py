@@ -194,8 +194,8 @@ def test_a_photo_whose_file_was_removed_is_not_broken(tmp_path):
     batches = through(data, folder).training()
     kept = sorted(folder.rglob('*.bmp'))
     kept[0].unlink()
-    with pytest.raises(UserError, match=rf'{kept[0]} of dataset.cache=disk has gone, which has the '
-                       rf'pixels of {tmp_path}/data/train/./.\.jpg: run the same command again'):
+    with pytest.raises(UserError, match=rf'{kept[0]}, in which dataset.cache=disk kept the pixels '
+                       rf'of {tmp_path}/data/train/./.\.jpg, has gone: run the same command'):
         list(itertools.islice(batches, 50))
 
 

@@ -130,7 +130,7 @@ def test_numbers_of_processes_that_differ(tmp_path):
     with start_programs(tmp_path / 'fewer', 2, numbers={0: 3}, timeout=5) as run:
         run.wait([-signal.SIGABRT] * 2, timeout=100)
         for i, number in enumerate((3, 2)):
-            assert f'error: process {i} of {number} and the others did not all come together at ' \
+            assert f'error: process {i} of {number} and the others did not all connect at ' \
                    '127.0.0.1:' in run.last_line(i)
             assert 'within 5 s. One is missing, two have the same --process_id, or --num_pr' \
                    'ocesses is not the same everywhere' in run.last_line(i)

@@ -68,6 +68,6 @@ def test_nothing_fits(monkeypatch):
 def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch):
     monkeypatch.setattr(accumulation, 'memory_limit', lambda: 24e9)
     accumulation.check_fits(23e9, 'a step')
-    with pytest.raises(UserError, match='a step needs 135 GB of a device, and 24 GB are there: '
+    with pytest.raises(UserError, match='a step needs 135 GB of a device, and 24 GB are available: '
                                         'lower batch_size .*--config.accum_steps=0'):
         accumulation.check_fits(135e9, 'a step')

@@ -21,14 +21,17 @@ def batch_of(config, step):
             'label': rng.integers(0, 6, size).astype(np.int32), 'mask': np.ones(size, bool)}
 
 
+def placed_batch(program, step):
+    return jax.make_array_from_process_local_data(sharding.batch_sharding(program.mesh),
+                                                  batch_of(program.config, step))
+
+
 def train(program, steps=5):
     """(state, losses) after some steps from the program's own initial state."""
     step = program.train_step
     state, losses = program.initial_state(), []
     for k in range(steps):
-        batch = sharding.shard_batch(batch_of(program.config, k),
-                                     sharding.batch_sharding(program.mesh))
-        state, values = step(state, batch)
+        state, values = step(state, placed_batch(program, k))
         losses.append(float(values['loss']))
     return state, losses
 
@@ -214,7 +217,7 @@ def images_at_once(program):
             sizes.add(args[0].shape[0])
         return call(*args, **kwargs)
 
-    batch = sharding.shard_batch(batch_of(program.config, 0), sharding.batch_sharding(program.mesh))
+    batch = placed_batch(program, 0)
     with nn.intercept_methods(note_size):
         sums = program.eval_step(program.initial_state().params, batch)
     assert sums['count'] == program.config.batch_size
@@ -243,8 +246,7 @@ def test_class_weights_are_for_training_alone():
     for fields in ({}, WEIGHTS):
         program = program_on(small_config(**fields), data=1, fsdp=1, tensor=1)
         params = params or program.initial_state().params
-        batch = sharding.shard_batch(batch_of(program.config, 0),
-                                     sharding.batch_sharding(program.mesh))
+        batch = placed_batch(program, 0)
         found.append((float(program.eval_step(params, batch)['loss']), train(program, 1)[1][0]))
     assert found[0][0] == found[1][0]
     assert found[0][1] != found[1][1]
@@ -263,7 +265,7 @@ def test_config_that_changes_later_changes_no_step():
     ({'model.mlp_dim': 66}, dict(data=2, fsdp=1, tensor=4),
      'model.mlp_dim 66 is not divisible by mesh.tensor 4'),
     ({'batch_size': 12}, dict(data=2, fsdp=4, tensor=1),
-     r'batch_size 12 is not divisible by 8 devices \(data x fsdp\). The nearest that is: 8.')])
+     r'batch_size 12 is not divisible by 8 devices \(data x fsdp\): take 8.')])
 def test_mesh_that_does_not_fit(fields, mesh, message):
     with pytest.raises(UserError, match=message):
         program_on(small_config(**fields), **mesh)

@@ -227,7 +227,8 @@ def test_the_numbers_of_a_subset_are_those_of_the_run(tmp_path):
     ('train', 'test', False), ('train[:80%]', 'train[80%:]', False),
     ('train', 'train[90%:]', True)])
 def test_evaluation_on_what_is_trained_on_is_said(train, evaluation, shared, tmp_path, caplog):
-    resolve(tmp_path, **{'dataset.train_split': train, 'dataset.eval_split': evaluation})
+    run = resolve(tmp_path, **{'dataset.train_split': train, 'dataset.eval_split': evaluation})
+    run_lib.announce(run, run.program.initial_state())
     text = (f'dataset.eval_split {evaluation} has images of dataset.train_split {train}: '
             'evaluations score what the model is trained on')
     assert (text in caplog.messages) == shared

@@ -31,7 +31,7 @@ def test_sizes_that_do_not_fit(sizes):
 def test_batch_is_spread_in_order_and_tensor_devices_hold_the_same():
     x = np.arange(8.0)
     grid = mesh(data=2, fsdp=2, tensor=2)
-    y = sharding.shard_batch({'x': x}, sharding.batch_sharding(grid))['x']
+    y = next(sharding.feed(iter([{'x': x}]), grid))['x']
     by_device = {s.device: s.data.tolist() for s in y.addressable_shards}
     assert [[by_device[d] for d in pair] for pair in grid.devices.reshape(4, 2)] == [
         [[0, 1]] * 2, [[2, 3]] * 2, [[4, 5]] * 2, [[6, 7]] * 2]
@@ -68,9 +68,9 @@ def test_bytes_of_a_device():
 def test_batch_not_divisible_by_devices():
     four = mesh(data=2, fsdp=2, tensor=2)
     with pytest.raises(UserError, match=r'batch_size 30 is not divisible by 4 devices '
-                                        r'\(data x fsdp\). The nearest that is: 28'):
+                                        r'\(data x fsdp\): take 28'):
         sharding.check_batch(30, 1, four)
-    with pytest.raises(UserError, match='x 3 accum_steps. The nearest that is: 24'):
+    with pytest.raises(UserError, match='x 3 accum_steps: take 24'):
         sharding.check_batch(32, 3, four)
     sharding.check_batch(24, 3, four)
 

@@ -111,9 +111,9 @@ class BrokenImages:
         """Raises UserError if what has gone is a file of dataset.cache: the photo may be good."""
         path = item['path'].numpy().decode(errors='backslashreplace')
         if path != (photo := self._source.name_of(int(item['index']))):
-            raise UserError(f'{path} of dataset.cache=disk has gone, which has the pixels of '
-                            f'{photo}: run the same command again, which makes it again. A folder '
-                            'that nobody empties can be named as dataset.cache_dir.')
+            raise UserError(f'{path}, in which dataset.cache=disk kept the pixels of {photo}, has '
+                            'gone: run the same command again, which makes it anew. A folder that '
+                            'nobody empties can be named as dataset.cache_dir.')
 
     def _refuse_label(self, index, message):
         """Raises UserError for a label that is none of the classes: the image is not broken."""

@@ -31,7 +31,7 @@ _VERSION = 1  # of what follows
 # Of a BMP: name, bytes, 0, where pixels begin, 40, width, height, 1, bits of a pixel, no
 # compression, bytes of the pixels.
 _HEADER = struct.Struct('<2s5IiHHII')
-_PART = 500  # photos until one looks whether to go on
+_PART = 500  # photos between two calls of `check`
 _SILENCE = 20  # seconds from one line of the log to the next
 
 

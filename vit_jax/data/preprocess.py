@@ -177,12 +177,9 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
         # Before resizing, whose filters are symmetric: bytes take less time than floats.
         image = resize(flipped(image, flip), size, preprocess)
     else:
-        image = decode_image(encoded)
-        if augment['crop'] == 'resize':
-            larger = resizing.target_size(size, {'fit': 'squash', **augment})
-            image = resize(image, larger, preprocess)
-        else:
-            image = resize(image, size, preprocess)
+        target = (resizing.target_size(size, {'fit': 'squash', **augment})
+                  if augment['crop'] == 'resize' else size)
+        image = resize(decode_image(encoded), target, preprocess)
         if augment['crop'] == 'pad':
             pad = augment['pad']
             # Mirrored at the edge: a border of one colour would tell where the crop lies.
@@ -191,7 +188,7 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
         begin = tf.cast(keys[0] % tf.cast(tf.shape(image)[:2] - size + 1, tf.int64), tf.int32)
         image = flipped(tf.slice(image, tf.concat([begin, [0]], 0), [*size, 3]), flip)
     if augment['randaugment']['num_ops']:
-        whole = tf.cast(tf.clip_by_value(image, 0.0, 255.0), tf.uint8)  # cut off, as in big_vision
+        whole = tf.saturate_cast(image, tf.uint8)  # cut off, as in big_vision
         image = tf.cast(randaugment(whole, keys[2], augment['randaugment']), tf.float32)
     return tf.ensure_shape(image, [*size, 3]), intact
 

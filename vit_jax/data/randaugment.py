@@ -64,7 +64,8 @@ def auto_contrast(image, settings, draw):
     low, high = (reduce(pixels, [0, 1]) for reduce in (tf.reduce_min, tf.reduce_max))
     scale, shift = 255.0 / (high - low), -low * (255.0 / (high - low))
     several = high > low  # a channel of one value stays
-    return _to_uint8(pixels * tf.where(several, scale, 1.0) + tf.where(several, shift, 0.0))
+    return tf.saturate_cast(pixels * tf.where(several, scale, 1.0)
+                            + tf.where(several, shift, 0.0), tf.uint8)
 
 
 def equalize(image, settings, draw):
@@ -108,7 +109,7 @@ def solarize(image, settings, draw):
 def solarize_add(image, settings, draw):
     """x + 110 at magnitude 10, at most 255, where x is below 128."""
     brighter = tf.cast(image, tf.int32) + int(110 * _strength(settings))
-    return tf.where(image < 128, tf.cast(tf.minimum(brighter, 255), tf.uint8), image)
+    return tf.where(image < 128, tf.saturate_cast(brighter, tf.uint8), image)
 
 
 def color(image, settings, draw):
@@ -186,11 +187,7 @@ def _blend(start, end, settings):
     """The image from `start` through `end`, and beyond it where the factor is above 1."""
     factor = _strength(settings) * 1.8 + 0.1
     start, end = tf.cast(start, tf.float32), tf.cast(end, tf.float32)
-    return _to_uint8(start + factor * (end - start))
-
-
-def _to_uint8(pixels):
-    return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
+    return tf.saturate_cast(start + factor * (end - start), tf.uint8)
 
 
 def _moved(image, matrix):

@@ -1,6 +1,7 @@
 """Data sets with other labels: ImageNet-ReaL's lists in the order of files, or mapped classes."""
 
 import copy
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ def relabelled(source: Source, lists: list[Any], path: str) -> Source:
                         'whole split, in the order of file names.')
     names = [os.path.basename(source.name_of(k)) for k in range(len(lists))]
     order = sorted(range(len(names)), key=names.__getitem__)
-    if twice := [a for a, b in zip(order, order[1:], strict=False) if names[a] == names[b]]:
+    if twice := [a for a, b in itertools.pairwise(order) if names[a] == names[b]]:
         raise UserError(f'--labels={path} goes by the names of files, and {names[twice[0]]} occurs '
                         'more than once: give every image a name of its own.')
     standard = sorted(source.class_names)

@@ -72,8 +72,8 @@ def open_source(name: str, split: str, data_dir: str = '',
             'directory has SPLIT/CLASS/image files')
     is_directory = name != 'digits' and _is_directory(name)
     if label and (is_directory or name == 'digits'):
-        raise UserError(f"the label is to be {label!r}, and only TFDS sets have several to choose "
-                        f"from: leave dataset.label empty for '{name}'.")
+        raise UserError(f"dataset.label (--label) is {label!r}, and only TFDS sets have several to "
+                        f"choose from: leave it empty for '{name}'.")
     if name == 'digits':
         source = DigitsSource(split)
     elif is_directory:

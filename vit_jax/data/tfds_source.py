@@ -31,7 +31,7 @@ class TfdsSource:
 
     unreadable, labels = {}, None
 
-    def __init__(self, name: str, data_dir: str, split: str, label: str = ''):
+    def __init__(self, name: str, data_dir: str, split: str, label: str):
         info = _builder(name, os.path.expanduser(data_dir) or None).info
         self._image_key, self._label = tfds_labels.image_and_label(info, label)
         # Only these two are parsed: other features may be large.

@@ -126,16 +126,15 @@ def _transformers(config):
     for field in ('layer_scale_init', 'stochastic_depth_rate'):
         if model[field]:
             raise ValueError(f"transformers' ViT has none: set model.{field}=0")
-    sizes = {name: side for name, (side, other) in (
-        ('image_size', config['image_size']), ('patch_size', model['patch_size']))
-        if side == other}
-    if len(sizes) < 2:
+    (height, width), (rows, columns) = config['image_size'], model['patch_size']
+    if height != width or rows != columns:
         raise ValueError("transformers' ViT takes square images and patches")
     return ViTForImageClassification(ViTConfig(
-        hidden_size=model['hidden_size'], num_hidden_layers=model['num_layers'],
-        num_attention_heads=model['num_heads'], intermediate_size=model['mlp_dim'],
+        image_size=height, patch_size=rows, hidden_size=model['hidden_size'],
+        num_hidden_layers=model['num_layers'], num_attention_heads=model['num_heads'],
+        intermediate_size=model['mlp_dim'],
         hidden_dropout_prob=model['dropout_rate'], num_labels=config['dataset']['num_classes'],
-        attention_probs_dropout_prob=model['attention_dropout_rate'], **sizes))
+        attention_probs_dropout_prob=model['attention_dropout_rate']))
 
 
 def _peak_memory():

@@ -95,7 +95,7 @@ class Peer:
             answer = json.loads(self._process.stdout.readline())
         except json.JSONDecodeError:
             raise UserError(f'the process of {self.name} has ended, with exit code '
-                            f'{self._process.wait()}. If that is for want of memory (-9), lower '
+                            f'{self._process.wait()}. If it ran out of memory (-9), lower '
                             'batch_size.') from None
         if isinstance(answer, dict):
             raise UserError(f'{self.name} failed: {answer["error"]}')

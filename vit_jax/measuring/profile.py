@@ -66,7 +66,7 @@ def _shortened(place):
     return re.sub(r'((?:\w+/)+)\1', r'\1', place)
 
 
-def operations(directory: str, steps: int, places: Mapping[str, str]) -> list[tuple[str, float]]:
+def operations(directory: str, steps: int, place_of: Mapping[str, str]) -> list[tuple[str, float]]:
     """(place, seconds of a step) of the operations in the newest trace, the longest first.
 
     Those of all threads or devices are added up, and those with the same place, as in all layers.
@@ -83,6 +83,6 @@ def operations(directory: str, steps: int, places: Mapping[str, str]) -> list[tu
         if operation and operation.startswith('command_buffer'):  # of a GPU: many kernels at once
             operation = event['name']
         if operation:
-            place = places.get(operation) or re.sub(r'\.\d+$', '', operation)
+            place = place_of.get(operation) or re.sub(r'\.\d+$', '', operation)
             seconds[place] += event['dur'] / 1e6 / steps
     return seconds.most_common()

@@ -1,6 +1,7 @@
 """Times several things in turn, so that what else the machine does meets all of them alike."""
 
 import argparse
+import collections
 import math
 import statistics
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds
     """The time of a step of every subject.
 
     Args:
-      subjects: functions that compute so many steps and return the seconds that these took. The
+      subjects: functions that compute a number of steps and return the seconds that they took. The
         first WARM_UP steps are not counted.
       rounds: in each of them every subject has its turn, another one first each time.
       seconds: about how long a turn takes, at least one step.
@@ -41,17 +42,17 @@ def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds
     for name, run in subjects.items():
         run(WARM_UP)
         counts[name] = _steps(run, seconds)
-    names = list(subjects)
-    for first in range(rounds):
-        first %= len(names)
-        for name in names[first:] + names[:first]:
+    names = collections.deque(subjects)
+    for _ in range(rounds):
+        for name in names:
             found[name].append(subjects[name](counts[name]) / counts[name])
+        names.rotate(-1)
     return {name: Timing(statistics.median(values), min(values), max(values))
             for name, values in found.items()}
 
 
 def _steps(run, seconds):
-    """How many steps of a subject take about so many seconds."""
+    """The number of steps of a subject that take about `seconds`."""
     count = 1
     while (taken := run(count)) < seconds / 10:
         count *= 2

@@ -25,7 +25,7 @@ NUM_EXAMPLES, NUM_CLASSES = 1_281_167, 1000
 class Workload(NamedTuple):
     """Something that is timed."""
 
-    run: Callable[[int], float]  # computes so many steps; returns the seconds that they took
+    run: Callable[[int], float]  # run(n) computes n steps and returns the seconds that they took
     images: int  # of a step
     flops: int = 0  # of a step, as usually counted; 0: does not compute
     about: dict[str, float] = {}  # seconds of trace, lower, compile, first_step; memory: bytes
@@ -49,7 +49,7 @@ def synthetic(program: Program) -> dict[str, jax.Array]:
                                    ).astype(label.dtype) if label.ndim == 1 else
              np.zeros(label.shape, label.dtype),
              'mask': np.ones(shapes['mask'].shape, bool)}
-    return sharding.shard_batch(batch, sharding.batch_sharding(program.mesh))
+    return jax.make_array_from_process_local_data(sharding.batch_sharding(program.mesh), batch)
 
 
 def training(program: Program, batches=None) -> Workload:
@@ -93,10 +93,10 @@ def inference(program: Program) -> Workload:
 
 
 def seconds_of(step: Callable[[], PyTree], count: int) -> float:
-    """Seconds of so many steps, of which two at most are on the devices, as in training.
+    """Seconds of `count` steps, at most two of which are on the devices at a time, as in training.
 
-    With 32 of them XLA (jaxlib 0.10.1) can wait forever for a CPU of several devices: to start one
-    more on a device that is ahead takes the thread in which another is to catch up.
+    With 32 XLA (jaxlib 0.10.1) can wait forever on a CPU shown as several devices: to start a step
+    on a device that is ahead takes the thread that another needs to catch up.
     """
     start, before = time.perf_counter(), None
     for _ in range(count):

@@ -78,9 +78,9 @@ def _attend(query, key, value, bias, kernel, tokens):
         lengths = {name: nn.with_logical_constraint(jnp.full(len(key), n, jnp.int32), ('batch',))
                    for name, n in (('query_seq_lengths', query.shape[1]),
                                    ('key_value_seq_lengths', tokens))}
-    own = kernel == 'cudnn' and plain and not padding_tokens(key.shape[1])
+    by_cudnn = kernel == 'cudnn' and plain and not padding_tokens(key.shape[1])
     return jax.nn.dot_product_attention(query, key, value, bias, **lengths,
-                                        implementation='cudnn' if own else 'xla')
+                                        implementation='cudnn' if by_cudnn else 'xla')
 
 
 def padding_tokens(tokens: int) -> int:
@@ -92,7 +92,7 @@ def padding_tokens(tokens: int) -> int:
 
 def attention_weights(query: Float[Array, 'batch queries heads head_dim'],
                       key: Float[Array, 'batch tokens heads head_dim'],
-                      bias: Float[Array, 'batch heads queries tokens'] | None = None
+                      bias: Float[Array, 'batch heads queries tokens'] | None
                       ) -> Float[Array, 'batch heads queries tokens']:
     """softmax(query key / sqrt(head_dim) + bias) over the tokens, in float32 (equation 6)."""
     logits = jnp.einsum('bqhd,bkhd->bhqk', query, key, preferred_element_type=jnp.float32)

@@ -86,7 +86,7 @@ class EncoderBlock(nn.Module):
     grid: tuple[int, int]  # of the tokens, as in position.Position; so is the next
     class_token: bool = False
     lines: int = 1  # consecutive entries of the batch that are one image
-    wanted: int | None = None  # only the first so many tokens are computed, from all of them
+    wanted: int | None = None  # compute only this many of the first tokens; they attend to all
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'],

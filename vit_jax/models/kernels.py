@@ -27,8 +27,8 @@ def fastest(model: Mapping[str, Any], platform: str, device: jax.Device | None =
     """Values of the fields attention_kernel and linear_kernel on 'cpu', 'gpu' or 'tpu'.
 
     `model` are all fields of a model, as `config.model` has them; {} for a ResNet, which has no
-    such fields. `device` is what computes, None where it is only simulated. Another attention than
-    cudnn that the model asks for goes with linear layers by xla.
+    such fields. `device` is what computes, None where it is only simulated. On a GPU
+    linear layers are computed by xla where the model asks for another attention kernel than cudnn.
     """
     if 'attention_kernel' not in model:
         return {}

@@ -186,10 +186,10 @@ def product(axes: str, a: Array, b: Array) -> Array:
 
     Gradients are products of the same kind. That of `b` is rounded only where b is not float32.
     """
-    return _sum(axes, a, b.astype(a.dtype), a.dtype)
+    return _einsum(axes, a, b.astype(a.dtype), a.dtype)
 
 
-def _sum(axes, a, b, dtype):
+def _einsum(axes, a, b, dtype):
     return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32).astype(dtype)
 
 
@@ -200,8 +200,8 @@ def _product_forward(axes, a, b):
 def _product_backward(axes, kept, gradient):
     a, b = kept
     left, right, out = axes.replace('->', ',').split(',')
-    return (_sum(f'{out},{right}->{left}', gradient, b.astype(a.dtype), a.dtype),
-            _sum(f'{left},{out}->{right}', a, gradient, b.dtype))
+    return (_einsum(f'{out},{right}->{left}', gradient, b.astype(a.dtype), a.dtype),
+            _einsum(f'{left},{out}->{right}', a, gradient, b.dtype))
 
 
 product.defvjp(_product_forward, _product_backward)

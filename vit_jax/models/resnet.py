@@ -18,7 +18,6 @@ from jaxtyping import Array, Float
 from vit_jax import fields
 from vit_jax.errors import UserError, check_names
 from vit_jax.fields import SWITCH, number, one_of, several, whole
-from vit_jax.models import variants
 from vit_jax.models.axial_resnet import AxialAttention
 from vit_jax.models.stack import Dtype, RematPolicy, Unroll, check_images, remat, stack
 
@@ -170,8 +169,9 @@ class Backbone(nn.Module):
 
 def check_backbone(values: Mapping) -> None:
     """Raises UserError unless `values`, `config.model.resnet`, make a Backbone."""
-    check_names('model.resnet', values, variants.bit_resnet(()))
-    fields.check(fields.declared(Backbone), values, 'model.resnet.')
+    table = fields.declared(Backbone)
+    check_names('model.resnet', values, table)
+    fields.check(table, values, 'model.resnet.')
     if values['width'] % values['num_groups']:
         raise UserError(f'model.resnet.width {values["width"]} does not divide among '
                         f'{values["num_groups"]} groups (model.resnet.num_groups).')

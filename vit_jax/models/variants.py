@@ -116,7 +116,7 @@ def bit_resnet(units: tuple[int, ...], width: int = 64) -> dict:
                 group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
 
 
-def axial_resnet(units: tuple[int, ...], width: int = 64) -> dict:
+def axial_resnet(units: tuple[int, ...], width: int) -> dict:
     """Fields of resnet.Backbone for AxialResNet, whose norms stand after convolutions."""
     return bit_resnet(units, width) | dict(preactivation=False)
 

@@ -119,8 +119,8 @@ class ViT(nn.Module):
 
     def encode(self, x, grid, shared, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
-        kind, tokens = ((AxialBlock, (grid,)) if self.attention == 'axial' else
-                        (EncoderBlock, (grid, self.pool == 'cls')))
+        block_class, layout = ((AxialBlock, (grid,)) if self.attention == 'axial' else
+                               (EncoderBlock, (grid, self.pool == 'cls')))
         static = (4, 5)  # train, return_intermediates
         rates = (jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
                  if self.stochastic_depth_rate else None)
@@ -129,16 +129,16 @@ class ViT(nn.Module):
         unroll = 1 if self.is_initializing() else self.unroll
 
         def layers(count, **options):
-            return stack(kind, count, unroll=unroll, remat_policy=self.remat_policy,
+            return stack(block_class, count, unroll=unroll, remat_policy=self.remat_policy,
                          in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
-                         static_argnums=static)(self.block, *tokens, **options)
+                         static_argnums=static)(self.block, *layout, **options)
 
-        length, whole = x.shape[1], return_intermediates or self.is_initializing()
-        if self.block.attention_kernel == 'cudnn' and not whole:
+        length, all_outputs = x.shape[1], return_intermediates or self.is_initializing()
+        if self.block.attention_kernel == 'cudnn' and not all_outputs:
             # Once, as copies in every layer cost more. The last token again, because zeros are what
             # a LayerNorm may divide by.
             x = jnp.concatenate([x, jnp.repeat(x[:, -1:], padding_tokens(length), axis=1)], axis=1)
-        if self.pool != 'cls' or self.block.position == 'relative' or whole:
+        if self.pool != 'cls' or self.block.position == 'relative' or all_outputs:
             x, out = layers(self.num_layers, name='blocks')(
                 x, rates, shared, train, return_intermediates)
             return x[:, :length], out
@@ -155,7 +155,8 @@ class ViT(nn.Module):
 
         for part in first:
             x = apply(layers(self.num_layers - 1, parent=None), part, x)
-        block = remat(kind, self.remat_policy, static)(self.block, *tokens, wanted=1, parent=None)
+        block = remat(block_class, self.remat_policy, static)(
+            self.block, *layout, wanted=1, parent=None)
         return apply(block, [p[0] for p in last], x[:, :length]), {}
 
     def pool_tokens(self, x):

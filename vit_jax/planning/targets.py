@@ -34,7 +34,7 @@ def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
     if not topology and devices in valid:
         return valid[devices]
     near = sorted(valid, key=lambda size: abs(math.log(size / max(devices, 1))))[:4]
-    near = ', '.join(f'{size} ({text(valid[size])})' for size in sorted(near))
+    near = ', '.join(f'{size} ({_topology(valid[size])})' for size in sorted(near))
     if not topology:
         raise UserError(f'{devices} devices are no slice of {name}. The nearest are: {near}.')
     try:
@@ -48,8 +48,8 @@ def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
     return shape
 
 
-def text(shape: tuple[int, ...]) -> str:
-    """'4x8x8'."""
+def _topology(shape):
+    """Its name, as in '4x8x8' for (4, 8, 8)."""
     return 'x'.join(map(str, shape))
 
 
@@ -73,16 +73,17 @@ def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
         return topologies.get_topology_desc(
-            platform='tpu', topology_name=f'{name}:{text(shape)}', **options).devices
+            platform='tpu', topology_name=f'{name}:{_topology(shape)}', **options).devices
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f'libtpu does not know {text(shape)} chips of {name}: {error}') from error
+        raise UserError(
+            f'libtpu does not know {_topology(shape)} chips of {name}: {error}') from error
 
 
 def simulated_devices(number: int) -> list[jax.Device]:
     """This many CPU devices; UserError for too many, or if JAX has started here with fewer."""
     if number > MOST:
         raise UserError(f'{number:,} devices cannot be simulated: expected at most {MOST:,}. '
-                        'Plan for so many, with the batch in proportion.')
+                        'Plan for that many, with the batch in proportion.')
     with contextlib.suppress(RuntimeError):  # JAX has started: its devices may be enough
         jax.config.update('jax_num_cpu_devices', number)
     devices = jax.devices('cpu')

@@ -52,7 +52,7 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
     place = f' at {coordinator}' if coordinator else ''
     _last_words = LastWords()
     _last_words.will_be(
-        f'error: {name} and the others did not all come together{place} within {timeout:.0f} s. '
+        f'error: {name} and the others did not all connect{place} within {timeout:.0f} s. '
         'One is missing, two have the same --process_id, or --num_processes is not the same '
         'everywhere (the lines above may say which). Start the same command again on all hosts.')
     try:

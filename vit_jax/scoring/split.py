@@ -94,7 +94,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
 
 
 def check_equal_data(*sources: Any) -> None:
-    """Raises UserError where processes have opened different data; all take the weights' classes."""
+    """Raises UserError where processes have opened different data; classes are the weights'."""
     consensus.check_equal('the data', {
         f'images of split {number}': source.num_examples for number, source in enumerate(sources)})
 

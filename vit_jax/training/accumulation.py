@@ -61,8 +61,8 @@ def check_fits(needed: float, what: str) -> None:
     limit = min(consensus.gather(memory_limit()))
     if needed > limit:
         raise UserError(f'{what} needs {needed / 1e9:,.3g} GB of a device, and {limit / 1e9:,.3g} '
-                        'GB are there: lower batch_size or image_size, take a smaller model, or '
-                        'add --config.accum_steps=0, which splits the batch into parts that fit.')
+                        'GB are available: lower batch_size or image_size, take a smaller model, '
+                        'or add --config.accum_steps=0, which splits the batch so that it fits.')
 
 
 def bytes_needed(compiled: jax.stages.Compiled) -> int:

@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import kernels
 from vit_jax.workdir import record
 
-# The value of a field that leaves the choice.
+# The value with which each field leaves the choice to the machine.
 OPEN = {'unroll': 0, 'remat_policy': 'auto', 'attention_kernel': 'auto',
         'linear_kernel': 'auto'}
 # Without their loops, models of many layers and ResNets take minutes to compile; on a GPU H/14, of
@@ -41,7 +41,7 @@ HOST_DEVICES, WIDEST = 2, 384
 
 
 def host_devices(configs: Mapping[str, ConfigDict], trains: bool = True) -> int:
-    """As how many devices JAX should show the CPU to one process that takes these runs in turn.
+    """How many devices JAX should show the CPU as, for one process that takes these runs in turn.
 
     `configs` are by workdir. The result is what the configs say; else the smallest number that runs
     which have begun have recorded; else HOST_DEVICES where this process has as many cores, each

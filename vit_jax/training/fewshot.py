@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 from jaxtyping import PyTree
@@ -63,7 +62,7 @@ def evaluator(program: Program, train: sources.Source, test: sources.Source, set
 
 
 def open_data(config: ConfigDict, dataset: ConfigDict, train: sources.Source, test: sources.Source
-              ) -> tuple[Any, Any, str]:
+              ) -> tuple[sources.Source, sources.Source, str]:
     """The splits that few-shot learns from and is scored on, and the name of the first.
 
     `config` is evals.fewshot and `dataset` that section of the run.

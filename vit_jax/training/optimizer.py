@@ -79,10 +79,8 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
         return chain
     trained = jax.tree.map(lambda factor: factor > 0, factors)
     frozen = jax.tree.map(lambda factor: factor == 0, factors)
-    multiply = optax.stateless(
-        lambda updates, _: jax.tree.map(lambda u, factor: u * factor, updates, factors))
-    return optax.chain(optax.masked(chain, trained), optax.masked(optax.set_to_zero(), frozen),
-                       multiply)
+    multiply = optax.stateless(lambda updates, _: optax.tree.mul(updates, factors))
+    return optax.chain(optax.masked(chain, trained), optax.freeze(frozen), multiply)
 
 
 def norm(tree: PyTree) -> Float[Array, '']:

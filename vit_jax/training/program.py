@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -87,11 +87,11 @@ class Program:
         self._set_steps(config)
 
     def _teacher_params(self, named):
-        if self.teacher is None and not named:
-            return ()
         if self.teacher is None:
-            raise UserError(f'teacher.weights is {named!r}, and this command has no teacher: add '
-                            '--config.teacher.weights=')
+            if named:
+                raise UserError(f'teacher.weights is {named!r}, and this command has no teacher: '
+                                'add --config.teacher.weights=')
+            return ()
         if 'num_heads' in self.teacher.fields:
             sharding.check_model(self.teacher.fields, self.mesh, 'teacher')
         return (sharding.abstract(self.teacher.shapes, self.mesh),)
@@ -103,7 +103,7 @@ class Program:
         """
         config = config_lib.changed(self.config, {'accum_steps': accum_steps})
         program = copy.copy(self)
-        program._set_steps(type(self.config)(config))
+        program._set_steps(FrozenConfigDict(config))
         return program
 
     def _set_steps(self, config):

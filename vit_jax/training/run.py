@@ -1,6 +1,5 @@
 """A run, resolved: its config, data and weights become one immutable description and a state."""
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -8,7 +7,6 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +40,8 @@ class Run:
     workdir: str
     config: FrozenConfigDict  # with every number that the user, the data and the devices decide
     program: Program
-    train_data: Any  # an opened split, see data/sources.py; so is the next
-    eval_data: Any
+    train_data: sources.Source
+    eval_data: sources.Source
     train_batches: Callable[..., Iterator[pipeline.Batch]]  # those after `start_step` steps
     eval_batches: pipeline.EvalBatches
     fewshot: fewshot.Evaluator | None  # None: config.evals asks for none
@@ -76,7 +74,6 @@ def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda
     dataset = config.dataset
     _complete_dataset(dataset, begun)
     train_data, eval_data = open_data(dataset)
-    _warn_of_shared_images(dataset, train_data.class_names)
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(config, train_data.num_examples, len(train_data.class_names),
@@ -134,18 +131,6 @@ def _complete_dataset(dataset, begun):
         dataset.name, dataset.train_split, dataset.eval_split)
 
 
-def _warn_of_shared_images(dataset, class_names):
-    def size(split):
-        return sources.open_source(
-            dataset.name, split, dataset.data_dir, class_names, dataset.label).num_examples
-
-    with contextlib.suppress(UserError):  # TFDS knows more ways to write a split
-        if sources.shared_split(dataset.train_split, dataset.eval_split, size):
-            log.warning('dataset.eval_split %s has images of dataset.train_split %s: evaluations '
-                        'score what the model is trained on',
-                        dataset.eval_split, dataset.train_split)
-
-
 def _check_best_metric(config):
     if config.best_metric not in (known := metric_names(config)):
         raise UserError(f'best_metric is {config.best_metric!r}: expected one of those that this '
@@ -155,10 +140,10 @@ def _check_best_metric(config):
 
 def metric_names(config: ConfigDict) -> list[str]:
     """The numbers of every evaluation that tell how good the model is, for best_metric."""
-    return ['eval/accuracy', 'eval/accuracy_top5', 'eval/loss',
-            *[classification.MEAN_AVERAGE_PRECISION] * (
-                config.dataset.multi_label and config.masked.target == 'none'),
-            *(f'fewshot/{count}shot' for count in config.evals.fewshot.shots)]
+    names = ['eval/accuracy', 'eval/accuracy_top5', 'eval/loss']
+    if config.dataset.multi_label and config.masked.target == 'none':
+        names.append(classification.MEAN_AVERAGE_PRECISION)
+    return names + [f'fewshot/{count}shot' for count in config.evals.fewshot.shots]
 
 
 def _class_counts(config, data):
@@ -170,7 +155,7 @@ def _class_counts(config, data):
     return None
 
 
-def open_data(dataset: ConfigDict) -> tuple[Any, Any]:
+def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
     """The training split, or its subset, and that of evaluation, the same on all processes."""
     whole = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir,
                                 label=dataset.label)
@@ -270,6 +255,10 @@ def announce(run: Run, state: TrainState) -> None:
         factors = jax.tree.leaves(run.program.lr_factors)
         trained = sum(size for size, factor in zip(sizes, factors, strict=True) if factor)
         log.info('training %s of %s parameters', f'{trained:,}', f'{sum(sizes):,}')
+    if _splits_share_images(config.dataset):
+        log.warning('dataset.eval_split %s has images of dataset.train_split %s: evaluations score '
+                    'what the model is trained on', config.dataset.eval_split,
+                    config.dataset.train_split)
     initial = (config.ema_decay or 0) ** num_steps  # its share of the average at the end
     if initial > 0.2:  # with 0.9999, 20,000 steps of the paper (section 4.2) leave 0.14
         log.warning('ema_decay %g is high for %d steps: at the end %.0f %% of the average, which '
@@ -282,3 +271,14 @@ def announce(run: Run, state: TrainState) -> None:
                     mesh.shape['fsdp'], name)
     if 0 < step < num_steps:
         log.info('continuing from the checkpoint of step %d of %d', step, num_steps)
+
+
+def _splits_share_images(dataset):
+    def size(split):
+        return sources.open_source(dataset.name, split, dataset.data_dir,
+                                   label=dataset.label).num_examples
+
+    try:
+        return sources.shared_split(dataset.train_split, dataset.eval_split, size)
+    except UserError:  # TFDS knows more ways to write a split
+        return None

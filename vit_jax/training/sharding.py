@@ -113,10 +113,10 @@ def check_batch(batch_size: int, accum_steps: int, mesh: Mesh) -> None:
     """Raises UserError unless every device gets the same number of examples in every part."""
     parts = batch_parts(mesh) * max(accum_steps, 1)
     if batch_size % parts:
-        near = max(parts, batch_size // parts * parts)
+        possible = max(parts, batch_size // parts * parts)
         accumulated = f' x {accum_steps} accum_steps' if accum_steps > 1 else ''
         raise UserError(f'batch_size {batch_size} is not divisible by {batch_parts(mesh)} '
-                        f'devices (data x fsdp){accumulated}. The nearest that is: {near}.')
+                        f'devices (data x fsdp){accumulated}: take {possible}.')
 
 
 def check_model(config: Mapping, mesh: Mesh, name: str = 'model') -> None:
@@ -154,21 +154,19 @@ def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     return shares.index(frozenset(of_process[process])), len(shares)
 
 
-def shard_batch(batch: PyTree, sharding: NamedSharding) -> PyTree:
-    """Puts this process's rows [local, ...] of a batch on its devices, as a global array."""
-    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
-
-
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
     """Puts arrays that every process has on all devices, whole."""
-    return shard_batch(tree, replicated(mesh))
+    return jax.make_array_from_process_local_data(replicated(mesh), tree)
 
 
 def feed(batches: Iterable[PyTree], mesh: Mesh) -> Iterator[PyTree]:
-    """Batches as global arrays on the mesh, LOOKAHEAD of them made ahead; see shard_batch."""
+    """Batches as global arrays on the mesh, LOOKAHEAD of them made ahead.
+
+    Those that are given have the rows [local, ...] of this process.
+    """
     ahead = []
     for batch in batches:
-        ahead.append(shard_batch(batch, batch_sharding(mesh)))
+        ahead.append(jax.make_array_from_process_local_data(batch_sharding(mesh), batch))
         if len(ahead) > LOOKAHEAD:
             yield ahead.pop(0)
     yield from ahead

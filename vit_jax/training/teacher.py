@@ -98,7 +98,7 @@ def load(config: ConfigDict, class_names: Sequence[str] | None = None
     consensus.check_equal('the teacher', {'checksum': checksum})
     if given.checksum not in (0, checksum):
         raise UserError(f'teacher.checksum is {given.checksum} and that of {loaded.source} is '
-                        f'{checksum}: name the weights that it is of, or leave it out.')
+                        f'{checksum}: name the weights with that checksum, or leave it out.')
     log.info('teacher: %s (%s layout), which sees images of %dx%d, the student of %dx%d',
              loaded.source, loaded.layout, *size, *config.image_size)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
