@@ -48,14 +48,14 @@ def get_config(arg: str = 'b16'):
     name, dataset, level, *_ = [*arg.split(','), '', '']
     dataset = dataset or 'imagenet21k'
     config = base(name)
-    check_choice('the data set', dataset, tuple(BEST))
+    check_choice('the data set', dataset, BEST)
     if not level and name not in BEST[dataset]:
         raise UserError(f'no level of augmentation is published for {name} on {dataset}: name one '
                         f'of {", ".join(LEVELS)}, as in --config=configs/augreg.py:{name},'
                         f'{dataset},medium1.')
     best, weight_decay, rate = BEST[dataset].get(name, ('', 0.1, 0.0))
     level = level or best
-    check_choice('the level of augmentation', level, tuple(LEVELS))
+    check_choice('the level of augmentation', level, LEVELS)
     config.recipe = f'AugReg {level}, {name} on {dataset}'
     config.num_epochs = 300.0
     config.batch_size = 4096

@@ -40,15 +40,16 @@ SCHEDULES = (
 
 def get_config(arg: str = 'r50x1,cifar10'):
     """The config of MODEL,DATASET or MODEL,directory,IMAGES,SIDE."""
-    name, dataset, *numbers = [*arg.split(','), '']
+    name, _, rest = arg.partition(',')
+    dataset, *numbers = rest.split(',')
     config = base(name)
     config.recipe = f'BiT-HyperRule, {name} on {dataset}'
     if dataset == 'directory':  # which the user names, as its splits
-        num_examples, side = _given(numbers[:-1])
+        num_examples, side = _given(numbers)
         config.dataset.update(name='', train_split='train', eval_split='', test_split='test')
     elif dataset in DATASETS:
-        if numbers[:-1]:
-            raise UserError(f'after {name},{dataset} stands {",".join(numbers[:-1])!r}: expected '
+        if numbers:
+            raise UserError(f'after {name},{dataset} stands {",".join(numbers)!r}: expected '
                             'nothing, because the sizes of that set are known here.')
         num_examples, side, held_out, test_split = DATASETS[dataset]
         config.dataset.update(name=dataset, train_split=f'train[:{100 - held_out}%]',

@@ -43,7 +43,7 @@ def get_config(arg: str = 'r50x1'):
     """The config of MODEL[,DATASET], for example 'r152x4,imagenet21k'."""
     name, _, dataset = arg.partition(',')
     dataset = dataset or 'imagenet2012'
-    check_choice('the data set', dataset, tuple(EPOCHS))
+    check_choice('the data set', dataset, EPOCHS)
     config = base(name)
     config.recipe = f'BiT pre-training, {name} on {dataset}'
     epochs, falls = EPOCHS[dataset]

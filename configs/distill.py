@@ -46,7 +46,7 @@ def get_config(arg: str = 'imagenet2012'):
         check_choice('the length', length, ('',))
         imagenet2012(config)
     else:
-        check_choice('the length', length or 'medium', tuple(SMALL_SETS[dataset]))
+        check_choice('the length', length or 'medium', SMALL_SETS[dataset])
         small_set(config, dataset, *SMALL_SETS[dataset][length or 'medium'])
     config.teacher.image_size = config.image_size  # the same view, not enlarged
     return config

@@ -48,7 +48,7 @@ def get_config(arg: str = 'b16,cifar10'):
     name, dataset, size, *_ = [*arg.split(','), '', '']
     config = base(name)
     if dataset not in DATASETS:
-        raise UserError(f'unknown data set {dataset!r}. {nearest_names(dataset, list(DATASETS))}'
+        raise UserError(f'unknown data set {dataset!r}. {nearest_names(dataset, DATASETS)}'
                         f'This file has recipes for {", ".join(DATASETS)}; for your own data take '
                         'MODEL,directory and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.')
     steps, warmup, held_out, test_split, learning_rate = DATASETS[dataset]

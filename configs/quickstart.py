@@ -30,7 +30,7 @@ FAMILIES = {
 
 def get_config(family: str = 'vit'):
     """The quickstart run of a family of FAMILIES."""
-    check_choice('the model family', family, tuple(FAMILIES))
+    check_choice('the model family', family, FAMILIES)
     name, smaller = FAMILIES[family]
     config = base(name)
     config.model.update(smaller)

@@ -47,7 +47,7 @@ def get_config(arg: str = 'b16'):
     dataset = dataset or 'imagenet2012'
     config = base(name)
     if dataset not in DATASETS:
-        raise UserError(f'unknown data set {dataset!r}. {nearest_names(dataset, list(DATASETS))}'
+        raise UserError(f'unknown data set {dataset!r}. {nearest_names(dataset, DATASETS)}'
                         f'This file has recipes for {", ".join(DATASETS)}; for your own data take '
                         'jft and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.')
     config.recipe = f'ViT table 3, {name} on {dataset}'

@@ -71,7 +71,7 @@ TASKS = {
 def get_config(arg: str = 'b16,cifar100'):
     """The config of MODEL,TASK."""
     model, _, task = arg.partition(',')
-    check_choice('the task of VTAB in MODEL,TASK', task, tuple(TASKS))
+    check_choice('the task of VTAB in MODEL,TASK', task, TASKS)
     finetune = runpy.run_path(os.path.join(os.path.dirname(__file__), 'finetune.py'))
     config = finetune['get_config'](f'{model},vtab')
     group, name, label, held_out, test_split, num_classes = TASKS[task]

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import flax.linen as nn
-import jax
-import numpy as np
 from absl import flags
 from jaxtyping import PyTree
 from ml_collections import ConfigDict, config_flags
@@ -167,7 +165,7 @@ def override(config: ConfigDict, arguments: Sequence[str], own_options: Sequence
     """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
     _check_names(arguments, config_lib.flatten(config), own_options)
     empty = {f'--config.{name}=' for name, field in config_lib.all_fields().items()
-             if field.values.fit(()) and not field.values.fit(('',))}  # as of numbers
+             if field.values.fit(()) and not field.values.fit(('',))}  # several numbers
     arguments = [x + '()' if x in empty else x for x in arguments]
     try:
         return _parse(config_flags.DEFINE_config_dict, config, arguments)
@@ -217,7 +215,7 @@ def _check_names(overrides, fields, own_options):
                             '--name=value, those of the config --config.FIELD=VALUE.')
         if field not in fields:
             meant = config_lib.meant(field, fields)
-            nearest = f'Did you mean {meant}? ' if meant else nearest_names(field, list(fields))
+            nearest = f'Did you mean {meant}? ' if meant else nearest_names(field, fields)
             raise UserError(f'this config has no field {field!r}. {nearest}All fields: '
                             'docs/config.md.')
         # absl would join the values.
@@ -266,8 +264,7 @@ def read_weights(options: argparse.Namespace) -> weights.Weights:
 def build_model(loaded: weights.Weights) -> tuple[nn.Module, PyTree]:
     """The model and its float32 parameters; UserError unless it takes RGB images."""
     description.check_rgb(loaded)
-    params = jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params)
-    return weights.fastest_model(loaded), params
+    return weights.fastest_model(loaded), loaded.float32_params()
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
@@ -283,10 +280,10 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 
 def join_processes(options: argparse.Namespace, continues: bool = False, host_devices: int = 1
                    ) -> None:
-    """Joins the others that the options of `add_process_options` or a launcher speak of.
+    """Joins the other processes, which the options of `add_process_options` or a launcher name.
 
-    Afterwards process 0 alone logs how it goes. `continues`: as of launch.start; `host_devices`, of
-    machine.check_backend, is for a process that is alone: others have started JAX by then.
+    Afterwards only process 0 logs progress. `continues` is that of launch.start; `host_devices`,
+    that of machine.check_backend, is for a process that is alone: several have started JAX by then.
     """
     launch.start(options.coordinator, options.num_processes, options.process_id,
                  options.start_timeout, continues)

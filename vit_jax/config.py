@@ -234,7 +234,7 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
     try:
         for name in values:
             if name not in known:
-                raise UserError(f'{name} is no field. {nearest_names(name, list(known))}')
+                raise UserError(f'{name} is no field. {nearest_names(name, known)}')
         fields.check({name: known[name] for name in values}, values)
     except UserError as error:
         raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error

@@ -56,7 +56,7 @@ FIELDS = {  # by dotted name
                                    'sequential TFDS files: how many are read interleaved'),
     'dataset.cache': Field('none', one_of('none', 'disk'), 'disk: of a directory, training photos '
                            'are decoded once, and read as pixels from a folder'),
-    'dataset.cache_size': Field(0, whole(0), 'to so many pixels of the short side photos are '
+    'dataset.cache_size': Field(0, whole(0), 'pixels of the short side to which photos are '
                                 'reduced there; 0: they are not'),
     'dataset.cache_dir': Field('', TEXT, 'that folder; empty: vit_jax/photos of $XDG_CACHE_HOME, '
                                'else of ~/.cache'),
@@ -168,7 +168,7 @@ FIELDS = {  # by dotted name
     'optimizer.end_learning_rate': Field(0.0, number(least=0), 'cosine, linear: at the last step'),
     'optimizer.timescale': Field(10_000, whole(1), 'rsqrt, the reciprocal square root: the '
                                  'learning rate is peak / sqrt(1 + steps since the warm-up / x)'),
-    'optimizer.cooldown_steps': Field(0, whole(0), 'the last ones, in which it falls to 0 besides'),
+    'optimizer.cooldown_steps': Field(0, whole(0), 'the last ones, in which the rate falls to 0'),
     'optimizer.staircase_boundaries': Field((0.3, 0.6, 0.9), several(
         number(least=0, most=1), 'numbers from 0 to 1, with commas between them'),
         'staircase: after these shares of the steps the learning rate falls'),
@@ -177,7 +177,7 @@ FIELDS = {  # by dotted name
     'ema_decay': Field(0.0, number(least=0, most=1), 'Polyak averaging, as in 0.999; evaluation '
                        'then uses the average; 0: none'),
 
-    'mesh.data': Field(-1, whole(1, or_else=-1), 'devices that have other examples; -1: the rest'),
+    'mesh.data': Field(-1, whole(1, or_else=-1), 'devices that share a batch; -1: the rest'),
     'mesh.fsdp': Field(1, whole(1, or_else=-1), 'the same, and parameters, gradients and optimizer '
                        'state are split'),
     'mesh.tensor': Field(1, whole(1, or_else=-1),

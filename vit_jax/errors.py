@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +59,16 @@ def report(error: BaseException) -> None:
         log.error('stopped by an unexpected error', exc_info=error)
 
 
-def nearest_names(name: str, valid: list[str]) -> str:
+def nearest_names(name: str, valid: Iterable[str]) -> str:
     """'Did you mean b16, l16? ', or '' when no valid name is similar."""
     near = difflib.get_close_matches(str(name).replace('/', ''), valid, n=3, cutoff=0.5)
     return f'Did you mean {", ".join(near)}? ' if near else ''
 
 
-def check_choice(field: str, value: str, valid: tuple[str, ...]) -> None:
+def check_choice(field: str, value: str, valid: Collection[str]) -> None:
     """Raises UserError unless `value` of `field` is one of `valid`."""
     if value not in valid:
-        raise UserError(f'{field} is {value!r}. {nearest_names(value, list(valid))}'
+        raise UserError(f'{field} is {value!r}. {nearest_names(value, valid)}'
                         f'It is one of: {", ".join(valid)}.')
 
 

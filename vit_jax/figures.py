@@ -59,22 +59,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     names = options.only.split(',') if options.only else list(FIGURES)
     for name in names:
-        check_choice('--only', name, tuple(FIGURES))
+        check_choice('--only', name, FIGURES)
     if os.path.exists(options.out) and not os.path.isdir(options.out):
         raise UserError(f'--out={options.out} is a file: name a directory.')
     sources = _sources(options, {FIGURES[name].source for name in names})
     drawn = 0
     for name in names:
         try:
-            _draw(name, sources, options)
+            path = _draw(name, sources, options)
         except Inapplicable as error:
             if options.only:
                 raise UserError(f'{name} cannot be drawn: {error}.') from error
             print(f'{name}: not drawn, because {error}')
-            continue
-        drawn += 1
-        path = os.path.join(options.out, name)
-        print(f'{name}: {path}.{options.format} and {path}.npz')
+        else:
+            drawn += 1
+            print(f'{name}: {path}.{options.format} and {path}.npz')
     if not drawn:
         raise UserError('no figure can be drawn of that.')
 
@@ -118,7 +117,7 @@ def _sources(options, wanted) -> dict[str, Any]:
 
 
 def _draw(name, sources, options):
-    """Writes a figure and its arrays; raises Inapplicable where there is none."""
+    """Writes a figure and its arrays to the path returned; Inapplicable where there is none."""
     figure = FIGURES[name]
     if not sources.get(figure.source):
         raise Inapplicable({
@@ -135,6 +134,7 @@ def _draw(name, sources, options):
     path = os.path.join(options.out, name)
     np.savez_compressed(f'{path}.npz', **found)
     figure.draw(found, title).savefig(f'{path}.{options.format}', dpi=100)
+    return path
 
 
 if __name__ == '__main__':

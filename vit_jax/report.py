@@ -6,7 +6,7 @@
 
 Of one run it has the result, curves, what differs from the recipe, the data, predictions and what
 the model looks at; of several, or of all those in DIR, the results, curves and what differs between
-them. A run that ends writes its own, a sweep and vtab that of all their runs.
+them. A finished run writes its own page, a sweep and vtab one of all their runs.
 """
 
 import os
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from vit_jax import cli, machine, reporting
 from vit_jax.errors import UserError, check_at_least, check_destination
 from vit_jax.processes import launch
+from vit_jax.workdir import record
 
 
 @cli.command
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     workdirs = {workdir: note for given in options.workdirs
                 for workdir, note in collect.workdirs(given).items()}
-    for workdir in workdirs:  # now, and not after the work; so is the next
+    for workdir in workdirs:  # now, and not after the work; so are the next
         collect.read(workdir)
     if options.images:
         machine.check_backend()
@@ -42,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                                       reporting.FILE)
     check_destination(out)
     if not out.endswith(('.html', '.htm')):
-        raise UserError(f'--out={out} is to be a page: expected a name that ends in .html.')
+        raise UserError(f'--out={out} cannot be written: expected a name that ends in .html.')
     runs = [collect.run(workdir, options.images) for workdir in workdirs]
-    page.write(page.of_one(runs[0]) if len(runs) == 1 else
-               page.of_several(runs, list(workdirs.values())), out)
+    record.write_text(out, page.of_one(runs[0]) if len(runs) == 1 else
+                      page.of_several(runs, list(workdirs.values())))
     cli.LOGGER.info('wrote %s: %.1f MB, open it in a browser', out, os.path.getsize(out) / 1e6)
 
 

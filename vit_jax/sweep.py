@@ -83,7 +83,8 @@ def separate(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if field in texts:
             raise UserError(f'{name} is given twice: give it once, with all its values.')
         texts[field] = text
-        del rest[:1 if separately else 0]
+        if separately:
+            del rest[0]
     for field in texts:
         if any(re.fullmatch(rf'--?config\.{re.escape(field)}(=.*)?', other) for other in others):
             raise UserError(f'--config.{field} is given twice: give it once, with all its values.')
@@ -202,7 +203,7 @@ def _with_splits(config):
 def _check_splits(dataset):
     """Raises UserError, now and not after hours of training, when a split cannot be used.
 
-    That is so where it does not exist, or scores on images that were trained on or chose.
+    That is so where it does not exist, or shares images with those that trained or chose.
     """
     from vit_jax.data.sources import open_source, shared_split, split_name
 

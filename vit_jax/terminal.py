@@ -22,7 +22,7 @@ def log_to_terminal() -> None:
     if not LOGGER.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter('%(message)s'))
-        handler.addFilter(_is_news)  # which what takes the handler's place in a live line keeps
+        handler.addFilter(_is_news)  # which tqdm's handler keeps, in its place while a line is live
         LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.DEBUG)  # for train.log, which has all lines
     LOGGER.propagate = False

@@ -62,7 +62,7 @@ def read_tasks(arguments: Sequence[str], only: str | None = None
                         f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.')
     names = only.split(',') if only else list(groups)
     for name in names:
-        check_choice('--tasks', name, tuple(groups))
+        check_choice('--tasks', name, groups)
     configs = {name: cli.read_config([f'--config={path}:{argument},{name}', *others],
                                      ['--workdir', '--tasks']) for name in names}
     for config in configs.values():  # now, and not after hours of training

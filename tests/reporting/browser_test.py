@@ -10,6 +10,7 @@ from tests.support.browser import browser
 from tests.support.pages import made, read_sheet, write_workdir
 from vit_jax import reporting
 from vit_jax.reporting import page
+from vit_jax.workdir import record
 
 pytestmark = pytest.mark.slow
 WIDTH = "document.documentElement.scrollWidth"
@@ -29,7 +30,7 @@ def pages(tmp_path_factory):
     for name, html in (('one', page.of_one(longer)),
                        ('classes', page.of_one(made(num_classes=1000))),
                        ('several', page.of_several([made(workdir=f'runs/{k}') for k in 'abc']))):
-        page.write(html, str(folder / f'{name}.html'))
+        record.write_text(str(folder / f'{name}.html'), html)
     notes = {str(write_workdir(folder / f'lr=0.0{k}', accuracies=[k / 20] if k < 19 else [])): note
              for k, note in enumerate([*[''] * 17, 'the best', 'diverges'], 1)}
     reporting.conclude_all(str(folder), notes)
@@ -201,7 +202,7 @@ def test_tables_are_sorted_by_their_headers(chromium, pages):
 def test_names_run_nothing(chromium, tmp_path):
     evil = ['<script>window.hacked = 1</script>', '"><img src=x onerror="window.hacked = 1">',
             "'-window.hacked=1-'"]
-    page.write(page.of_one(made(names=evil, name=evil[1])), str(tmp_path / 'evil.html'))
+    record.write_text(str(tmp_path / 'evil.html'), page.of_one(made(names=evil, name=evil[1])))
     chromium.open(tmp_path / 'evil.html')
     assert chromium.evaluate('window.hacked') is None
     assert chromium.evaluate("document.querySelector('h1').textContent") == evil[1]

@@ -4,7 +4,6 @@ import io
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.preprocess import normalise
 from vit_jax.reporting import pictures
 
 
@@ -13,13 +12,6 @@ def opened(uri):
     image = Image.open(io.BytesIO(base64.b64decode(data)))
     assert head == f'data:image/{image.format.lower()};base64'
     return image
-
-
-def test_pixels_are_those_before_preparation():
-    image = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.uint8)
-    preprocess = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
-    prepared = np.asarray(normalise(image.astype(np.float32), preprocess))
-    np.testing.assert_array_equal(pictures.pixels(prepared, preprocess), image)
 
 
 def test_small_pictures_keep_every_pixel_and_large_ones_are_small_files():

@@ -12,7 +12,9 @@ from tests.support.datasets import write_images
 from tests.support.small import message
 from vit_jax import models, weights
 from vit_jax.data import images
+from vit_jax.data.preprocess import normalise
 from vit_jax.errors import UserError
+from vit_jax.weights.apply import as_pixels
 
 GIVEN = small.make('vit')
 
@@ -32,6 +34,13 @@ def test_probabilities_of_files(tmp_path):
     assert weights.predictor(headless)(batch)[1] is None
     assert 'prepare takes a list of files, as in [' in message(
         weights.prepare, GIVEN, str(paths[0]))
+
+
+def test_pixels_are_those_before_preparation():
+    image = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.uint8)
+    preprocess = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
+    prepared = np.asarray(normalise(image.astype(np.float32), preprocess))
+    np.testing.assert_array_equal(as_pixels(prepared, preprocess), image)
 
 
 @pytest.mark.parametrize('pool', ['cls', 'gap', 'map'])

@@ -110,11 +110,12 @@ def test_top_5_and_training_rows_are_said_where_they_say_something(tmp_path, out
 
 def test_patience_is_lost_by_the_rows_alone(tmp_path, caplog):
     """Whoever opens them: a run that goes on counts as the one before."""
+    workdir = str(tmp_path / '50%')  # which is no format
     accuracies, found = [0.5, 0.7, 0.6, 0.7, 0.8], []
     for step, accuracy in enumerate(accuracies, 1):
         for patience in (0, 2, 3):
-            checkpoints = Checkpointer(str(tmp_path), 2, False)
-            outputs = Outputs(str(tmp_path), step, 9, checkpoints, Meter(8, 9, 1e6, None), 10,
+            checkpoints = Checkpointer(workdir, 2, False)
+            outputs = Outputs(workdir, step, 9, checkpoints, Meter(8, 9, 1e6, None), 10,
                               patience)
             if not outputs.has_evaluation(step):
                 outputs.log_evaluation(step, EVALUATION | {'eval/accuracy': accuracy}, 0.25)

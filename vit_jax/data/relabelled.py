@@ -77,7 +77,7 @@ def mapped(source: Source, mapping: Mapping[str, Any], class_names: Sequence[str
         for other in names:
             if _word(other) not in position:
                 raise UserError(f'{path} has {other.strip()!r} for {name}, which is no class of '
-                                'the weights. ' + nearest_names(_word(other), list(position)))
+                                'the weights. ' + nearest_names(_word(other), position))
             row[position[_word(other)]] = 1
     if not targets.any():
         raise UserError(f'{path} says nothing of the classes of the data set, such as '

@@ -84,7 +84,7 @@ def image_and_label(info: tfds.core.DatasetInfo, wanted: str) -> tuple[str, Labe
             'image (Image) and a label (ClassLabel, or a Sequence of them), its features are: '
             f'{kinds}')
     names = ', '.join(f'{name} ({meaning})' for name, meaning in possible.items())
-    problem = (f"'{info.full_name}' has no label {wanted!r}. {nearest_names(wanted, [*possible])}"
+    problem = (f"'{info.full_name}' has no label {wanted!r}. {nearest_names(wanted, possible)}"
                if wanted else f"data set '{info.full_name}' does not say which feature is the "
                'label. ')
     raise UserError(f'{problem}dataset.label (--label of vit_jax.evaluate) is one of: {names}; '

@@ -1,4 +1,4 @@
-"""A new figure, and what all figures share. Names, whatever is in them, are no mathematics."""
+"""A new figure, and what all figures share. Names are shown as they are, not as mathematics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ WIDTH = 9  # inches
 
 def new(height: float, title: str) -> Any:
     """An empty Matplotlib Figure of so many inches, with its title; pictures are side by side."""
-    from matplotlib.figure import Figure  # here, for --help need not wait for it
+    from matplotlib.figure import Figure  # here, so that --help need not wait for it
 
     figure = Figure(figsize=(WIDTH, height), layout='compressed')
     figure.suptitle(title, fontsize=11, parse_math=False)

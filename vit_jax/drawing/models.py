@@ -71,9 +71,8 @@ def distance(arrays: Arrays, title: str) -> Any:
     height, width = arrays['image_size']
     figure, (axes,) = canvas.charts(1, f'{title}\nhow far each head looks: mean over '
                                     f'{len(arrays["of_each_image"])} images of {height}x{width} px')
-    colours = [f'C{k % 10}' for k in range(heads)]
     for k in range(heads):
-        axes.plot(np.arange(layers), found[:, k], 'o', color=colours[k], alpha=0.75, markersize=6,
+        axes.plot(np.arange(layers), found[:, k], 'o', color=f'C{k}', alpha=0.75, markersize=6,
                   label=f'head {k}' if heads <= 8 else None)
     axes.plot(np.arange(layers), found.mean(axis=1), color='0.3', linewidth=1,
               label='mean of the heads')

@@ -114,6 +114,5 @@ def _blocks(title, arrays, draw):
                 axes.set_title(name, fontsize=9)
         if 'query' in arrays and len(arrays['query']):
             row, column = (arrays['query'] + 0.5) * (height, width) / maps.shape[-2:]
-            for axes in block[:, 0].flat[:1]:
-                axes.plot(column, row, 'o', color='white', markeredgecolor='black', markersize=7)
+            block[0, 0].plot(column, row, 'o', color='white', markeredgecolor='black', markersize=7)
     return figure

@@ -55,9 +55,9 @@ def fewshot(arrays: Arrays, title: str) -> Any:
         for name, style in zip(shots, ('-', '--', ':', '-.') * len(shots), strict=False):
             y, deviation = 100 * own[name], 100 * own.get(f'{name}_deviation', 0 * own[name])
             for axes, x in zip(charts, (own['epochs'], own['flops']), strict=True):
-                axes.plot(x, y, style, marker='.', color=f'C{k % 10}',
+                axes.plot(x, y, style, marker='.', color=f'C{k}',
                           label=f'{own["model"][0]} of {short}, {_named(name)}')
-                axes.fill_between(x, y - deviation, y + deviation, color=f'C{k % 10}', alpha=0.15,
+                axes.fill_between(x, y - deviation, y + deviation, color=f'C{k}', alpha=0.15,
                                   linewidth=0)
     charts[0].set(xlabel='epochs', ylabel='few-shot accuracy (%)')
     charts[1].set(xlabel='pre-training compute (FLOPs)', xscale='log')

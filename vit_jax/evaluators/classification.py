@@ -37,9 +37,10 @@ def total(eval_step: Callable, params: PyTree, batches: Iterable,
         jax.block_until_ready(sums[-2:-1])  # no more than two batches wait on the devices
         rows[-2:-1] = map(_valid, rows[-2:-1])
     rows[-1:] = map(_valid, rows[-1:])
-    joined = {'rows': {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}}
-    return {name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]} | (
-        joined if rows[0] else {})
+    totals = {name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]}
+    if rows[0]:
+        totals['rows'] = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    return totals
 
 
 def _valid(rows):

@@ -1,5 +1,7 @@
 """What parameters show by themselves: filters and position embeddings (figures 7 and 10)."""
 
+import operator
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -53,7 +55,7 @@ def position_similarity(model: nn.Module, params: PyTree, image_size: tuple[int,
     count = len(jax.tree.leaves(found)[0]) if found else 1
     result = []
     for layer in range(count):
-        own = jax.tree.map(lambda x, layer=layer: x[layer], found)
+        own = jax.tree.map(operator.itemgetter(layer), found)
         table = np.asarray(module.apply({'params': own}, block.hidden_size, method='embedding'),
                            np.float64)
         if block.position == 'relative':  # [offsets, heads, head_dim]

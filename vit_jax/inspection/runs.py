@@ -40,10 +40,10 @@ def evaluations(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _of_run(workdir):
-    if record.find(workdir) is None:
+    if (place := record.find(workdir)) is None:
         raise UserError(f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
                         'one (WORKDIR/checkpoints/STEP).')
-    workdir = record.find(workdir)[0]
+    workdir, _ = place
     config, _ = record.read(workdir)
     found = [row for row in metrics.read(workdir) if metrics.ACCURACY in row]
     if not found:

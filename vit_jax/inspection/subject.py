@@ -15,6 +15,7 @@ from vit_jax import weights as weights_lib
 from vit_jax.errors import Inapplicable, UserError, nearest_names
 from vit_jax.inspection import attention, attribution, maps
 from vit_jax.weights import Weights, description
+from vit_jax.weights.apply import as_pixels
 from vit_jax.weights.model import patch_in_pixels
 
 SHOWN = 6  # images in figures of photos; the others count in attention distances
@@ -53,8 +54,7 @@ class Subject:
         given = (self.weights.preprocess or {}) | description.complete_preprocess(self.weights)
         prepared = weights_lib.prepare(dataclasses.replace(self.weights, preprocess=given),
                                        self.paths)
-        pixels = 255 * (prepared * np.array(given['std']) + np.array(given['mean']))
-        return prepared, np.rint(pixels.clip(0, 255)).astype(np.uint8)
+        return prepared, as_pixels(prepared, given)
 
     @functools.cached_property
     def photos(self) -> UInt8[np.ndarray, 'shown height width 3']:
@@ -64,7 +64,7 @@ class Subject:
     @functools.cached_property
     def observed(self) -> dict[str, np.ndarray]:
         """Of each image: `distance`, `rollout`, `query` (maps.of_query), `head` and `logits`."""
-        images, query, _ = self.images[0], self.query, self.panels
+        images, query, _ = self.images[0], self.query, self.panels  # checked before the work
         patch = patch_in_pixels(self.weights.model)
         observe, found = attention.observer(self.model), []
         for image in images:  # one by one: of large models the weights take gigabytes
@@ -92,7 +92,7 @@ class Subject:
     def panels(self) -> tuple[Sequence[int], Sequence[int]]:
         """Layers and heads that were chosen, by default all heads of the last layer.
 
-        One that is chosen alone is of all heads, or in all layers.
+        A layer chosen alone comes with all heads, a head chosen alone with all layers.
         """
         layers = self.model.num_layers * (2 if self.model.attention == 'axial' else 1)
         heads, (layer, head) = self.model.block.num_heads, self.choice[:2]

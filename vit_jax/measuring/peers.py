@@ -34,7 +34,7 @@ def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
 
     Raises UserError unless the project is installed and has such a model.
     """
-    check_choice('--peer', name, tuple(PEERS))
+    check_choice('--peer', name, PEERS)
     for package in PEERS[name]:
         if importlib.util.find_spec(package) is None:
             raise UserError(f'--peer={name} needs {package}, which is not installed: '

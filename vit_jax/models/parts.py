@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import PyTree
 
-# Of each device, without gradients. What a layer computes of this many stays in the caches of a CPU;
+# Of each device, without gradients. What a layer computes of this many stays in a CPU's caches;
 # far fewer are slow to multiply. Measured with 197 tokens of an image: docs/performance.md.
 TOKENS_AT_ONCE = 800
 

@@ -16,7 +16,7 @@ NAMES = {
 
 def check(model: nn.Module, name: str) -> None:
     """Raises UserError unless the model has the representation."""
-    check_choice('the representation', name, tuple(NAMES))
+    check_choice('the representation', name, NAMES)
     if name == 'patch_mean' and not hasattr(model, 'pool'):
         raise UserError('the representation is patch_mean, and this model has no patches: take '
                         'pre_logits.')

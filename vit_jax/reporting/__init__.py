@@ -48,7 +48,7 @@ def conclude(workdir: str) -> None:
         from vit_jax.reporting import collect, page  # what is missing must not end the run
 
         run = collect.run(workdir, IMAGES if consensus.count() == 1 else 0, SECONDS)
-        page.write(page.of_one(run), path)
+        record.write_text(path, page.of_one(run))
 
 
 def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
         record.write_json(os.path.join(directory, NOTES), {
             os.path.relpath(workdir, directory): note for workdir, note in notes.items()})
         runs = [collect.run(workdir, 0) for workdir in notes]
-        page.write(page.of_several(runs, list(notes.values())), path)
+        record.write_text(path, page.of_several(runs, list(notes.values())))
 
 
 @contextlib.contextmanager

@@ -39,10 +39,9 @@ def photo(seen: Observed, sizes: tuple[int, int]) -> dict[str, Any]:
     per_patch = np.moveaxis(keys[:, :, first:], 2, -1)
     counts = _pooled(np.ones(math.prod(grid)), grid, sizes[0])  # patches in each block
     queries = _pooled(per_patch, grid, sizes[0]) / counts
-    shape = queries.shape[-2:]
     queries = np.moveaxis(queries.reshape(*queries.shape[:-2], -1), -1, 2)
     maps = np.concatenate([keys[:, :, :first], queries], axis=2)
-    return {'layers': [pictures.uri(sheet(layer)) for layer in maps], 'queries': list(shape),
+    return {'layers': [pictures.uri(sheet(layer)) for layer in maps], 'queries': list(counts.shape),
             'keys': list(maps.shape[-2:]), 'class_token': bool(first)}
 
 

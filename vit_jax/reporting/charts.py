@@ -1,6 +1,6 @@
 """Charts as Vega-Lite specifications, with what they show in words and as a table.
 
-Colours are variables of the page's style sheet, which has others at night.
+Colours are variables of the page's style sheet, which has others in dark mode.
 """
 
 import math
@@ -67,8 +67,7 @@ def _lines(title, series, style, logarithmic, several):
     `several` are the names of all runs, also of those that have none of its values, if not of one.
     """
     def text(value):
-        small = style == ',d' and value < 10
-        return f'{value:.1f}' if small else f'{round(value) if style == ",d" else value:{style}}'
+        return speed(value) if style == ',d' else f'{value:{style}}'
 
     labels = [f'{run}: {words}' if several else words for run, words, _ in series]
     points, hover, absent = [], {}, {} if several else dict.fromkeys(labels, '–')
@@ -103,6 +102,11 @@ def _lines(title, series, style, logarithmic, several):
     return {'title': title, 'spec': spec, 'series': table,
             'key': key if several and len(kinds) > 1 else '',
             'summary': ' '.join([f'{title} by step.', *words])}
+
+
+def speed(number: float) -> str:
+    """Images per second: '1,235', or '3.1' below ten."""
+    return f'{number:,.{0 if number >= 10 else 1}f}'
 
 
 def _encoding(points, kinds, several):
@@ -152,10 +156,9 @@ def _spec(height, content):
                 'type': 'fit', 'contains': 'padding'}, **content}
 
 
-def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS
-            ) -> list[tuple[int, float]]:
-    """At most so many points (and one), evenly spaced; the first and last are among them."""
-    every = -(-len(points) // most)
+def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most MOST_POINTS (and one), evenly spaced; the first and last are among them."""
+    every = -(-len(points) // MOST_POINTS)
     return [*points[::every], *([points[-1]] if (len(points) - 1) % every else [])]
 
 
@@ -189,9 +192,9 @@ def matrix(names: Sequence[str], confusion: Mapping[str, Mapping[str, int]]
     return found
 
 
-def blocks(values: np.ndarray, most: int = CELLS) -> tuple[np.ndarray, int]:
-    """A square matrix, summed over equal blocks so that it has at most so many, and their side."""
-    side = -(-len(values) // most)
+def blocks(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """A square matrix summed over equal blocks, at most CELLS to a side, and their own side."""
+    side = -(-len(values) // CELLS)
     starts = range(0, len(values), side)
     return np.add.reduceat(np.add.reduceat(values, starts, axis=0), starts, axis=1), side
 

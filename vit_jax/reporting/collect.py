@@ -48,36 +48,38 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     found = {'name': os.path.basename(os.path.abspath(workdir)), 'workdir': workdir,
              'config': flat, 'classes': classes, 'rows': rows,
              'compared_with': compared_with, 'differences': differences(flat, reference),
-             'summary': summary(rows, flat['batch_size']), 'missing': {},
-             'model': None, 'data': None, 'predictions': None, 'inspection': None}
+             'summary': summary(rows, flat['batch_size']), 'missing': {}, **dict.fromkeys(PARTS)}
     if not images:
         found['missing'] = dict.fromkeys(
             PARTS, 'The model and the data were not used for this page: python -m vit_jax.report '
             f'{shlex.quote(workdir)} adds this part.')
         return found
 
-    def attempt(what: str, function: Callable[[], Any]) -> None:
-        try:
-            found[what] = function()
-        except (UserError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
-            reason = str(error).partition('\n')[0]  # of JAX's, such as that of too little memory
-            log.info('%s: the page is without %s: %s', workdir, what, reason)
-            found['missing'][what] = reason
-
     try:  # they import TensorFlow
         from vit_jax.reporting import data, looks, model, predictions
     except ModuleNotFoundError as error:
         found['missing'] = dict.fromkeys(PARTS, f"{error}: pip install -e '.[train]' brings it.")
         return found
-    attempt('data', lambda: data.describe(config, classes))
-    attempt('model', lambda: model.load(workdir, config))
+    attempt(found, 'data', lambda: data.describe(config, classes))
+    attempt(found, 'model', lambda: model.load(workdir, config))
     if loaded := found['model']:
-        attempt('predictions', lambda: predictions.evaluate(loaded, images, seconds))
-        attempt('inspection', lambda: looks.inspect(loaded))
+        attempt(found, 'predictions', lambda: predictions.evaluate(loaded, images, seconds))
+        attempt(found, 'inspection', lambda: looks.inspect(loaded))
         found['model'] = loaded.facts()
-    else:
+    for part, reason in found['missing'].items():
+        log.info('%s: the page is without %s: %s', workdir, part, reason)
+    if not loaded:
         found['missing'] |= dict.fromkeys(PARTS[2:], found['missing']['model'])
     return found
+
+
+def attempt(found: dict[str, Any], part: str, function: Callable[[], Any]) -> None:
+    """Sets found[part] to what the function returns, or found['missing'][part] to why not."""
+    found[part] = None
+    try:
+        found[part] = function()
+    except (UserError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
+        found['missing'][part] = str(error).partition('\n')[0]  # JAX's go on, as about memory
 
 
 def workdirs(directory: str) -> dict[str, str]:

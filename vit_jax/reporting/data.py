@@ -10,6 +10,7 @@ from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.reporting import pictures
 from vit_jax.training.run import open_data
+from vit_jax.weights.apply import as_pixels
 
 SAMPLES, SIDE = 24, 128  # images, and pixels of their longer side
 BUFFER = 256  # of a source that is read in sequence: mixing as many as the run does would take long
@@ -36,7 +37,7 @@ def describe(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any
         augment=config['augment'], preprocess=config['preprocess'],
         shuffle_buffer=min(BUFFER, dataset['shuffle_buffer']), balance=dataset['balance'],
         files_at_once=dataset['files_at_once'], max_broken_fraction=1.0))
-    images = pictures.pixels(batch['image'], config['preprocess'])
+    images = as_pixels(batch['image'], config['preprocess'])
     return {'name': dataset['name'], 'mixup': config['augment']['mixup'],
             'splits': [{'split': name, 'num_examples': source.num_examples,
                         'counts': None if source.labels is None else np.bincount(

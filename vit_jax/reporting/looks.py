@@ -1,7 +1,6 @@
 """What the parameters and the attention of a model look like, on a few photos of its data."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from vit_jax.errors import Inapplicable, UserError
 from vit_jax.inspection import attention as observing
 from vit_jax.inspection import maps, parameters
 from vit_jax.reporting import attention, pictures
+from vit_jax.reporting.collect import attempt
 from vit_jax.reporting.data import names_of
 from vit_jax.reporting.model import Model
 from vit_jax.scoring import split
@@ -18,7 +18,6 @@ from vit_jax.weights.model import patch_in_pixels
 
 PHOTOS, READ, SIDE = 4, 32, 256  # photos, of so many that are read; pixels of the longer side
 TILE, GAP = 28, 2  # pixels of a tile of a picture, at least, and between two
-FILTERS = 28  # as many as figure 7 of the paper shows
 MOST_WEIGHTS = 500_000_000  # of a photo: 2 GB
 
 
@@ -30,19 +29,11 @@ def inspect(model: Model) -> dict[str, Any]:
     model, None, and in `missing` why, by the same key.
     """
     found: dict[str, Any] = {'missing': {}}
-
-    def attempt(what: str, function: Callable[[], Any]) -> None:
-        found[what] = None
-        try:
-            found[what] = function()
-        except UserError as error:
-            found['missing'][what] = str(error).rstrip('.')
-
-    attempt('filters', lambda: pictures.uri(mosaic(_stretched(
-        parameters.filters(model.params, FILTERS)[0]))))
-    attempt('similarity', lambda: pictures.uri(similarity(parameters.position_similarity(
+    attempt(found, 'filters', lambda: pictures.uri(mosaic(_stretched(
+        parameters.filters(model.params)[0]))))
+    attempt(found, 'similarity', lambda: pictures.uri(similarity(parameters.position_similarity(
         model.module, model.params, model.weights.image_size())[0])))
-    attempt('explorer', lambda: explore(model))
+    attempt(found, 'explorer', lambda: explore(model))
     found['distances'] = found['explorer'] and found['explorer'].pop('distances')
     return found
 

@@ -12,9 +12,9 @@ from jaxtyping import Float, PyTree
 
 from vit_jax import models, weights
 from vit_jax.errors import UserError
-from vit_jax.reporting import pictures
 from vit_jax.scoring import split
 from vit_jax.weights import Weights, description
+from vit_jax.weights.apply import as_pixels
 from vit_jax.workdir import record
 
 
@@ -35,13 +35,9 @@ class Model:
                 'parameters': sum(x.size for x in jax.tree.leaves(self.params)),
                 'image_size': list(self.weights.image_size())}
 
-    def preprocess(self) -> dict[str, Any]:
-        """How images are prepared, all fields."""
-        return description.complete_preprocess(self.weights)
-
     def pixels(self, images: Float[np.ndarray, '... 3']) -> np.ndarray:
         """Prepared images as they look, uint8."""
-        return pictures.pixels(images, self.preprocess())
+        return as_pixels(images, description.complete_preprocess(self.weights))
 
     def batch_size(self, least: int) -> int:
         """About `least` images, as many for every device."""
@@ -59,5 +55,4 @@ def load(workdir: str, config: Mapping[str, Any]) -> Model:
     description.check_rgb(loaded)
     dataset, loss = split.data_and_loss(loaded, workdir, {'name': None})
     return Model(loaded, models.build(loaded.model, loaded.num_classes),
-                 jax.tree.map(lambda x: np.asarray(x, np.float32), loaded.params),
-                 dataset, loss, config['masked']['target'] != 'none')
+                 loaded.float32_params(), dataset, loss, config['masked']['target'] != 'none')

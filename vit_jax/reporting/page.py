@@ -19,7 +19,6 @@ from markupsafe import Markup
 
 from vit_jax.errors import UserError
 from vit_jax.reporting import charts, collect, pictures
-from vit_jax.workdir import record
 
 HERE = pathlib.Path(__file__).parent
 TABLE = 20  # classes, up to which the confusion matrix is a table
@@ -32,11 +31,6 @@ SECTIONS = {'result': 'Result', 'curves': 'Curves', 'config': 'Config', 'data-se
 # Name, value of a summary; the first three are shares.
 COLUMNS = ('best accuracy', 'last accuracy', 'calibration error', 'evaluation loss', 'steps',
            'time', 'images/s', 'parameters')
-
-
-def write(html: str, path: str) -> None:
-    """Writes the page, whole or not at all; UserError where it cannot be written."""
-    record.write_text(path, html)
 
 
 def of_one(run: Mapping[str, Any]) -> str:
@@ -93,8 +87,8 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
               'legend': list(zip(names, charts.colours(len(runs)), strict=True)),
               'table': [(name, ' · '.join(filter(None, words)), [row[k] for k in found])
                         for name, words, row in zip(names, said, numbers, strict=True)],
-              'differing': [(field, found) for field, found in fields.items()
-                            if any(x != found[0] for x in found)], 'per_class': [
+              'differing': [(field, of_runs) for field, of_runs in fields.items()
+                            if any(x != of_runs[0] for x in of_runs)], 'per_class': [
                   (name, [x and x[name] for x in scores]) for name in names_of_classes[0]
                   ] if same else None}
     return _rendered(values, runs, f'{len(runs)} runs side by side', ' · '.join(names),
@@ -135,7 +129,7 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
               if name.startswith('fewshot/') and 'deviation' not in name]
     if summary['seconds'] is not None:
         found += [('Time', duration(summary['seconds']), f'{summary["steps"]:,} steps'),
-                  ('Speed', _speed(summary['images_per_sec']), 'images/s in training')]
+                  ('Speed', charts.speed(summary['images_per_sec']), 'images/s in training')]
     if run['model']:
         found.append(('Parameters', _short(run['model']['parameters']),
                       ' × '.join(map(str, run['model']['image_size'])) + ' pixels'))
@@ -150,15 +144,14 @@ def _numbers(run):
               predictions.get('calibration', {}).get('expected_error'), last.get('eval/loss'),
               summary['steps'], summary['seconds'], summary['images_per_sec'],
               (run['model'] or {}).get('parameters'))
-    texts = (percent, percent, percent, '{:.4f}'.format, '{:,}'.format, duration, _speed, _short)
+    texts = (percent, percent, percent, '{:.4f}'.format, '{:,}'.format, duration, charts.speed,
+             _short)
     return [('', '–') if x is None else (x, text(x)) for x, text in zip(values, texts, strict=True)]
 
 
 def _predictions(run, found):
     """What the section of predictions needs besides what collect found."""
-    names = list(found['classes'])
-    values = {'confusion': None, 'confused': None, 'reliability': None}
-    matrix = None
+    names, values, matrix = list(found['classes']), {}, None
     if found['calibration']['expected_error'] is not None:
         values['reliability'] = charts.reliability(found['calibration']['bins'])
     if 'confusion' in found:
@@ -180,13 +173,12 @@ def _table(names, matrix):
 def _per_class(run, found, names, matrix):
     """The rows of the table of classes, the lowest scores first."""
     counts = (run['data'] or {}).get('splits', [{}])[0].get('counts')
+    wrong = None if matrix is None else matrix - np.diag(np.diag(matrix))
     rows = []
     for k, name in enumerate(names):
-        row, wrong = found['classes'][name], None
-        if matrix is not None and (others := np.delete(matrix[k], k)).any():
-            most = int(others.argmax())
-            wrong = names[most + (most >= k)]
-        rows.append({'name': name, 'evaluated': row['num_examples'], 'taken_for': wrong or '',
+        row = found['classes'][name]
+        taken_for = names[wrong[k].argmax()] if wrong is not None and wrong[k].any() else ''
+        rows.append({'name': name, 'evaluated': row['num_examples'], 'taken_for': taken_for,
                      'score': row.get('accuracy', row.get('average_precision')),
                      'trained': counts[k] if counts else None})
     rows.sort(key=lambda row: 2 if row['score'] is None else row['score'])
@@ -252,13 +244,9 @@ def duration(seconds: float) -> str:
 
 def value(x: Any) -> str:
     """A value of a config as it is written on the command line; '–' for none."""
-    if x is None or x == '' or x == []:
+    if x in (None, '', []):
         return '–'
     return ', '.join(map(str, x)) if isinstance(x, list) else str(x)
-
-
-def _speed(number):
-    return f'{number:,.{0 if number >= 10 else 1}f}'
 
 
 def _short(number):

@@ -2,22 +2,13 @@
 
 import base64
 import io
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 
 SMALL = 64  # pixels on the longer side, up to which every pixel is kept
 MOST_WEBP = 16_383  # pixels on a side that the format has; it takes half the bytes of PNG
-
-
-def pixels(images: Float[np.ndarray, '... 3'], preprocess: Mapping[str, Any]
-           ) -> UInt8[np.ndarray, '... 3']:
-    """Prepared images as they look: the inverse of data.preprocess.normalise, rounded."""
-    mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
-    return np.clip(np.round((images * std + mean) * 255), 0, 255).astype(np.uint8)
 
 
 def thumbnail(image: UInt8[np.ndarray, 'height width 3'], side: int) -> UInt8[np.ndarray, '...']:

@@ -41,7 +41,7 @@ def take_fields(config: ConfigDict, begun: Mapping | None
     given = config_lib.flatten(config)
     if unknown := [field for field in take if field not in given]:
         raise UserError(f'transfer.take names {unknown[0]!r}, which the config does not have. '
-                        f'{nearest_names(unknown[0], list(given))}')
+                        f'{nearest_names(unknown[0], given)}')
     loaded = None if begun else weights.load(config.pretrained)
     stated = config_lib.flatten(
         begun or {'model': loaded.model, 'preprocess': loaded.preprocess or {}})

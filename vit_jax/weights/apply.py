@@ -3,14 +3,14 @@
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from vit_jax import models
 from vit_jax.data import images as image_files
@@ -38,6 +38,13 @@ def prepare(weights: Weights, paths: Sequence[str]) -> Images:
     return np.stack([image_files.load(os.fspath(path), size, preprocess) for path in paths])
 
 
+def as_pixels(images: Float[np.ndarray, '... 3'], preprocess: Mapping
+              ) -> UInt8[np.ndarray, '... 3']:
+    """Prepared images as they look, rounded: the inverse of (pixels / 255 - mean) / std."""
+    mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
+    return np.clip(np.round((images * std + mean) * 255), 0, 255).astype(np.uint8)
+
+
 def fastest_model(weights: Weights) -> nn.Module:
     """The model that the weights are for, computed by the fastest kernels of this machine."""
     return models.build(weights.model, weights.num_classes,
@@ -54,7 +61,7 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     """
     model = fastest_model(weights)
     activation = jax.nn.sigmoid if weights.loss == 'sigmoid' else jax.nn.softmax
-    params = jax.tree.map(lambda x: np.asarray(x, np.float32), weights.params)
+    params = weights.float32_params()
 
     @functools.lru_cache(1)  # the copies of one number of devices
     def placed(devices):

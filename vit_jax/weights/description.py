@@ -134,7 +134,7 @@ def parse_preprocess(given: Sequence[str]) -> dict:
     fields = {}
     for text in (field for several in given for field in re.split(r',(?=\w+=)', several)):
         name, _, value = text.partition('=')
-        check_choice('the field of --preprocess', name, tuple(config.base().preprocess))
+        check_choice('the field of --preprocess', name, config.base().preprocess)
         fields[name] = _value(f'preprocess.{name}', value, text)
     return fields
 

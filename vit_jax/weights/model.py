@@ -34,6 +34,10 @@ class Weights:
     source: str
     loss: str | None = None
 
+    def float32_params(self) -> dict:
+        """The parameters as float32, whatever the source has."""
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), self.params)
+
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of patches that the learned_1d or relative embedding was made for.
 

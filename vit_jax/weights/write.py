@@ -22,7 +22,7 @@ def save(weights: Weights, path: str, layout: str) -> None:
     Raises UserError if the layout cannot hold this model (see `misfits`), its files have another
     ending, `path` is a directory with anything but weights, or a .pth file needs PyTorch.
     """
-    check_choice('layout', layout, tuple(LAYOUTS))
+    check_choice('layout', layout, LAYOUTS)
     value = LAYOUTS[layout]
     suffix = '' if files.is_directory(path) else os.path.splitext(path)[1]
     if suffix not in value.suffixes:

@@ -6,10 +6,10 @@ the devices. Orbax notices a missing file but not a flipped bit, which the finge
 
 import contextlib
 import errno
+import functools
 import itertools
 import json
 import logging
-import math
 import os
 import pathlib
 import re
@@ -45,7 +45,7 @@ class Checkpointer:
         self.restored = {}  # `extra` of the checkpoint that was restored
         self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
         self._best_file = os.path.join(workdir, BEST) if keep_best else None
-        if not keep_best and consensus.is_main():  # of before, when the run did
+        if not keep_best and consensus.is_main():  # left from when the run kept its best
             pathlib.Path(workdir, BEST).unlink(missing_ok=True)
         self.scores, self.metric = {}, metric
         self._policies = [preservation_policy.LatestN(keep)] + [self] * keep_best
@@ -103,7 +103,7 @@ class Checkpointer:
                 bad[step] = reason
                 continue
             for bad_step, reason in bad.items():
-                target = consensus.from_main(lambda step=bad_step: self._set_aside(step))
+                target = consensus.from_main(functools.partial(self._set_aside, bad_step))
                 log.warning('checkpoint of step %d cannot be used and is now %s: %s', bad_step,
                             target, reason)
             if bad:
@@ -261,7 +261,7 @@ def _words(path):
 
 
 def _bytes_of(tree):
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
 def _amount(size):

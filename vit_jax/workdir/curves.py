@@ -28,22 +28,22 @@ NOISY = ('train/loss', 'train/grad_norm')  # drawn as they are, and smoothed
 def draw(rows: list[dict[str, float]], workdir: str, num_classes: int, seconds: float) -> None:
     """Draws WORKDIR/curves.png; each series from the rows of metrics.jsonl that contain it.
 
-    Every evaluation is a point, and the best is a star. Of fewer than ten classes the five most
-    probable say little and are left out. `seconds` that the run has taken stand in the title.
+    Every evaluation is a point, and the best is a star. With fewer than ten classes
+    top-5 accuracy says little and is left out. `seconds` that the run has taken stand in the title.
     Where the file cannot be written, a warning says so.
     """
     figure = Figure(figsize=(9, 6), layout='constrained')
-    name = os.path.join(*os.path.abspath(workdir).split(os.sep)[-2:])
-    figure.suptitle(f'{name}: {rows[-1]["step"]:,} steps in {duration(seconds)}'
+    run = os.path.join(*os.path.abspath(workdir).split(os.sep)[-2:])
+    figure.suptitle(f'{run}: {rows[-1]["step"]:,} steps in {duration(seconds)}'
                     f'  ({time.strftime("%Y-%m-%d %H:%M")})', fontsize=11, parse_math=False)
     grid = figure.add_gridspec(2, 6, height_ratios=(3, 2))
     places = (grid[0, :3], grid[0, 3:], grid[1, :2], grid[1, 2:4], grid[1, 4:])
     for place, (title, series, shown) in zip(places, PANELS, strict=True):
         axes = figure.add_subplot(place)
-        for colour, of in enumerate(series):
-            points = metrics.scores(rows, of)
-            if points and not (of == TOP5 and num_classes < 10):
-                _line(axes, of, points, f'C{colour}', shown)
+        for k, name in enumerate(series):
+            points = metrics.scores(rows, name)
+            if points and not (name == TOP5 and num_classes < 10):
+                _line(axes, name, points, f'C{k}', shown)
         _dress(axes, title, shown)
     _explain(figure.axes[:2])
     save(figure, os.path.join(workdir, FILE), dpi=120)
@@ -101,10 +101,8 @@ def _explain(panels):
 
 def smoothed(values: np.ndarray) -> np.ndarray:
     """The mean of each value and its neighbours: a fortieth of all on either side, if so many."""
-    at, reach = np.arange(len(values)), len(values) // 40
-    first, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    return (sums[end] - sums[first]) / (end - first)
+    window = np.ones(2 * (len(values) // 40) + 1)
+    return np.convolve(values, window, 'same') / np.convolve(np.ones(len(values)), window, 'same')
 
 
 def save(figure: Figure, path: str, dpi: int = 110) -> None:

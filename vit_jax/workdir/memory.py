@@ -5,6 +5,6 @@ import sys
 
 
 def peak_resident() -> int:
-    """Bytes of memory that this process has had resident at most."""
+    """The peak of this process's resident memory, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == 'darwin' else peak << 10  # elsewhere it is in KiB

@@ -165,9 +165,9 @@ def last_accuracy(workdir: str) -> float:
 
 
 def best(values: Mapping[int, float], steps: Iterable[int], name: str) -> int | None:
-    """The step of the highest value, the newest of equal ones; None where none has any.
+    """The step of the highest value, the newest of equal ones; None if no step has a value.
 
-    Where the values are called a loss, it is that of the lowest.
+    If `name` contains 'loss', that of the lowest.
     """
     return max((step for step in steps if step in values), default=None,
                key=lambda step: (_goodness(values[step], name), step))
@@ -179,6 +179,6 @@ def _goodness(value, name):
 
 
 def since_best(values: Mapping[int, float], name: str) -> int:
-    """How many of the last values, in the order of steps, are no better than one before."""
+    """How many values, in the order of steps, follow the first of the best."""
     goodness = [_goodness(values[step], name) for step in sorted(values)]
     return len(goodness) - 1 - goodness.index(max(goodness)) if goodness else 0

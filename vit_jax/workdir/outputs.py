@@ -179,13 +179,16 @@ class Outputs:
 
     def _outcome(self, step):
         """What the run has reached, how long it took, and where the files are that there are."""
+        def folder(step):
+            return os.path.join(self._checkpoints.directory, str(step))
+
         rows, scores = self._metrics.rows, self._checkpoints.scores
-        metric, checkpoint = self._checkpoints.metric, f'{self._checkpoints.directory}/%d'
+        metric = self._checkpoints.metric
         best, saved = metrics.best(scores, scores, metric), self._checkpoints.best()
         accuracy = [*metrics.scores(rows, ACCURACY).values()][-1]
         value = f'{scores[best]:.4f}' if 'loss' in metric else f'{100 * scores[best]:.2f} %'
-        files = {'checkpoint': checkpoint % step,
-                 'best saved': '' if saved in (None, step) else checkpoint % saved,
+        files = {'checkpoint': folder(step),
+                 'best saved': '' if saved in (None, step) else folder(saved),
                  'curves': os.path.join(self._workdir, curves.FILE), 'metrics': self._metrics.path}
         return '\n'.join([
             f'done: {step} steps in {progress.duration(self.meter.taken(rows))}, eval accuracy '

@@ -80,7 +80,7 @@ def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
 
 
 def peak_memory() -> int:
-    """Bytes that the fullest local device has had at most; where devices do not tell, resident."""
+    """Peak bytes of the fullest local device; of this process where devices do not tell."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     if all(s and 'peak_bytes_in_use' in s for s in stats):
         return max(s['peak_bytes_in_use'] for s in stats)

@@ -170,12 +170,13 @@ def require_same_run(workdir: str, old: tuple[Mapping, Sequence[str]], config: M
     """
     old_config, old_names = old
     lines = config_lib.differences(old_config, config)
-    if (old_count := len(old_names)) != (count := len(class_names)):
-        lines.append(f'classes: {old_count} in the workdir, {count} in the data now')
+    if len(old_names) != len(class_names):
+        lines.append(f'classes: {len(old_names)} in the workdir, {len(class_names)} in the data '
+                     'now')
     else:
-        lines += [f'classes: number {number} is {old!r} in the workdir, {new!r} in the data now'
-                  for number, (old, new) in enumerate(zip(old_names, class_names, strict=True))
-                  if old != new][:1]
+        lines += [f'classes: number {number} is {was!r} in the workdir, {now!r} in the data now'
+                  for number, (was, now) in enumerate(zip(old_names, class_names, strict=True))
+                  if was != now][:1]
     if lines:
         raise UserError(
             f'{workdir} holds a run of another config. Take another --workdir, or make these '

@@ -106,7 +106,7 @@ def _read(contents):
         arrays = {name: x for name, x in arrays.items() if not name.startswith('vit.pooler.')}
     elif 'vit.pooler.dense.weight' in arrays:
         check_choice('pooler_act in config.json', config.pooler_act, ('tanh',))
-    check_choice('hidden_act in config.json', config.hidden_act, tuple(_GELU))
+    check_choice('hidden_act in config.json', config.hidden_act, _GELU)
     fields = {ours: value for ours, theirs in _SIZES.items() if (value := getattr(config, theirs))}
     fields |= dict(gelu=_GELU[config.hidden_act], layer_norm_epsilon=config.layer_norm_eps)
     processor = contents.sidecars.get('preprocessor_config.json')

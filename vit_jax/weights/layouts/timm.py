@@ -144,7 +144,7 @@ def _read(contents):
     tanh = (re.search(_TANH_MODELS, name) if name else
             'cls_token' not in arrays and _is_tanh(norm, kernel[2:], position[1:2]))
     act = args.act_layer or ('gelu_tanh' if tanh else 'gelu')
-    check_choice('act_layer in config.json', act, tuple(_GELU))
+    check_choice('act_layer in config.json', act, _GELU)
     check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
     fields = dict(resnet=_RESNET, gelu=_GELU[act], layer_norm_epsilon=1e-6)
     if name in _HEADS:
