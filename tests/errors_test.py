@@ -1,3 +1,5 @@
+import pathlib
+
 import pytest
 
 from vit_jax import errors
@@ -23,6 +25,29 @@ def test_where_nothing_can_be_written(tmp_path):
                           (tmp_path / 'x', r'ends in \.npz')]:
         with pytest.raises(errors.UserError, match=message):
             errors.check_destination(str(path), '.npz')
+
+
+def test_a_file_is_replaced_when_all_is_written(tmp_path):
+    path, link = tmp_path / 'x', tmp_path / 'link'
+    path.write_text('old')
+    link.symlink_to(path)
+
+    def fill(name):
+        with errors.writing(name) as temporary:
+            pathlib.Path(temporary).write_text('ne')
+            raise OSError(28, 'No space left')
+
+    for name in (path, link):
+        with pytest.raises(errors.UserError, match=f'^{name} cannot be written .No space left.. '):
+            fill(str(name))
+        assert path.read_text() == 'old'
+    with errors.writing(str(link)) as temporary:
+        pathlib.Path(temporary).write_text('new')
+    assert link.is_symlink()
+    assert path.read_text() == 'new'
+    with errors.writing('/dev/null') as temporary:
+        assert temporary == '/dev/null'
+    assert sorted(tmp_path.iterdir()) == [link, path]
 
 
 def test_of_a_long_line_the_middle_is_left_out():

@@ -209,10 +209,11 @@ def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
 def test_what_cannot_be_saved(run, tmp_path, caplog):
     (tmp_path / 'full.npz').symlink_to('/dev/full')
     for path, message in [('x.csv', 'x.csv cannot be written: expected a name that ends in .npz'),
-                          (f'{tmp_path}/full.npz', f'{tmp_path}/full.npz cannot be written: No sp'),
+                          (f'{tmp_path}/full.npz', f'{tmp_path}/full.npz cannot be written (No sp'),
                           (f'{tmp_path}/no/x.npz', f'there is no directory {tmp_path}/no')]:
         assert evaluate.main([f'--workdir={run}', f'--save={path}']) == 1
         assert message in caplog.records[-1].getMessage()
+    assert caplog.text.count('top-5') == 1  # of what was scored already
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from vit_jax.training import accumulation
                                      'nearest image sizes are 12x12 and 16x16'),
     ({'fields': {'dataset.name': 'cifar11', 'dataset.data_dir': '/nowhere'}}, 'cifar10'),
     ({'fields': {'dataset.name': 'cifar10', 'dataset.data_dir': '/nowhere'}},
-     'tfds build cifar10 --data_dir=/nowhere'),
+     "tfds.builder('cifar10', data_dir='/nowhere').download_and_prepare()"),
 ])
 def test_bad_input(kwargs, message, run_main, tmp_path):
     check_message(run_main(tmp_path / 'run', **kwargs), message)

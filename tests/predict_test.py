@@ -157,7 +157,7 @@ def test_a_table_that_cannot_be_written_is_named(exported, folder, tmp_path, cap
     (tmp_path / 'x.csv').symlink_to('/dev/full')
     assert predict.main([f'--pretrained={exported[0]}', f'--csv={tmp_path}/x.csv',
                          str(folder / 'one')]) == 1
-    assert f'{tmp_path}/x.csv cannot be written: No space left' in caplog.records[-1].getMessage()
+    assert f'{tmp_path}/x.csv cannot be written (No space left' in caplog.records[-1].getMessage()
 
 
 def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path, caplog):

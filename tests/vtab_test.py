@@ -216,7 +216,7 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
         assert (run['dataset.train_split'], run['dataset.eval_split'], run['eval_every'],
                 run['seed'], run['keep_best']) == ('train[:50]', 'test', 0, 3, False)
     assert "left out: b: data set 'cifar100' is not prepared" in result.stderr
-    assert 'tfds build cifar100 --data_dir=/nowhere' in result.stderr
+    assert "tfds.builder('cifar100', data_dir='/nowhere').download" in result.stderr
     assert 'd diverges and has no accuracy: loss nan' in result.stderr
     lines = [' '.join(line.split()) for line in result.stderr.splitlines()]
     first = lines.index('First, mean, of 1 of 2 tasks 50.00 %')
@@ -236,6 +236,8 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
     read, _ = check((tasks.parent / 'all' / 'report.html').read_text())
     assert [row[:2] for row in read.tables[0][1:]] == [
         ['aFirst', '50.00 %'], ['cSecond', '75.00 %'], ['dSecond · diverges', '–']]
+    result = command(tasks, '--tasks=a')
+    assert f"not in these numbers: c, d, also in {tasks.parent / 'all'}. Name all" in result.stderr
 
 
 def test_tasks_go_on_with_as_many_devices_as_those_of_an_older_version(tasks, monkeypatch):

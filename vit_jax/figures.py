@@ -23,7 +23,7 @@ from vit_jax import cli
 from vit_jax.drawing import models as of_models
 from vit_jax.drawing import photos as of_photos
 from vit_jax.drawing import runs as of_runs
-from vit_jax.errors import Inapplicable, UserError, check_choice
+from vit_jax.errors import Inapplicable, UserError, check_choice, writing
 from vit_jax.inspection import arrays, runs
 from vit_jax.inspection.subject import Choice, Subject
 from vit_jax.models import variants
@@ -132,8 +132,10 @@ def _draw(name, sources, options):
         title = ' · '.join(filter(None, (variants.name_of(subject.weights.model), source)))
     os.makedirs(options.out, exist_ok=True)
     path = os.path.join(options.out, name)
-    np.savez_compressed(f'{path}.npz', **found)
-    figure.draw(found, title).savefig(f'{path}.{options.format}', dpi=100)
+    with writing(f'{path}.npz') as temporary, open(temporary, 'wb') as file:
+        np.savez_compressed(file, **found)
+    with writing(f'{path}.{options.format}') as temporary:
+        figure.draw(found, title).savefig(temporary, format=options.format, dpi=100)
     return path
 
 

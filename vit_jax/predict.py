@@ -60,7 +60,7 @@ def predict(options: argparse.Namespace) -> None:
     named = [path for path in options.images if not os.path.isdir(path)]
     paths, representations, probabilities = run(loaded, paths, options.batch_size)
     if options.features:
-        with writing(options.features), open(options.features, 'wb') as file:
+        with writing(options.features) as temporary, open(temporary, 'wb') as file:
             np.savez(file, path=np.array(paths), representation=representations)
         cli.LOGGER.info('wrote %s: %d images, %d features', options.features,
                         *representations.shape)
@@ -83,11 +83,23 @@ def find_images(given: list[str]) -> list[str]:
     return paths
 
 
-def _images_below(directory):
-    for folder, folders, names in os.walk(directory):
-        folders[:] = [name for name in folders if not name.startswith('.')]
-        yield from (os.path.join(folder, name) for name in names
-                    if images.is_image(name) and not name.startswith('.'))
+def _images_below(directory, above=()):
+    """Also in folders that are links, but not again in one that leads to where it is itself."""
+    if (real := os.path.realpath(directory)) in above:
+        return
+    try:
+        names = os.listdir(directory)
+    except PermissionError as error:
+        raise UserError(f'the folder {directory!r} cannot be listed ({error.strerror}): give this '
+                        'user the right to read and enter it, or name the others.') from error
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.startswith('.'):
+            continue
+        if os.path.isdir(path):
+            yield from _images_below(path, (*above, real))
+        elif images.is_image(name):
+            yield path
 
 
 def run(loaded: Weights, paths: list[str], batch_size: int
@@ -147,8 +159,8 @@ def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
     predictions = [(path, [(names[k], float(row[k])) for k in best])
                    for path, row, best in zip(paths, probabilities, order, strict=True)]
     if options.csv:
-        with writing(options.csv), open(
-                options.csv, 'w', newline='', encoding='utf-8',
+        with writing(options.csv) as temporary, open(
+                temporary, 'w', newline='', encoding='utf-8',
                 errors='surrogateescape') as file:  # paths may be of any bytes
             writer = csv.writer(file)
             writer.writerow(['image', *(f'{what}{k + 1}' for k in range(order.shape[1])

@@ -103,6 +103,10 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     path = os.path.join(directory, 'vtab.json')
     record.write_json(path, as_json(groups, scores))
     log.info('numbers: %s', path)
+    if others := [name for name in sorted(os.listdir(directory)) if name not in configs and
+                  os.path.isfile(os.path.join(directory, name, record.CONFIG))]:
+        log.warning('not in these numbers: %s, also in %s. Name all by --tasks: what is finished '
+                    'is not trained again.', ', '.join(others), directory)
     if next(iter(configs.values())).report:
         reporting.conclude_all(directory, {
             os.path.join(directory, task): groups[task] + (' · diverges' if score is None else '')

@@ -1,6 +1,7 @@
 """What is a split, a class or an image in a directory, and what is said about others."""
 
 import os
+import shutil
 
 import pytest
 
@@ -74,9 +75,11 @@ def test_a_folder_without_the_right_to_read_it(tmp_path, monkeypatch):
     def refused(folder):
         raise PermissionError(13, 'Permission denied', folder)
 
-    monkeypatch.setattr(os, 'scandir', refused)
-    with pytest.raises(UserError, match=f"the folder '{tmp_path}' cannot be listed .Permission "):
-        folders.entries(str(tmp_path))
+    for name in ('scandir', 'listdir'):  # of training, and of prediction
+        monkeypatch.setattr(os, name, refused)
+    for read, given in ((folders.entries, str(tmp_path)), (predict.find_images, [str(tmp_path)])):
+        with pytest.raises(UserError, match=f"folder '{tmp_path}' cannot be listed .Permission "):
+            read(given)
 
 
 def test_a_class_whose_name_is_no_text(tmp_path):
@@ -123,3 +126,15 @@ def test_prediction_reads_the_files_that_training_reads(tmp_path):
     source = sources.open_source(write(tmp_path, *names, 'train/a/.hidden.png'), 'train')
     assert sorted(map(source.name_of, range(source.num_examples))) == predict.find_images(
         [str(tmp_path / 'train')])
+
+
+def test_classes_may_be_links_and_what_macos_adds_is_none(tmp_path):
+    root = write(tmp_path / 'data', 'train/a/1.png', 'train/__MACOSX/a/1.png')
+    write(tmp_path / 'elsewhere', '2.png')
+    (tmp_path / 'data/train/b').symlink_to(tmp_path / 'elsewhere')
+    source = sources.open_source(root, 'train')
+    assert source.class_names == ('a', 'b')
+    shutil.rmtree(tmp_path / 'data/train/__MACOSX')
+    (tmp_path / 'elsewhere/back').symlink_to(tmp_path / 'data/train')  # round and round
+    assert predict.find_images([f'{root}/train']) == sorted(
+        map(source.name_of, range(source.num_examples)))

@@ -98,7 +98,7 @@ def test_errors_name_the_way_on(tmp_path):
     assert 'Did you mean cifar10' in error
     assert str(tmp_path) in error
     error = message('mnist', tmp_path)
-    assert f'tfds build mnist --data_dir={tmp_path}\n' in error
+    assert f"tfds.builder('mnist', data_dir='{tmp_path}').download_and_prepare()" in error
     assert f"looked in '{tmp_path}/mnist/" in error
     assert 'by hand' not in error
     error = message('written', tmp_path)
@@ -108,5 +108,5 @@ def test_errors_name_the_way_on(tmp_path):
 
 def test_a_configuration_of_a_set_is_not_taken_for_a_directory(tmp_path):
     error = message('imagenet2012_subset/1pct', tmp_path)
-    assert 'tfds build imagenet2012_subset/1pct' in error
+    assert "tfds.builder('imagenet2012_subset/1pct', data_dir=" in error
     assert 'by hand' in error

@@ -38,7 +38,8 @@ def entries(folder: str) -> dict[str, str]:
         except PermissionError as error:
             raise UserError(f"the folder '{folder}' cannot be listed ({error.strerror}): give this "
                             'user the right to read and enter it, or move it away.') from error
-    return {name: found[name] for name in sorted(found) if not name.startswith('.')}
+    return {name: found[name] for name in sorted(found)
+            if not name.startswith('.') and name != '__MACOSX'}  # macOS puts it into zip files
 
 
 def _kind(entry):

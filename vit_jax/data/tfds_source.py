@@ -93,7 +93,7 @@ def _check_files(paths, name):
     if missing := [path for path in paths if path not in there]:
         raise MissingDataError(
             f"'{name}' lacks {len(missing)} of {len(paths)} files, the first of them {missing[0]}: "
-            'copy it again from where it is whole, or prepare it again with tfds build --overwrite')
+            'copy it again from where it is whole, or remove its folder and prepare it again')
 
 
 def _builder(name, data_dir):
@@ -112,14 +112,20 @@ def _builder(name, data_dir):
         raise
     except Exception as error:  # of files that may be damaged, and code of others
         raise MissingDataError(f"TFDS cannot open '{name}' in '{where}': {error}. If its files are "
-                               'damaged or incomplete, copy them again, or prepare it again: '
-                               f'tfds build {name} --data_dir={where} --overwrite') from error
+                               'damaged or incomplete, copy them again, or remove its folder '
+                               f'and prepare it again:\n  {_preparing(name, where)}') from error
     if builder.is_prepared():
         return builder
     message = (f"data set '{name}' is not prepared: looked in '{builder.data_path}'. To prepare "
-               f'it, run\n  tfds build {name} --data_dir={where}\n'
+               f'it, run\n  {_preparing(name, where)}\n'
                'or set dataset.data_dir to the directory that contains it')
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         message += (f"\nIts files must first be downloaded by hand to '{where}/downloads/manual' "
                     f'(or --manual_dir): {" ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())}')
     raise MissingDataError(message)
+
+
+def _preparing(name, where):
+    """The command; that of TFDS, `tfds build`, needs Apache Beam, which few data sets do."""
+    return (f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
+            f'data_dir={str(where)!r}).download_and_prepare()"')

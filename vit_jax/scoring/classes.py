@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from vit_jax.errors import check_destination, writing
+from vit_jax.errors import UserError, check_destination, writing
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.models.kernels import compiler_options
@@ -49,15 +49,20 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     batches = pipeline.eval_batches(source, with_index=True, **split.batch_settings(
         loaded, mesh, batch_size, dataset['files_at_once']))
     totals = total(model, params, loss, mesh, batches, with_logits=bool(save_to))
-    rows = totals['rows']
-    if save_to and consensus.is_main():
-        save(save_to, rows, source)
+    rows, given = totals['rows'], dict(totals['rows'])
     if source.multi_label and loss['name'] == 'softmax':  # which is compared between images
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
-    return {'dataset': dataset['name'], 'split': dataset['eval_split'],
-            **classification.metrics(totals), 'broken': split.broken(batches),
-            'calibration': calibration(rows['confidence'], rows['right']),
-            **by_class(rows, source.class_names)}
+    result = {'dataset': dataset['name'], 'split': dataset['eval_split'],
+              **classification.metrics(totals), 'broken': split.broken(batches),
+              'calibration': calibration(rows['confidence'], rows['right']),
+              **by_class(rows, source.class_names)}
+    if save_to and consensus.is_main():
+        try:
+            save(save_to, given, source)
+        except UserError:
+            log.info('%s', table(result))  # which took longer than the file
+            raise
+    return result
 
 
 def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.sharding.Mesh,
@@ -123,7 +128,7 @@ def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
     """Writes logits [images, classes], label, name of every image, and the names of classes."""
     order = np.argsort(rows['index'])
     names = [source.name_of(index) for index in rows['index'][order]]
-    with writing(path), open(path, 'wb') as file:
+    with writing(path) as temporary, open(temporary, 'wb') as file:
         np.savez(file, logits=rows['logits'][order], label=rows['label'][order],
                  name=np.array(names), classes=np.array(source.class_names))
     log.info('wrote %s: %d images, %d classes', path, *rows['logits'].shape)

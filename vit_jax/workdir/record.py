@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, is_utf8
+from vit_jax.errors import UserError, is_utf8, writing
 from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
@@ -204,17 +204,10 @@ def write_text(path: str, text: str) -> None:
 
     Raises UserError where it cannot be written.
     """
-    try:
-        with open(path + '.tmp', 'w', encoding='utf-8') as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + '.tmp', path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.remove(path + '.tmp')
-        raise UserError(f'{path} cannot be written ({error.strerror}). Mend that and run the same '
-                        'command again.') from error
+    with writing(path) as temporary, open(temporary, 'w', encoding='utf-8') as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_text(path: str) -> str:
