@@ -177,7 +177,8 @@ FIELDS = {  # by dotted name
     'ema_decay': Field(0.0, number(least=0, most=1), 'Polyak averaging, as in 0.999; evaluation '
                        'then uses the average; 0: none'),
 
-    'mesh.data': Field(-1, whole(1, or_else=-1), 'devices that share a batch; -1: the rest'),
+    'mesh.data': Field(-1, whole(1, or_else=-1), 'devices over which the examples of a batch are '
+                       'split; -1: the rest'),
     'mesh.fsdp': Field(1, whole(1, or_else=-1), 'the same, and parameters, gradients and optimizer '
                        'state are split'),
     'mesh.tensor': Field(1, whole(1, or_else=-1),

@@ -257,8 +257,8 @@ def announce(run: Run, state: TrainState) -> None:
         log.info('training %s of %s parameters', f'{trained:,}', f'{sum(sizes):,}')
     if _splits_share_images(config.dataset):
         log.warning('dataset.eval_split %s has images of dataset.train_split %s: evaluations score '
-                    'what the model is trained on', config.dataset.eval_split,
-                    config.dataset.train_split)
+                    'what the model is trained on. Other images: train[:90%%] and train[90%%:].',
+                    config.dataset.eval_split, config.dataset.train_split)
     initial = (config.ema_decay or 0) ** num_steps  # its share of the average at the end
     if initial > 0.2:  # with 0.9999, 20,000 steps of the paper (section 4.2) leave 0.14
         log.warning('ema_decay %g is high for %d steps: at the end %.0f %% of the average, which '
