@@ -13,8 +13,12 @@ from vit_jax.training import state as train_state
 SMALL = dict(patch_size=(4, 4), hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2)
 
 
+@functools.cache
 def setup(seed=0, ema=False, lr_factors='', optimizer_name='sgd', **model_fields):
-    """(state, step, model, config) of a few steps at a constant learning rate."""
+    """(state, step, model, config) of a few steps at a constant learning rate, made once.
+
+    Who gives the buffers of the state away copies it first.
+    """
     config = config_lib.base()
     config.optimizer.update(name=optimizer_name, learning_rate=0.1, schedule='constant')
     model = models.build(SMALL, 3, **model_fields)

@@ -18,8 +18,14 @@ def randomised(state):
         lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), state.params))
 
 
+@functools.cache
+def one_step():
+    """A step of the plain model, of a batch of 6: (state, batch) -> (state, metrics)."""
+    return jax.jit(setup()[1])
+
+
 def test_one_sgd_step_by_hand():
-    state, step, model, _ = setup()
+    state, _, model, _ = setup()
     batch = random_batch(6)
 
     def loss(params):
@@ -27,7 +33,7 @@ def test_one_sgd_step_by_hand():
         return -jax.nn.log_softmax(logits)[jnp.arange(6), batch['label']].mean()
 
     value, grads = jax.jit(jax.value_and_grad(loss))(state.params)
-    new, metrics = jax.jit(step)(state, batch)
+    new, metrics = one_step()(state, batch)
     assert_close(new.params, jax.tree.map(lambda p, g: p - 0.1 * g, state.params, grads))
     norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(grads)))
     np.testing.assert_allclose(metrics['loss'], value, rtol=1e-6)
@@ -58,11 +64,11 @@ def test_the_compiled_step_copies_no_stack_of_matrices():
         assert not re.search(f'{written}copy\\(', text)
 
 
-@pytest.mark.parametrize('accum_steps', [3, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('accum_steps', [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_accumulation_equals_the_whole_batch(accum_steps):
     state, step, _, _ = setup()
-    batch = random_batch(12)
-    whole, expected = jax.jit(step)(state, batch)
+    batch = random_batch(6)
+    whole, expected = one_step()(state, batch)
     parts, metrics = jax.jit(functools.partial(step, accum_steps=accum_steps))(state, batch)
     assert_close(parts.params, whole.params)
     assert_close(metrics, expected)
@@ -83,15 +89,17 @@ def test_mixup_of_the_whole_batch_also_in_parts():
     """A step on a batch that was mixed before; another step draws another share."""
     state, step, model, _ = setup()
     state, batch = randomised(state), random_batch(12)
+    in_parts = [jax.jit(functools.partial(step, mixup=0.4, accum_steps=parts)) for parts in (1, 3)]
+    step = jax.jit(step)
     for k in (0, 5):
         state = state.replace(step=jnp.int32(k))
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), mixup.STREAM)
         mixed = mixup.mix(batch, 0.4, key, model.num_classes)
-        expected = jax.jit(step)(state, mixed)
-        for parts in (1, 3):
-            found = jax.jit(functools.partial(step, mixup=0.4, accum_steps=parts))(state, batch)
+        expected = step(state, mixed)
+        for whole_batch in in_parts:
+            found = whole_batch(state, batch)
             assert_close((found[0].params, found[1]), (expected[0].params, expected[1]))
-    assert abs(expected[1]['loss'] - jax.jit(step)(state, batch)[1]['loss']) > 1e-4
+    assert abs(expected[1]['loss'] - step(state, batch)[1]['loss']) > 1e-4
 
 
 @pytest.mark.slow
@@ -131,8 +139,9 @@ def test_randomness_is_a_function_of_seed_and_step():
 def test_ema_is_the_running_average():
     state, step, _, _ = setup(ema=True)
     batch, average = random_batch(4), state.params
+    step = jax.jit(functools.partial(step, ema_decay=0.9))
     for _ in range(3):
-        state, _ = jax.jit(functools.partial(step, ema_decay=0.9))(state, batch)
+        state, _ = step(state, batch)
         average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, state.params)
     assert_close(state.ema_params, average)
 
@@ -140,8 +149,9 @@ def test_ema_is_the_running_average():
 def test_frozen_parameters_stay_and_have_no_part_in_the_gradient():
     """With rules for learning rates, the step is that of the head alone."""
     state, step, _, config = setup(lr_factors='^head/=1,.=0')
+    state = randomised(state)
     head, new = state.params['head'], jax.jit(step)(state, random_batch(6))
-    whole = jax.jit(setup()[1])(setup()[0], random_batch(6))
+    whole = one_step()(randomised(setup()[0]), random_batch(6))
     np.testing.assert_array_equal(new[0].params['embedding']['kernel'],
                                   state.params['embedding']['kernel'])
     assert_close(new[0].params['head'], whole[0].params['head'])
