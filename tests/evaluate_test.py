@@ -1,5 +1,7 @@
+import contextlib
 import csv
 import dataclasses
+import io
 import json
 import shutil
 
@@ -30,16 +32,22 @@ def run(tmp_path_factory, image_directory):
     return workdir
 
 
+@pytest.fixture(scope='module')
+def scored(run):
+    """What the command says of the run."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert evaluate.main([f'--workdir={run}', '--batch_size=8', '--json']) == 0
+    return json.loads(output.getvalue().splitlines()[-1])
+
+
 def command(capsys, *arguments):
     """(exit code, JSON of the last line of stdout)."""
     code = evaluate.main([*arguments, '--batch_size=8', '--json'])
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_a_workdir_scores_as_its_run_logged(run, capsys):
-    code, result = command(capsys, f'--workdir={run}')
-    logged = metrics.read(run)[-1]
-    assert code == 0
+def test_a_workdir_scores_as_its_run_logged(run, scored):
+    result, logged = scored, metrics.read(run)[-1]
     found, expected = ({name: value for name, value in values.items()
                         if name.startswith('eval/') and name != 'eval/seconds'}
                        for values in (result, logged))
@@ -88,10 +96,8 @@ def test_another_data_set_does_not_take_the_label_of_the_run(run):
     assert data_and_loss(weights.load(str(run)), str(workdir), {'name': None})[0]['label'] == ''
 
 
-def test_a_checkpoint_of_a_workdir(run, capsys):
-    code, result = command(capsys, f'--workdir={run}/checkpoints/8')
-    assert code == 0
-    assert result == command(capsys, f'--workdir={run}')[1]
+def test_a_checkpoint_of_a_workdir(run, scored, capsys):
+    assert command(capsys, f'--workdir={run}/checkpoints/8') == (0, scored)
 
 
 def test_workdir_that_is_none(run, tmp_path, caplog):
@@ -118,15 +124,14 @@ def test_weights_on_another_split(run, image_directory, capsys):
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
 
 
-def test_several_splits_in_one_call(run, image_directory, capsys, caplog):
+def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog):
     """Each is what it is alone."""
-    alone = [command(capsys, f'--workdir={run}', f'--split={name}')[1]
-             for name in ('train[:50%]', 'test')]
+    alone = [command(capsys, f'--workdir={run}', '--split=train[:50%]')[1], scored]
     splits = ['--split=train[:50%]', '--split=test']
-    for arguments in ([], [f'--dataset={image_directory}'], [f'--dataset={image_directory}'] * 2):
+    for arguments in ([], [f'--dataset={image_directory}'] * 2):
         code, result = command(capsys, f'--workdir={run}', *splits, *arguments)
         assert (code, result) == (0, {'results': alone})
-    assert evaluate.main([f'--workdir={run}', *splits]) == 0
+    assert evaluate.main([f'--workdir={run}', *splits, f'--dataset={image_directory}']) == 0
     ends = [f'images of {image_directory}, {name}' for name in ('train[:50%]', 'test')]
     out = capsys.readouterr().out.splitlines()
     assert (out[3].endswith(ends[0]), out[7].endswith(ends[1]), len(out)) == (True, True, 8)
@@ -294,12 +299,12 @@ def test_labels_from_a_list_in_the_order_of_files(run, image_directory, tmp_path
         assert message in caplog.records[-1].getMessage()
 
 
-def test_a_loss_that_is_newer_than_the_run(run, tmp_path, capsys):
+def test_a_loss_that_is_newer_than_the_run(run, scored, tmp_path, capsys):
     shutil.copytree(run, tmp_path / 'run')
     config = json.loads((run / 'config.json').read_text())
     del config['loss']['label_smoothing']
     (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
-    assert command(capsys, f'--workdir={tmp_path}/run') == command(capsys, f'--workdir={run}')
+    assert command(capsys, f'--workdir={tmp_path}/run') == (0, scored)
 
 
 def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, caplog):
@@ -436,15 +441,14 @@ def renamed(run, tmp_path):
     (['crane', 'maillot', 'crane'], 'huggingface'),  # as in ImageNet: names do not tell classes
     (['ant', 'crane', 'crane'], 'vit_jax'),
 ])
-def test_order_counts_where_names_are_others(names, layout, renamed, run, image_directory, capsys,
-                                             caplog):
-    _, expected = command(capsys, f'--workdir={run}')
+def test_order_counts_where_names_are_others(names, layout, renamed, scored, image_directory,
+                                             capsys, caplog):
     code, found = command(capsys, f'--pretrained={renamed(names, layout)}',
                           f'--dataset={image_directory}', '--split=test')
     assert code == 0
     assert list(found['classes']) == ['ant', 'bee', 'cat']
-    assert found['eval/accuracy'] == expected['eval/accuracy']
-    assert found['eval/loss'] == pytest.approx(expected['eval/loss'], rel=1e-5)
+    assert found['eval/accuracy'] == scored['eval/accuracy']
+    assert found['eval/loss'] == pytest.approx(scored['eval/loss'], rel=1e-5)
     assert ': the order is taken to be the same' in caplog.text
 
 
