@@ -29,6 +29,16 @@ def digits_run(tmp_path_factory, run_main):
     return workdir
 
 
+@pytest.fixture(scope='module')
+def digits_file(tmp_path_factory):
+    """Random weights of such a model, for what reads no more of them than their fields."""
+    fields = {'patch_size': (4, 4), 'hidden_size': 16, 'mlp_dim': 32}
+    path = str(tmp_path_factory.mktemp('pretrained') / 'digits.safetensors')
+    weights.save(small.with_classes(small.make('vit', gelu='erf', **fields),
+                                    [str(k) for k in range(10)]), path, 'vit_jax')
+    return path
+
+
 def finetune(run_main, workdir, source, data, **fields):
     return run_main(workdir, fields=FIELDS | {
         'pretrained': source, 'dataset.name': data, 'image_size': 24,
@@ -74,11 +84,11 @@ def test_a_run_does_not_begin_with_values_that_are_not_finite(tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_is_taken(digits_run):
+def test_nothing_is_taken(digits_file):
     """--config.transfer.take= is the empty list."""
     arguments = [f'--config={ROOT}/configs/quickstart.py', '--config.transfer.take=']
     assert pretrained.take_fields(cli.read_config(arguments), None) == ({}, None)
-    config = cli.read_config([*arguments, f'--config.pretrained={digits_run}'])
+    config = cli.read_config([*arguments, f'--config.pretrained={digits_file}'])
     assert pretrained.take_fields(config, None)[0] == {}
 
 
@@ -95,7 +105,7 @@ def test_a_run_that_goes_on_keeps_what_it_began_with(digits_run):
         {'model.gelu': 'tanh', 'preprocess.mean': (0.1, 0.2, 0.3)}, None)
 
 
-def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(digits_run, tmp_path,
+def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(digits_file, tmp_path,
                                                                      monkeypatch):
     """Not those of the run that it happens to stand in."""
     (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
@@ -103,7 +113,7 @@ def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(digits_run,
     (tmp_path / 'classes.json').write_text('[]')
     monkeypatch.chdir(tmp_path)
     config = cli.read_config([
-        f'--config={ROOT}/configs/quickstart.py', f'--config.pretrained={digits_run}',
+        f'--config={ROOT}/configs/quickstart.py', f'--config.pretrained={digits_file}',
         '--config.transfer.take=model.gelu', '--config.dataset.num_examples=9',
         '--config.dataset.num_classes=3'])
     assert plan.resolve(config).model.gelu == 'erf'
@@ -171,10 +181,10 @@ def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tm
                  '--config.pretrained', marks=pytest.mark.slow),
     pytest.param({'transfer.take': ('model.gleu',)}, "'model.gleu', which the config does not "
                  'have. Did you mean model.gelu', marks=pytest.mark.slow)], ids=str)
-def test_bad_input(fields, message, digits_run, image_directory, run_main, tmp_path, monkeypatch):
+def test_bad_input(fields, message, digits_file, image_directory, run_main, tmp_path, monkeypatch):
     """Is found before steps are compiled to see how the batch is to be split, a minute of B/16."""
     monkeypatch.setattr(accumulation, 'choose', None)
-    result = finetune(run_main, tmp_path / 'run', digits_run, image_directory,
+    result = finetune(run_main, tmp_path / 'run', digits_file, image_directory,
                       **{'accum_steps': 0} | fields)
     assert result.returncode == 1
     assert message in result.stderr
