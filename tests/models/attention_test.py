@@ -78,15 +78,22 @@ def asked(monkeypatch):
     return calls
 
 
+@functools.cache
+def of_jax(queries, tokens):
+    """(Queries, context, parameters of a layer, what `by_jax` makes of them)."""
+    x, context = random_images(2, queries, 16), random_images(2, tokens, 16, seed=2)
+    init = functools.partial(attention.Attention(2, 0.0, 'float32', 'xla').init, context=context)
+    params = randomised(types.SimpleNamespace(init=init), x)
+    return x, context, params, loss_and_gradients(by_jax, params, x, context)
+
+
 @pytest.mark.parametrize('kernel', ['auto', 'xla', 'cudnn'])
 @pytest.mark.parametrize(('queries', 'tokens', 'expected'), [
     (6, 6, 6), (5, 5, 6), (1, 5, None), (64, 64, 66), (191, 191, 194), (128, 128, 128)])
 def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
     """Outputs and gradients. cuDNN gets self-attention only, and no number that it fails with."""
-    x, context = random_images(2, queries, 16), random_images(2, tokens, 16, seed=2)
+    x, context, params, by_itself = of_jax(queries, tokens)
     module = attention.Attention(2, 0.0, 'float32', kernel, tokens=tokens)
-    init = functools.partial(module.init, context=context)
-    params = randomised(types.SimpleNamespace(init=init), x)
     asked.clear()
 
     def filled_up(params, *inputs):
@@ -96,7 +103,7 @@ def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
 
     found = loss_and_gradients(filled_up, params, x, context)
     assert asked == ([(2, expected, 2, 8)] if kernel == 'cudnn' and expected else [])
-    assert_all_close(found, loss_and_gradients(by_jax, params, x, context))
+    assert_all_close(found, by_itself)
 
 
 @pytest.mark.parametrize('tokens', [5, 64, 191])
