@@ -66,11 +66,10 @@ def test_every_epoch_holds_every_example_once_in_an_order_of_its_own(kind, tmp_p
 def test_processes_together_see_what_one_sees(kind, tmp_path):
     data = make(kind, tmp_path)
     whole = data.batches(10)
-    for processes in (2, 4):
-        parts = [data.batches(10, 0, process, processes) for process in range(processes)]
-        joined = [{key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
-                  for step in zip(*parts, strict=True)]
-        assert_equal(joined, whole)
+    parts = [data.batches(10, 0, process, 4) for process in range(4)]
+    joined = [{key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
+              for step in zip(*parts, strict=True)]
+    assert_equal(joined, whole)
 
 
 @pytest.mark.slow
@@ -99,7 +98,7 @@ def test_randaugment_is_that_of_the_position_in_the_run():
     whole = data.batches(2)
     assert not np.array_equal(plain.batches(1)[0]['image'], whole[0]['image'])
     assert_equal(data.batches(1, start=1), whole[1:])
-    parts = [data.batches(1, 1, process, 4)[0] for process in range(4)]
+    parts = [data.batches(1, 1, process, 2)[0] for process in range(2)]
     assert_equal([{key: np.concatenate([part[key] for part in parts]) for key in parts[0]}],
                  whole[1:])
 
@@ -157,8 +156,8 @@ def test_evaluation_counts_every_example_once(data, processes):
 def test_more_processes_than_examples_still_make_equal_batches(tmp_path):
     for kind in ('directory', 'tfrecord'):
         data = make(kind, tmp_path / kind)
-        found = [data.evaluated(p, 8, split='train[:3]') for p in range(8)]
-        assert [len(batches) for batches in found] == [1] * 8
+        found = [data.evaluated(p, 4, split='train[:3]') for p in range(4)]
+        assert [len(batches) for batches in found] == [1] * 4
         assert sum(b['mask'].sum() for batches in found for b in batches) == 3
 
 
