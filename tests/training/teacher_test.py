@@ -294,6 +294,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
 def test_a_distilled_student_agrees_with_its_teacher(run_main, tmp_path):
     """Also on other images: far more than one that learns the labels, with the same seed."""
     fields = TINY | {'num_steps': 400, 'eval_every': 0, 'log_every': 50, 'batch_size': 64,
+                     'checkpoint_every': 0,
                      'model.hidden_size': 32, 'model.mlp_dim': 64, 'model.num_heads': 4,
                      'model.dropout_rate': 0.0, 'optimizer.learning_rate': 0.003}
     found = {}
