@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shutil
 
 import jax
 import numpy as np
@@ -273,20 +274,23 @@ def test_a_run_goes_on_with_its_teacher_only(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, caplog):
     """On eight devices, with MixUp and the batch in parts; checkpoints have no teacher."""
     path, _ = saved(tmp_path, classes=DIGITS)
-    fields = {'augment.mixup': 0.5, 'accum_steps': 2, 'teacher.temperature': 2.0}
-    found = {}
-    for name, lengths in (('whole', [4]), ('extended', [2, 4])):
-        for length in lengths:
-            assert loop.train(digits_config(path, num_steps=length, **fields),
-                              str(tmp_path / name)) == 0
-        found[name] = [{k: v for k, v in row.items() if k not in TIMED}
-                       for row in metrics.read(tmp_path / name) if 'train/loss' in row]
-    assert found['whole'] == found['extended']
-    assert all(0 <= row['train/agreement'] <= 1 for row in found['whole'])
-    loaded = weights.load(str(tmp_path / 'whole'))
+    config = digits_config(path, checkpoint_every=2, keep_checkpoints=2, accum_steps=2, **{
+        'augment.mixup': 0.5, 'teacher.temperature': 2.0})
+    assert loop.train(config, str(tmp_path / 'whole')) == 0
+    shutil.copytree(tmp_path / 'whole', tmp_path / 'parts')
+    shutil.rmtree(tmp_path / 'parts' / 'checkpoints' / '4')  # as if it had ended before
+    assert loop.train(config, str(tmp_path / 'parts')) == 0
+    assert 'continuing from the checkpoint of step 2 of 4' in caplog.text
+    whole, parts = ([{k: v for k, v in row.items() if k not in TIMED}
+                     for row in metrics.read(tmp_path / name) if 'train/loss' in row]
+                    for name in ('whole', 'parts'))
+    assert whole == parts
+    assert len(whole) == 4
+    assert all(0 <= row['train/agreement'] <= 1 for row in whole)
+    loaded = weights.load(str(tmp_path / 'parts'))
     assert loaded.params['blocks']['mlp']['dense1']['kernel'].shape == (2, 16, 32)
 
 
