@@ -124,7 +124,7 @@ def test_simulated_gpus_for_weights(tmp_path):
 
 
 @pytest.mark.slow
-def test_tpu_compiler():
+def test_tpu_compiler(main, capsys):
     """A tiny model for eight chips that are not there; FLOPs and state as on simulated devices."""
     if 'VIT_JAX_CI' not in os.environ:
         pytest.importorskip('libtpu', reason='needs libtpu: make .venv/interop')
@@ -132,7 +132,8 @@ def test_tpu_compiler():
     p, text = run(*arguments, '--no-search')
     assert p['compiler'] == 'tpu'
     assert p['fits']
-    simulated, _ = run(*arguments, '--simulate', '--no-search')
+    assert main(B16, *arguments, '--simulate', '--no-search', '--json')[0] == 0
+    simulated = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert simulated['compiler'] == 'cpu'
     assert p['flops_per_device'] == simulated['flops_per_device']
     for name in ('params', 'optimizer', 'gradients', 'batches'):
