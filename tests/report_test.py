@@ -291,7 +291,8 @@ def test_other_families(family, tmp_path):
 def test_masked_patches_and_few_shots(tmp_path):
     workdir = trained(tmp_path, **{
         'masked.target': 'mean_color', 'model.pool': 'gap', 'model.dropout_rate': 0.0,
-        'evals.fewshot.shots': (5,), 'evals.fewshot.representation': 'patch_mean'})
+        'evals.fewshot.shots': (5,), 'evals.fewshot.representation': 'patch_mean',
+        'num_steps': 6})
     assert report.main([str(workdir)]) == 0
     read, data = check((tmp_path / 'report.html').read_text())
     assert 'The run predicts hidden patches and no classes' in read.text
@@ -309,7 +310,7 @@ def test_images_with_several_labels(tmp_path):
             f'{i:03}.png,{["ant;bee", "bee", "ant;cat"][i % 3]}\n' for i in range(count)))
     workdir = trained(tmp_path / 'run', **{
         'dataset.name': str(tmp_path / 'data'), 'image_size': (8,), 'loss.name': 'sigmoid',
-        'batch_size': 8})
+        'batch_size': 8, 'num_steps': 6})
     assert report.main([str(workdir)]) == 0
     read, _ = check((workdir / 'report.html').read_text())
     assert 'average precision' in read.text
