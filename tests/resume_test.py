@@ -21,20 +21,18 @@ SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
 
 @pytest.fixture(scope='module')
 def fields_of(request):
-    """Config fields of a tiny run by source."""
-    images = request.getfixturevalue('image_directory')
-    sets = request.getfixturevalue('tfds_directory')
+    """Config fields of a tiny run by source, which is written once it is asked for."""
     photos = request.getfixturevalue('tmp_path_factory').mktemp('photos')
 
     def fields(source):
         if source == 'digits':
             return TINY | {'batch_size': 64}  # an epoch has 22 steps
-        name = images if source == 'directory' else 'dots'
+        name = request.getfixturevalue('image_directory') if source == 'directory' else 'dots'
         own = {'dataset.name': name, 'image_size': 8, 'augment.crop': 'inception',
                'augment.flip': True, 'augment.randaugment.num_ops': 2, 'augment.mixup': 0.2,
                'dataset.shuffle_buffer': 25}
-        if source in sets:
-            own['dataset.data_dir'] = sets[source]
+        if name == 'dots':
+            own['dataset.data_dir'] = request.getfixturevalue('tfds_directory')[source]
         if source == 'tfrecord':
             own['dataset.label'] = 'label/2'
         if source == 'directory':
