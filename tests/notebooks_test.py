@@ -13,6 +13,7 @@ from tests.support import interop, small
 from tests.support.datasets import write_images
 from tests.support.runs import ROOT, environment
 from vit_jax import weights
+from vit_jax.workdir import record
 
 NOTEBOOKS = {path.stem: json.loads(path.read_text())
              for path in sorted((ROOT / 'notebooks').glob('*.ipynb'))}
@@ -172,6 +173,7 @@ def test_fine_tune(tmp_path, execute):
     assert 'finished' in text
     assert re.search(r'[\d.]+% of 12 images are right', text)
     assert os.path.exists(tmp_path / 'runs/fine_tuned/for_timm/config.json')
+    assert record.read(str(tmp_path / 'runs/fine_tuned'))[0]['augment']['flip']
 
 
 @pytest.mark.nightly
@@ -181,6 +183,7 @@ def test_fine_tune_without_a_folder_or_splits(tmp_path, execute):
                  WEIGHTS=small_weights(tmp_path / 'x.safetensors'))
     for _ in range(2):  # the second from a new kernel, which finds that the run is complete
         assert '300 images of 10 classes: digit 0' in execute('fine_tune', 5, **given)
+    assert not record.read(str(tmp_path / 'runs/fine_tuned'))[0]['augment']['flip']
     write_images(tmp_path / 'mine', ['ant', 'bee', 'cat'], 20)
     text = execute('fine_tune', 5, DATA=str(tmp_path / 'mine'), WORKDIR='other', **given)
     assert '% of 60 images are right' in text

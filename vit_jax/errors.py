@@ -110,22 +110,29 @@ def check_destination(path: str, ending: str = '', folder: bool = False) -> None
 
 
 @contextlib.contextmanager
+def named(path: str) -> Iterator[None]:
+    """An OSError in this context becomes a UserError that names `path`, which is being written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f'{path} cannot be written ({error.strerror or error}). Mend that and run '
+                        'the same command again.') from error
+
+
+@contextlib.contextmanager
 def writing(path: str) -> Iterator[str]:
     """The name of a new file, which takes the place of `path` when all is written, and not before.
 
-    Of what is no file, such as a pipe, it is `path` itself. An OSError in this context becomes a
-    UserError that names `path`.
+    Of what is no file, such as a pipe, it is `path` itself. Errors are `named`.
     """
     special = os.path.exists(path) and not os.path.isfile(path)
     target = os.path.realpath(path)  # a link stays one
     temporary = path if special else f'{target}.tmp'
     try:
-        yield temporary
-        if not special:
-            os.replace(temporary, target)
-    except OSError as error:
-        raise UserError(f'{path} cannot be written ({error.strerror or error}). Mend that and run '
-                        'the same command again.') from error
+        with named(path):
+            yield temporary
+            if not special:
+                os.replace(temporary, target)
     finally:
         if not special:
             with contextlib.suppress(OSError):

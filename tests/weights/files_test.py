@@ -184,7 +184,7 @@ def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
         raise OSError(16, 'Device or resource busy')
 
     monkeypatch.setattr(os, 'rename', busy)  # as of what is mounted there
-    with pytest.raises(OSError, match='busy'), files.replacing(str(tmp_path / 'x')) as temporary:
+    with pytest.raises(UserError, match='busy'), files.replacing(str(tmp_path / 'x')) as temporary:
         os.mkdir(temporary)
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob('*')] == [
         'x', 'x/config.json']

@@ -5,9 +5,10 @@ import os
 
 import pytest
 
-from tests.support import small
+from tests.support import interop, small
 from tests.support.small import assert_same_arrays, message, through
 from vit_jax import weights
+from vit_jax.errors import UserError
 from vit_jax.weights import files
 
 
@@ -73,15 +74,19 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
         raise OSError('disk full')
 
     monkeypatch.setattr(files, 'write', fail)
-    with pytest.raises(OSError, match='disk full'):
+    with pytest.raises(UserError, match='x.npz cannot be written .disk full'):
         weights.save(before, str(path), 'google')
     assert_same_arrays(weights.load(str(path)).params, before.params)
 
 
-@pytest.mark.parametrize('name', ['x.safetensors', 'x'])
-def test_a_full_disk_is_an_error_of_the_file(name, tmp_path, limited_files):
+@pytest.mark.parametrize(('layout', 'name', 'gelu'), [
+    ('vit_jax', 'x.safetensors', 'tanh'), ('google', 'x.npz', 'tanh'), ('timm', 'x.pth', 'erf'),
+    ('timm', 'x', 'erf')])
+def test_a_full_disk_is_an_error_of_the_file(layout, name, gelu, tmp_path, limited_files):
     """Which a command shows as one message; nothing is left."""
-    path, layout = tmp_path / name, 'vit_jax' if '.' in name else 'timm'
-    with limited_files(3000), pytest.raises(OSError, match='cannot be written: .*File too large'):
-        weights.save(small.make('vit'), str(path), layout)
+    if name == 'x.pth':
+        interop.require('torch')
+    message = f'{name} cannot be written .*File too large.*. Mend that and run'
+    with limited_files(3000), pytest.raises(UserError, match=message):
+        weights.save(small.make('vit', gelu=gelu), str(tmp_path / name), layout)
     assert not any(tmp_path.iterdir())

@@ -147,7 +147,7 @@ def table(result: dict) -> str:
     precision = result.get(classification.MEAN_AVERAGE_PRECISION)
     error = result['calibration']['expected_error']
     numbers = [f'accuracy {100 * result["eval/accuracy"]:.2f} %',
-               f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %',
+               *([f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %'] * (len(scores) >= 10)),
                *([f'mAP {100 * precision:.2f} %'] if precision is not None else []),
                f'loss {result["eval/loss"]:.4f}',
                *([f'calibration error {100 * error:.2f} %'] if error is not None else [])]

@@ -85,7 +85,7 @@ def _fetch():
         content = pathlib.Path(folder, ARCHIVE).read_bytes()
     if not _is_whole(content):
         raise _missing(f'what npm has fetched is another file: its SHA-512 is not {SHA512}')
-    with contextlib.suppress(OSError):  # then it is fetched again the next time
+    with contextlib.suppress(OSError, UserError):  # then it is fetched again the next time
         kept_at().parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(str(kept_at())) as temporary:
             pathlib.Path(temporary).write_bytes(content)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, named
 from vit_jax.weights import files
 from vit_jax.weights.model import Weights
 
@@ -58,7 +58,8 @@ def _save_onnx(weights, path):
     _drop_unused(program.graph)
     large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
     folder, name = os.path.split(path)
-    with tempfile.TemporaryDirectory(dir=folder or '.') as made:  # both names are in the file
+    # Both names are in the file.
+    with named(path), tempfile.TemporaryDirectory(dir=folder or '.') as made:
         onnx.save_model(program, f'{made}/{name}', save_as_external_data=large,
                         location=f'{name}.data')
         if large:

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, named
 from vit_jax.weights import limits, npz_file, sidecars, torch_file
 
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
@@ -113,7 +113,7 @@ def write(path: str, arrays: dict[str, np.ndarray], kind: str,
         try:
             safetensors.numpy.save_file(arrays, path, metadata)
         except safetensors.SafetensorError as error:
-            raise OSError(f'{path} cannot be written: {error}') from error
+            raise OSError(str(error)) from error
         file.chmod(mode)
     else:
         torch_file.write(path, arrays)
@@ -187,11 +187,12 @@ def replacing(path: str, written: Collection[str] = WRITTEN) -> Iterator[str]:
     path = os.path.realpath(path)  # a link stays one
     temporary, old = (f'{path}.{word}-{os.getpid()}' for word in ('writing', 'replaced'))
     try:
-        yield temporary
-        if os.path.isdir(path):  # which cannot be replaced in one step
-            os.rename(path, old)
-        os.replace(temporary, path)
-        shutil.rmtree(old, ignore_errors=True)
+        with named(path):
+            yield temporary
+            if os.path.isdir(path):  # which cannot be replaced in one step
+                os.rename(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # which leaves a file alone
         pathlib.Path(temporary).unlink(missing_ok=True)

@@ -164,7 +164,10 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
         raise UserError('PyTorch writes .pth, .pt and .bin files and cannot be imported here '
                         f'({error}): name a .safetensors file, or pip install torch.') from error
     with open(path, 'wb') as file:  # without a name that torch.save would write into it
-        torch.save({name: _tensor(torch, x) for name, x in arrays.items()}, file)
+        try:
+            torch.save({name: _tensor(torch, x) for name, x in arrays.items()}, file)
+        except RuntimeError as error:  # PyTorch's own, in place of the disk's
+            raise OSError(str(error.__context__ or error)) from error
 
 
 def _tensor(torch, x):
