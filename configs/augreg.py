@@ -14,7 +14,8 @@ Published ImageNet accuracy of the checkpoints that imagenet21k leads up to, fin
 L/16 85.59, B/16 85.49, S/16 83.73, Ti/16 78.22, B/32 83.59, S/32 79.58, R50+L/32 85.99, R26+S/32
 83.85, R+Ti/16 75.40.
 MixUp is over the whole batch, and not that of each device; evaluation resizes by bilinear
-interpolation, and not by averaging areas; matrix products are in bfloat16.
+interpolation, and not by averaging areas; learned positions begin smaller (docs/recipes.md,
+"Traps"); matrix products are in bfloat16.
 """
 
 from vit_jax.config import base

@@ -14,8 +14,8 @@ For another student, such as a ViT, add --config.teacher.weights=WEIGHTS to its 
 Every number is that of big_vision's configs/proj/distill (bit_i1k.py, bigsweep_flowers_pet.py).
 Published accuracy on ImageNet: 82.8 of the student and 83.0 of the teacher (README there; figure 1
 and table 1 of the paper say after how many epochs); 300 epochs take 15 hours of a TPU v3-32.
-Ours differs in three ways: MixUp is over the whole batch and not that of each device; evaluation
-resizes by bilinear interpolation and not by averaging areas; activations are in bfloat16.
+Ours differs in its pixels (evaluation resizes by bilinear interpolation and not by averaging areas;
+docs/recipes.md, "Traps") and computes activations in bfloat16.
 """
 
 from vit_jax.config import base

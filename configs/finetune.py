@@ -28,8 +28,8 @@ GRIDS = {  # of learning rates, by data set
 GRID = (0.001, 0.003, 0.01, 0.03)  # for all others
 
 # Steps, warm-up steps, share of train held out for choosing (per cent), test split, learning rate:
-# the second of the grid, of a directory the third. The table has no warm-up: 500 steps are
-# vision_transformer's, and 100 of 500 are ours.
+# the second of the grid, of a directory the third. The table has no warm-up: 500 steps,
+# and 100 of 500, are vision_transformer's (configs/common.py, augreg.py).
 DATASETS = {
     'imagenet2012': (20_000, 500, 1, 'validation', 0.01),
     'cifar10': (10_000, 500, 2, 'test', 0.003),

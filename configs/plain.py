@@ -8,8 +8,9 @@ validation: 76.5, 78.5 and 80.0 %; big_vision states 6 to 7 hours of a TPU v3-8 
 number is that of big_vision's configs/vit_s16_i1k.py. What differs from table 3 of the ViT paper
 (configs/vit.py): batch 1024, averages in place of a class token, fixed sine-cosine positions,
 RandAugment and MixUp, less decay, no dropout.
-Ours differs in three ways: MixUp is over the whole batch and not that of each device; evaluation
-resizes by bilinear interpolation and not by averaging areas; matrix products are in bfloat16.
+Ours differs in its pixels (evaluation resizes by bilinear interpolation and not by averaging areas;
+docs/recipes.md, "Traps"), mixes over the whole batch, not that of each device, and multiplies
+matrices in bfloat16.
 """
 
 from vit_jax.config import base

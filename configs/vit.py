@@ -95,7 +95,7 @@ def jft(config):
     """JFT-300M, or any large set of the user's: its name, sizes and splits are theirs to give.
 
     Images may have several labels. Loss, bias of the head and the end of the decay are those of
-    ImageNet-21k, for which the paper's code has them.
+    ImageNet-21k.
     """
     config.dataset.update(name='jft', eval_split='test')
     config.optimizer.update(schedule='linear', end_learning_rate=1e-5, weight_decay=0.1)

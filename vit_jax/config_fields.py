@@ -77,7 +77,7 @@ FIELDS = {  # by dotted name
                                          'of its 16 operations, one after another; 0: none'),
     'augment.randaugment.magnitude': Field(
         10.0, number(least=0, below=22.5), 'strength of all of them; as in AugReg, where solarize '
-        'inverts at 10 and 20, and from 22.5 on posterize has no bits left to keep'),
+        'inverts at 10 and 20, and from 22.5 on posterize would shift bits backwards'),
     'augment.randaugment.translate': Field(100.0, number(least=0),
                                            'pixels at magnitude 10; 100 is for 224 px'),
     'augment.randaugment.cutout': Field(40.0, number(least=0), 'half the side of the square in '
@@ -137,7 +137,7 @@ FIELDS = {  # by dotted name
     'masked.rate': Field(0.5, number(above=0, most=1), 'share of the patches that are hidden'),
 
     'optimizer.name': Field('adam', one_of('adam', 'sgd', 'adafactor', 'lion'),
-                            'the algorithm; adafactor is that of big_vision'),
+                            "the algorithm; adafactor is big_vision's where mu_dtype is bfloat16"),
     'optimizer.learning_rate': Field(1e-3, number(above=0), 'at its peak'),
     'optimizer.b1': Field(0.9, RATE, 'adam, lion: decay of the mean of gradients; adafactor: of '
                           'the mean of updates'),

@@ -30,7 +30,7 @@ class StdConv(nn.Module):
     stride: int
     fixed_padding: bool  # (kernel_size - 1) / 2 on each side, else TensorFlow's 'SAME'
     epsilon: float
-    epsilon_on: str  # it is added to the 'std' (Google) or to the 'variance' (timm) of the kernel
+    epsilon_on: str  # it is added to the 'std' or to the 'variance' of the kernel
     dtype: jax.typing.DTypeLike
 
     @nn.compact

@@ -137,9 +137,10 @@ def _of_each_layer(tx):
 
 
 def _layer_decay(rate):
-    """Updates times rate^(layers above), as in BEiT (arXiv 2106.08254, appendix) and timm.
+    """Updates times rate^(layers above), as in BEiT (arXiv 2106.08254, appendix).
 
-    What is before the first layer counts as one more layer, what is after the last as none.
+    What is before the first layer counts as one more layer, what is after the last as none; timm
+    counts the last norm to the last layer.
     """
     def multiply(updates, _):
         layers = max((len(x) for path, x in jax.tree.leaves_with_path(updates)

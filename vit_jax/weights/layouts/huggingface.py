@@ -176,7 +176,7 @@ def _sidecars(weights):
         size = dict(shortest_edge=target[0])
     else:
         log.warning('images are %dx%d, and no processor of transformers keeps the shape of a photo '
-                    'and crops it to shapes other than squares: preprocessor_config.json is not '
+                    'and has it cover anything but a square: preprocessor_config.json is not '
                     'written. Prepare images as vit_jax.data.images does, with %s.', height, width,
                     published.words(given))
         return config
