@@ -179,7 +179,8 @@ def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: 
     if multi_label and config.loss.name != 'sigmoid':
         raise UserError(f'loss.name is {config.loss.name}, whose targets sum to one, and the '
                         f'images of {config.dataset.name!r} have several labels: add '
-                        '--config.loss.name=sigmoid')
+                        '--config.loss.name=sigmoid, or, in a labels.csv of single labels, '
+                        'file,label as the first row.')
     weights = config.loss.class_weights
     if 'balanced' in weights:
         config.loss.class_weights = tuple(num_examples / (num_classes * count)

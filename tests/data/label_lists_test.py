@@ -103,6 +103,25 @@ def test_a_spreadsheet_writes_a_mark_a_header_and_other_ends_of_lines(tmp_path):
     assert sources.open_source(str(tmp_path), 'train').num_examples == 5
 
 
+def test_a_header_of_one_label_makes_classes_as_folders_do(tmp_path):
+    def one(number):
+        return [NAMES[number % 3]]
+
+    write(tmp_path / 'train', 6, one, header='file,label\n')
+    source = sources.open_source(str(tmp_path), 'train[:5]', class_names=NAMES)
+    assert (source.multi_label, source.class_names) == (False, NAMES)
+    for number in range(6):
+        folder = tmp_path / 'folders' / 'train' / one(number)[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f'{number:03}.png').write_bytes(encoded(number))
+    for root in (tmp_path, tmp_path / 'folders'):
+        data = Data(str(root))
+        assert data.source().class_names == NAMES[:3]
+        batch = data.batches(1)[0]
+        assert batch['label'].dtype == np.int32
+        assert batch['label'].tolist() == [int(number) % 3 for number in numbers([batch])]
+
+
 def test_a_table_beside_folders_of_classes_changes_nothing(tmp_path):
     (tmp_path / 'train' / 'ant').mkdir(parents=True)
     (tmp_path / 'train' / 'ant' / '0.png').write_bytes(encoded(0))
@@ -113,7 +132,7 @@ def test_a_table_beside_folders_of_classes_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize(('row', 'expected'), [
     ('gone.png,ant', "line 4 names 'gone.png': there is no image of that name beside it"),
-    ('filename,label', 'and in a header file,labels'),
+    ('filename,label', 'and in a header file,labels or file,label'),
     ('000.png,ant', "line 4 names '000.png' again"),
     ('003.png,', "line 4 has an empty label for '003.png': expected one name or more"),
     ('003.png,ant;;bee', "line 4 has an empty label for '003.png'"),
@@ -143,6 +162,8 @@ def test_wrong_files(tmp_path):
     assert 'has labels.csv and folders with images: more.' in message(tmp_path)
     path.write_bytes(b'000.png,\xff')
     assert f'{path} cannot be read' in message(tmp_path)
+    path.write_text('file,label\n000.png,ant\n001.png,bee;cat\n002.png,cat\n')
+    assert "line 3 has 2 labels for '001.png', and the header is file,label" in message(tmp_path)
     os.remove(path)
     os.mkfifo(path)
     assert f'{path} is not a regular file' in message(tmp_path)

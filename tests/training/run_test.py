@@ -181,7 +181,8 @@ def test_every_parameter_is_in_one_line_of_a_kind(family):
 
 
 def test_what_may_surprise_is_said(tmp_path, caplog):
-    run = resolve(tmp_path, ema_decay=0.99, **{'optimizer.lr_factors': '^head/=1,.=0'})
+    run = resolve(tmp_path, ema_decay=0.99, **{'optimizer.lr_factors': '^head/=1,.=0',
+                                               'optimizer.warmup_steps': 25})
     state = run.program.initial_state()
     run_lib.announce(run, state)
     head = sum(x.size for x in jax.tree.leaves(state.params['head']))
@@ -189,6 +190,8 @@ def test_what_may_surprise_is_said(tmp_path, caplog):
     assert f'training {head:,} of {total:,} parameters' in caplog.text
     assert 'ema_decay 0.99 is high for 48 steps: at the end 62 % of the average' in caplog.text
     assert 'Try 0.7917, or 0 for no average' in caplog.text
+    assert ('optimizer.warmup_steps are 25 of 48 steps: the learning rate reaches its peak late. '
+            'Try 4.' in caplog.text)
 
 
 def test_the_metric_that_decides_is_one_that_the_run_has(tmp_path):

@@ -28,6 +28,13 @@ def go_on(tmp_path, classes=CLASSES, **fields):
     return config
 
 
+def test_a_bucket_must_be_mounted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match='--workdir gs://b/run is no directory of this machine: mo'):
+        record.make('gs://b/run')
+    assert not any(tmp_path.iterdir())
+
+
 def test_keeps_config_and_classes(tmp_path):
     go_on(tmp_path, seed=3)
     config, classes = record.read(str(tmp_path))

@@ -1,6 +1,7 @@
 """Several labels for an image: as targets, and from a labels.csv beside images without classes.
 
-A directory then has SPLIT/image files and SPLIT/labels.csv, whose rows are `file,label;label`.
+A directory then has SPLIT/image files and SPLIT/labels.csv, whose rows are `file,label;label`. The
+header `file,label` says that every image has one.
 """
 
 import csv
@@ -17,7 +18,7 @@ from vit_jax.data.images import is_image
 from vit_jax.errors import UserError
 
 TABLE, CLASSES = 'labels.csv', 'classes.txt'
-_HEADER = ['file', 'labels']  # a first row that is left out
+_HEADERS = ['file', 'labels'], ['file', 'label']  # the second one of single labels
 # In the message of the operation that fails; data/broken.py makes one for users of it.
 OUT_OF_RANGE = 'the label is none of the classes'
 
@@ -53,8 +54,8 @@ def has_table(folder: str) -> bool:
 
 
 def images(root: str, folder: str, class_names: Sequence[str] | None
-           ) -> tuple[tuple[str, ...], list[tuple[str, list[int], str]]]:
-    """The classes, and (name, labels, kind of folders.entries) of every image of a split.
+           ) -> tuple[tuple[str, ...], list[tuple[str, list[int] | int, str]], bool]:
+    """The classes, (name, label, kind of folders.entries) of every image, and if labels are lists.
 
     Args:
       root, folder: of the data set and of the split.
@@ -67,7 +68,7 @@ def images(root: str, folder: str, class_names: Sequence[str] | None
     kinds = {name: kind for name, kind in found.items()
              if is_image(name) and kind != 'folder'}
     path = os.path.join(folder, TABLE)
-    rows = _rows(path, kinds)
+    rows, several = _rows(path, kinds)
     if inner := [name for name, kind in found.items() if kind == 'folder' and
                  folders.has_image(os.path.join(folder, name))]:
         raise UserError(f"'{folder}' has {TABLE} and folders with images: {folders.some(inner)}. "
@@ -89,17 +90,24 @@ def images(root: str, folder: str, class_names: Sequence[str] | None
     if unknown := [name for name in named if name not in numbers]:
         raise UserError(f'{path} has labels of unknown classes: {folders.some(unknown)}; those of '
                         f'{where} are: {folders.some(class_names)}. Correct or remove them.')
-    return tuple(class_names), [(name, [numbers[label] for label in rows[name]], kind)
-                                for name, kind in kinds.items()]
+    labels = {name: [numbers[label] for label in row] for name, row in rows.items()}
+    return tuple(class_names), [(name, labels[name] if several else labels[name][0], kind)
+                                for name, kind in kinds.items()], several
 
 
 def _rows(path, images):
-    """{file: labels} of a labels.csv; UserError, with the number of the row, for a wrong one."""
-    rows = {}
+    """{file: labels} of a labels.csv, and whether they may be several.
+
+    Raises UserError, with the number of the row, for a wrong one.
+    """
+    rows, several = {}, True
     lines = csv.reader(io.StringIO(_read(path), newline=''), strict=True)
     try:
         for row in lines:
-            if not row or not rows and row == _HEADER:
+            if not rows and row in _HEADERS:
+                several = row == _HEADERS[0]
+                continue
+            if not row:
                 continue
             where = f'{path}, line {lines.line_num}'
             if len(row) != 2:
@@ -108,18 +116,21 @@ def _rows(path, images):
             if name not in images:
                 raise UserError(f"{where} names {name!r}: there is no image of that name beside "
                                 f"it. Expected the name of a file in '{os.path.dirname(path)}', "
-                                f"and in a header {','.join(_HEADER)}.")
+                                "and in a header file,labels or file,label.")
             if name in rows:
                 raise UserError(f'{where} names {name!r} again: put all its labels into one row.')
             if not all(labels):
                 raise UserError(f'{where} has an empty label for {name!r}: expected one name or '
                                 'more, separated by semicolons. Remove the row and the image if '
                                 'it has none.')
+            if len(labels) > 1 and not several:
+                raise UserError(f'{where} has {len(labels)} labels for {name!r}, and the header is '
+                                'file,label: expected one, or file,labels in the header.')
             rows[name] = labels
     except csv.Error as error:
         raise UserError(f'{path}, line {lines.line_num}: {error}; expected FILE,LABEL;LABEL.'
                         ) from error
-    return rows
+    return rows, several
 
 
 def _read(path):

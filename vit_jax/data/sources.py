@@ -215,10 +215,9 @@ class DirectorySource(_Table):
 
     def __init__(self, root, split, class_names=None):
         folder = folders.split_folder(root, split_name(split))
-        self.multi_label = label_lists.has_table(folder)
-        self.class_names, images = (
-            label_lists.images(root, folder, class_names) if self.multi_label else
-            _images_of_classes(folder, class_names))
+        self.class_names, images, self.multi_label = (
+            label_lists.images(root, folder, class_names) if label_lists.has_table(folder) else
+            (*_images_of_classes(folder, class_names), False))
         if not images:
             raise UserError(
                 f"no image in the {len(self.class_names)} class folder(s) of '{folder}'; expected "

@@ -37,8 +37,9 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
 
     Returns `dataset` and `split`; eval/* as a run logs them; `classes`, the numbers of each by
     name; `calibration`; `confusion`, where images have one label: for the name of each class the
-    number of its images by the name of the class that was predicted, without zeros; `broken`, the
-    names of all images that cannot be decoded and are left out.
+    number of its images by the name of the class that was predicted, without zeros, and
+    `mean_class_accuracy`, of the classes that have images; `broken`, the names of all images that
+    cannot be decoded and are left out.
     """
     from vit_jax.data import pipeline  # imports TensorFlow
 
@@ -101,7 +102,7 @@ def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.shar
 
 
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
-    """The entries `classes` and `confusion` of the result.
+    """The entries `classes`, `confusion` and `mean_class_accuracy` of the result.
 
     Names that several classes have, as ImageNet's 'crane', get the number of the class behind them.
     """
@@ -121,7 +122,8 @@ def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any
     totals = {name: sum(row.values()) for name, row in matrix.items()}
     classes = {name: {'accuracy': row.get(name, 0) / totals[name] if totals[name] else None,
                       'num_examples': totals[name]} for name, row in matrix.items()}
-    return {'classes': classes, 'confusion': matrix}
+    found = [c['accuracy'] for c in classes.values() if c['num_examples']]
+    return {'classes': classes, 'confusion': matrix, 'mean_class_accuracy': float(np.mean(found))}
 
 
 def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
@@ -148,7 +150,8 @@ def table(result: dict) -> str:
     error = result['calibration']['expected_error']
     numbers = [f'accuracy {100 * result["eval/accuracy"]:.2f} %',
                *([f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %'] * (len(scores) >= 10)),
-               *([f'mAP {100 * precision:.2f} %'] if precision is not None else []),
+               f'mAP {100 * precision:.2f} %' if precision is not None else
+               f'mean of classes {100 * result["mean_class_accuracy"]:.2f} %',
                f'loss {result["eval/loss"]:.4f}',
                *([f'calibration error {100 * error:.2f} %'] if error is not None else [])]
     return '\n'.join([*lines, (

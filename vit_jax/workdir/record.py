@@ -27,7 +27,10 @@ NEEDED = {'accum_steps', 'dataset', 'image_size', 'loss', 'model', 'num_epochs',
 
 
 def make(workdir: str) -> None:
-    """Makes the directory if it is missing."""
+    """Makes the directory if it is missing; UserError for what is none, or cannot be written."""
+    if '://' in workdir:
+        raise UserError(f'--workdir {workdir} is no directory of this machine: mount the bucket '
+                        '(docs/scale.md), and name a directory there.')
     if not is_utf8(workdir):
         raise UserError(f'--workdir {workdir!r} is not in UTF-8: name another directory.')
     try:
