@@ -7,8 +7,8 @@
 The argument is DATASET[,LENGTH]: imagenet2012, the default, oxford_flowers102 or oxford_iiit_pet,
 and for these two fast, medium (the default) or long. A BiT ResNet-50x1 learns the probabilities of
 a BiT ResNet-152x2, both seeing the same crop, mixed by MixUp with a uniform share, and no labels.
-The teacher of ImageNet is read from the Hugging Face hub; those of the other sets are expected in
-the current directory, under their names in gs://bit_models/distill, unless you fine-tune your own.
+The teacher of ImageNet is read from the Hugging Face hub, those of the other sets from Google's
+public bucket, unless you fine-tune your own.
 For another student, such as a ViT, add --config.teacher.weights=WEIGHTS to its recipe, as to
 --config=configs/plain.py:s16,300.
 Every number is that of big_vision's configs/proj/distill (bit_i1k.py, bigsweep_flowers_pet.py).
@@ -70,7 +70,8 @@ def small_set(config, dataset, epochs, temperature, learning_rate, weight_decay)
     config.batch_size = 512
     config.image_size = (128, 128)
     name = {'oxford_flowers102': 'flowers', 'oxford_iiit_pet': 'pet'}[dataset]
-    config.teacher.update(weights=f'R152x2_T_{name}128.npz', temperature=temperature)
+    config.teacher.update(weights=f'gs://bit_models/distill/R152x2_T_{name}128.npz',
+                          temperature=temperature)
     flowers = name == 'flowers'
     config.dataset.update(name=dataset, train_split='train' if flowers else 'train[:90%]',
                           eval_split='validation' if flowers else 'train[90%:]', test_split='test')

@@ -228,7 +228,8 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `read_weights` needs: --workdir or --pretrained, and descriptions."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument('--workdir', help='of a run, or one of its checkpoints')
-    source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
+    source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME, '
+                        'gs://BUCKET/FILE')
     add_description_options(parser)
 
 

@@ -106,7 +106,8 @@ FIELDS = {  # by dotted name
         'divides what is left'),
 
     'pretrained': Field('', TEXT,
-                        'weights to start from: a file, a workdir, hf:ORG/NAME, timm:NAME'),
+                        'weights to start from: a file, a workdir, hf:ORG/NAME, timm:NAME, '
+                        'gs://BUCKET/FILE'),
     'transfer.take': Field((), TEXTS, 'fields of this config whose values come from the weights'),
     'transfer.position_resize': Field(
         'bilinear', one_of('bilinear', 'bicubic'),

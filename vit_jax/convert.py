@@ -3,8 +3,8 @@
     python -m vit_jax.convert SRC DST --to=LAYOUT [--verify] [--dtype=DTYPE] [--inexact]
     python -m vit_jax.convert SRC DST --to=web      # a folder whose page classifies photos
 
-SRC is a file, a directory, a workdir of this project or one of its checkpoints, hf:ORG/NAME or
-timm:NAME; its layout is recognised from its content.
+SRC is a file, a directory, a workdir of this project or one of its checkpoints, hf:ORG/NAME,
+timm:NAME or gs://BUCKET/FILE; its layout is recognised from its content.
 """
 
 import dataclasses

@@ -55,7 +55,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             return _read_safetensors(path)
     except FileNotFoundError:
         raise UserError(f'there is no file {path!r}: expected a file, a directory, '
-                        'hf:ORGANISATION/NAME or timm:NAME.') from None
+                        'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.') from None
     except UserError as error:
         raise UserError(f'{path} was refused: {error}.') from error
     except MemoryError:

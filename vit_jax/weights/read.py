@@ -10,7 +10,7 @@ import flax.traverse_util
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights import files, hub, published, table
+from vit_jax.weights import address, files, hub, published, table
 from vit_jax.weights import model as model_lib
 from vit_jax.weights.layouts import LAYOUTS, detect, own
 from vit_jax.weights.model import Weights, flatten
@@ -27,14 +27,15 @@ def load(source: str | os.PathLike, fields: Mapping[str, Any] | None = None, *,
          step: int | None = None, allow_nonfinite: bool = False) -> Weights:
     """Loads a file, a directory with one model, a workdir (`step` of it) or one checkpoint.
 
-    From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME'. `fields` are of the
-    model: what arrays do not show (num_heads, gelu, layer_norm_epsilon) and the source does not
-    state, or states wrongly. Raises UserError if the source does not exist, its layout is unknown,
+    From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME', from the web
+    'https://HOST/FILE' and 'gs://BUCKET/FILE' of a public bucket. `fields` are of the model: what
+    arrays do not show (num_heads, gelu, layer_norm_epsilon) and the source does not state, or
+    states wrongly. Raises UserError if the source does not exist, its layout is unknown,
     or arrays are damaged, missing, not of the model or of another shape than the others imply;
     unless allowed, also for NaN and infinity.
     """
     source = os.fspath(source)
-    path = hub.fetch(source)
+    path = hub.fetch(address.fetch(source))
     if run := record.find(path):
         _refuse(source, fields)
         loaded = own.from_run(run[0], run[1] if step is None else step)

@@ -1,0 +1,57 @@
+"""Weights at an address, such as Google's in a public bucket: downloaded once, and kept."""
+
+import hashlib
+import http.client
+import logging
+import os
+import shutil
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from vit_jax.errors import UserError, named
+from vit_jax.weights import files
+
+log = logging.getLogger(__name__)
+
+BUCKETS = 'https://storage.googleapis.com/'  # gs://BUCKET/FILE is BUCKET/FILE there
+SECONDS = 60  # without a byte, after which nobody answers
+
+
+def fetch(source: str) -> str:
+    """The local path of 'gs://BUCKET/FILE', 'https://HOST/FILE' or 'http://'; of others, `source`.
+
+    Files are kept in vit_jax/weights of $XDG_CACHE_HOME, else of ~/.cache. Raises UserError for
+    what cannot be downloaded or kept.
+    """
+    if not source.startswith(('gs://', 'https://', 'http://')):
+        return source
+    bucket, _, rest = source.partition('://')
+    url = BUCKETS + urllib.parse.quote(rest) if bucket == 'gs' else source
+    name = urllib.parse.unquote(os.path.basename(urllib.parse.urlsplit(url).path))
+    if not name.endswith(files.WEIGHT_FILES):
+        raise UserError(f'{source}: expected the address of a file that ends in '
+                        f'{", ".join(files.WEIGHT_FILES)}.')
+    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    path = os.path.join(cache, 'vit_jax', 'weights',
+                        hashlib.sha256(url.encode()).hexdigest()[:16], name)
+    if not os.path.exists(path):
+        with named(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        with files.replacing(path) as temporary:
+            _download(url, source, temporary)
+    return path
+
+
+def _download(url, source, path):
+    try:
+        with urllib.request.urlopen(url, timeout=SECONDS) as response, open(path, 'wb') as file:
+            size = int(response.headers.get('Content-Length') or 0)
+            log.info('%s is downloaded, once: %.0f MB', source, size / 1e6)
+            shutil.copyfileobj(response, file)
+            if file.tell() < size:
+                raise ConnectionError(f'only {file.tell()} of {size} bytes came')
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError
+            ) as error:
+        raise UserError(f'{source} cannot be downloaded ({error}): check the address, try again '
+                        'with a network, or download it elsewhere and name the file.') from error
