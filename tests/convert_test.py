@@ -131,6 +131,18 @@ def test_weights_that_are_not_finite(tmp_path, caplog):
     assert 'y.safetensors gives other logits than' in caplog.records[-1].getMessage()
 
 
+@pytest.mark.parametrize(('to', 'name', 'lost'), [
+    ('timm', 'x', True), ('timm', 'x.safetensors', True), ('huggingface', 'x', False),
+    ('vit_jax', 'y.safetensors', False)])
+def test_a_layout_that_has_no_place_for_the_loss_is_told(to, name, lost, source, tmp_path, caplog):
+    convert.convert(source(gelu='erf'), str(tmp_path / name), to, loss='sigmoid')
+    said = [r.getMessage() for r in caplog.records if 'does not hold' in r.getMessage()]
+    assert len(said) == lost
+    assert all(text.endswith('--loss=sigmoid: say it where the file is used') for text in said)
+    found = weights.load(str(tmp_path / name))
+    assert found.loss == (None if lost else 'sigmoid')
+
+
 def test_what_weights_do_not_say(source, tmp_path, caplog):
     path, names = str(tmp_path / 'x.npz'), tmp_path / 'names.txt'
     convert.convert(source(), path, 'google')
@@ -138,7 +150,9 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
             'resize=bicubic,mean=0.4,0.5,0.6,std=0.3,0.2,0.1, the names of the classes: '
             'say it where') in caplog.text
     convert.convert(source('rectangle'), path, 'google', overwrite=True)
-    assert 'std=0.3,0.2,0.1, image_size=(16, 12), the names' in caplog.text
+    assert 'std=0.3,0.2,0.1,image_size=16,12, the names' in caplog.text
+    assert weights.described(weights.load(path), ['mean=0,0,0,image_size=16,12']
+                             ).image_size() == (16, 12)
     path = str(tmp_path / 'x.safetensors')
     convert.convert(source(), path, 'timm', inexact=True)
     names.write_text('\n'.join(small.CLASSES))

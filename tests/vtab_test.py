@@ -240,6 +240,33 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
     assert f"not in these numbers: c, d, also in {tasks.parent / 'all'}. Name all" in result.stderr
 
 
+def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
+    """Unless it is not its data: the same words twice end the command."""
+    words = {'a': 'a record is damaged', 'c': 'another is damaged', 'd': ''}
+
+    def train(config, folder):
+        task = os.path.basename(folder)
+        if words[task]:
+            raise UserError(words[task])
+        write_workdir(pathlib.Path(folder), config, [0.25])
+        return 0
+
+    monkeypatch.setattr(loop, 'train', train)
+    result = command(tasks)
+    assert result.returncode == 1
+    assert 'task a failed: a record is damaged\n' in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(
+        'error: 2 of 4 tasks failed, as said above: a, c. Mend that, and run the same command')
+    lines = [' '.join(line.split()) for line in result.stderr.splitlines()]
+    assert {'a failed', 'b no data', 'c failed', 'd 25.00 %'} < set(lines)
+    path = tasks.parent / 'all' / 'vtab.json'
+    assert json.loads(path.read_text())['missing'] == ['a', 'b', 'c']
+    path.unlink()
+    words.update(c=words['a'])
+    check_message(command(tasks), 'a record is damaged')
+    assert not path.exists()
+
+
 def test_tasks_go_on_with_as_many_devices_as_those_of_an_older_version(tasks, monkeypatch):
     given = []
     monkeypatch.setattr(vtab, 'run', lambda *_: 0)
@@ -284,7 +311,7 @@ def test_the_command_trains_and_continues(tmp_path, monkeypatch):
 
 def test_a_signal_ends_all(tasks, monkeypatch):
     monkeypatch.setattr(loop, 'train', lambda config, folder: 143)
-    result = command(tasks, '--tasks=c,a')
+    result = command(tasks, '--tasks=c, a')
     assert result.returncode == 143
     assert 'run the same command again' in result.stderr
     assert not (tasks.parent / 'all' / 'vtab.json').exists()
@@ -292,6 +319,7 @@ def test_a_signal_ends_all(tasks, monkeypatch):
 
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--tasks=a,e'], "--tasks is 'e'. It is one of: a, b, c, d."),
+    (['--config.dataset.num_classes=9'], "the task a: 'digits' has 10 classes, expected 9."),
     (['--tasks=b'], 'the data of none of the tasks are on this machine'),
     (['--config.dataset.label=colour'], "the task a: dataset.label (--label) is 'colour', and only "
      "TFDS sets have several to choose from: leave it empty for 'digits'."),

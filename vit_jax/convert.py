@@ -72,8 +72,8 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     if to == 'web':
         cli.LOGGER.info('python -m http.server --directory %s, then open http://localhost:8000',
                         shlex.quote(path))
-    elif not (layout and (layout.native or files.is_directory(path))):
-        log_what_is_lost(given, path)
+    elif not (layout and layout.native):
+        log_what_is_lost(given, path, to)
     if verify:
         verification.verify(loaded, given, *(
             (os.path.join(path, web.MODEL), 'onnx') if to == 'web' else (path, to)))
@@ -109,14 +109,17 @@ def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weig
                     'changes.')
 
 
-def log_what_is_lost(given: weights.Weights, path: str) -> None:
-    """Logs what a file that holds nothing but arrays does not say."""
-    preprocess = given.preprocess or {}
-    lost = [f'--preprocess={words}'] if (words := published.words(preprocess)) else []
-    if len(set(size := preprocess.get('image_size', ()))) > 1:
-        lost.append(f'image_size={size}')
-    lost += ['the names of the classes'] * bool(given.classes)
-    lost += ['loss=sigmoid'] * (given.loss == 'sigmoid')
+def log_what_is_lost(given: weights.Weights, path: str, to: str) -> None:
+    """Logs what is not said by a file of nothing but arrays, or beside those of a directory."""
+    lost, preprocess = [], given.preprocess or {}
+    if to not in weights.LAYOUTS or not files.is_directory(path):
+        words = [text] if (text := published.words(preprocess)) else []
+        if len(set(size := preprocess.get('image_size', ()))) > 1:
+            words.append('image_size={},{}'.format(*size))
+        lost += [f'--preprocess={",".join(words)}'] * bool(words)
+        lost += ['the names of the classes'] * bool(given.classes)
+    if given.loss == 'sigmoid' and not (to == 'huggingface' and files.is_directory(path)):
+        lost.append('--loss=sigmoid')
     if lost:
         cli.LOGGER.info('%s does not hold %s: say it where the file is used', path, ', '.join(lost))
 

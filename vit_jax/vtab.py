@@ -13,7 +13,7 @@ DIR/vtab.json the numbers; DIR/report.html shows all runs side by side.
 import logging
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -60,7 +60,7 @@ def read_tasks(arguments: Sequence[str], only: str | None = None
     if ',' in argument:
         raise UserError(f'--config={file} names more than a model: expected '
                         f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.')
-    names = only.split(',') if only else list(groups)
+    names = [name.strip() for name in only.split(',')] if only else list(groups)
     for name in names:
         check_choice('--tasks', name, groups)
     configs = {name: cli.read_config([f'--config={path}:{argument},{name}', *others],
@@ -75,6 +75,8 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
 
     Args:
       groups, configs: by task, see `read_tasks`.
+
+    Raises UserError if tasks ended with one: at the end, but at once if two ended with the same.
     """
     from vit_jax.training import loop  # imports TensorFlow
 
@@ -86,7 +88,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
         raise UserError('the data of none of the tasks are on this machine: prepare some as said '
                         'above, or name where they are by --config.dataset.data_dir=DIRECTORY.')
     record.log_to(directory)
-    scores = {}
+    scores, failed = {}, {}
     for task in (task for task in configs if task not in missing):
         config, folder = configs[task], os.path.join(directory, task)
         log.info('task %s, in %s', task, folder)
@@ -98,8 +100,23 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
         except DivergedError as error:
             log.warning('%s diverges and has no accuracy: %s', task, error)
             scores[task] = None
+        except UserError as error:  # the data of the others may be whole
+            if str(error) in failed.values():  # it is not the data
+                raise
+            log.error('task %s failed: %s', task, error)
+            failed[task] = str(error)
+    _conclude(groups, configs, directory, scores, failed)
+    if failed:
+        raise UserError(f'{len(failed)} of {len(configs)} tasks failed, as said above: '
+                        f'{", ".join(failed)}. Mend that, and run the same command again: what is '
+                        'finished is not trained again.')
+    return 0
+
+
+def _conclude(groups, configs, directory, scores, failed):
+    """The table, vtab.json and the page."""
     log.info('accuracy on the test splits, after training on the final splits:\n%s',
-             table(groups, scores))
+             table(groups, scores, failed))
     path = os.path.join(directory, 'vtab.json')
     record.write_json(path, as_json(groups, scores))
     log.info('numbers: %s', path)
@@ -111,7 +128,6 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
         reporting.conclude_all(directory, {
             os.path.join(directory, task): groups[task] + (' · diverges' if score is None else '')
             for task, score in scores.items()})
-    return 0
 
 
 def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
@@ -126,7 +142,10 @@ def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
         dataset = config.dataset
         try:
             for split in (dataset.final_split, dataset.test_split):
-                open_source(dataset.name, split, dataset.data_dir, label=dataset.label)
+                source = open_source(dataset.name, split, dataset.data_dir, label=dataset.label)
+                if (classes := len(source.class_names)) != (dataset.num_classes or classes):
+                    raise UserError(f"'{dataset.name}' has {classes} classes, expected "
+                                    f'{dataset.num_classes}.')
         except MissingDataError as error:
             missing[task] = str(error)
         except UserError as error:
@@ -145,13 +164,15 @@ def means(groups: Mapping[str, str], scores: Mapping[str, float | None]
     return found
 
 
-def table(groups: Mapping[str, str], scores: Mapping[str, float | None]) -> str:
+def table(groups: Mapping[str, str], scores: Mapping[str, float | None],
+          failed: Collection[str] = ()) -> str:
     """A line for each task, below its group, and the means; says what is missing.
 
-    `scores` are accuracies in [0, 1], None where training diverges; missing tasks are not in it.
+    `scores` are accuracies in [0, 1], None where training diverges; missing tasks and those that
+    have `failed` are not in it.
     """
-    found = {task: 'no data' if task not in scores else _percent(scores[task], 'diverges')
-             for task in groups}
+    found = {task: 'failed' if task in failed else 'no data' if task not in scores else
+             _percent(scores[task], 'diverges') for task in groups}
     lines = []
     for group, (mean, count, total) in means(groups, scores).items():
         said = '' if count == total else f', of {count} of {total} tasks'

@@ -29,8 +29,9 @@ def test_the_files_decide_how_a_set_is_read(tmp_path):
 
 def test_errors_list_splits_and_features(tmp_path):
     make('tfrecord', tmp_path)
-    assert ("no split 'test' in 'small/1.0.0'; its splits are: train"
-            in message('small', tmp_path, 'test'))
+    for split in ('test', 'train[:54]'):
+        assert (f"no split '{split}' in 'small/1.0.0'; its splits are: train (53 examples), or "
+                in message('small', tmp_path, split))
     assert 'Did you mean small' in message('smal', tmp_path)
     features = tfds.features.FeaturesDict({'text': tfds.features.Text()})
     write_tfds_files(tmp_path, 'words', 'tfrecord', features, [[b'']])
@@ -40,7 +41,11 @@ def test_errors_list_splits_and_features(tmp_path):
 @pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
 def test_an_empty_slice(kind, tmp_path):
     make(kind, tmp_path)
-    assert "'train[:0]' of 'small' has no examples" in message('small', tmp_path, 'train[:0]')
+    for split in ('train[:0]', 'train[50:10]'):
+        assert f"'{split}' of 'small' has no examples" in message('small', tmp_path, split)
+    both = sources.open_source('small', 'train[50:10]+train[:7]', data_dir=str(tmp_path))
+    assert both.num_examples == 7
+    assert both.name_of(6).endswith(' record 6')
 
 
 @pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])

@@ -241,3 +241,5 @@ def test_a_directory_is_found_from_elsewhere(image_directory, tmp_path, monkeypa
     monkeypatch.chdir(image_directory.parent)
     found = resolve(tmp_path / 'run', **{'dataset.name': image_directory.name})
     assert found.config.dataset.name == str(image_directory)
+    few = resolve(tmp_path / 'other', **{'evals.fewshot.dataset': image_directory.name})
+    assert few.config.evals.fewshot.dataset == str(image_directory)

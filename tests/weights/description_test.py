@@ -20,9 +20,25 @@ def test_preprocess_of_a_command_line():
             'mean': (0, 0.5, 1), 'crop_ratio': 0.9, 'fit': 'squash', 'antialias': False}
 
 
+def test_an_image_size_is_one_that_the_positions_fit():
+    """Where weights do not state it and patches form no square, it tells how they lie."""
+    loaded = small.make('vit')
+    assert description.described(loaded, ['image_size=16']).image_size() == (16, 16)
+    with pytest.raises(UserError, match='image_size=24,16: vit is for images of 16,16. Fine-tu'):
+        description.described(loaded, ['image_size=24,16'])
+    wide = small.make('rectangle')
+    wide = dataclasses.replace(wide, preprocess=None)
+    for given in ([], ['mean=0,0,0']):
+        with pytest.raises(UserError, match='not form a square.*add --preprocess image_size=HEI'):
+            description.described(wide, given).image_size()
+    assert description.described(wide, ['image_size=16,12']).image_size() == (16, 12)
+    free = small.make('no-position')
+    assert description.described(free, ['image_size=24,16']).image_size() == (24, 16)
+
+
 @pytest.mark.parametrize(('given', 'message'), [
     ('men=1', "is 'men'. Did you mean mean. It is one of: antialias, crop_ratio, fit, mean"),
-    ('image_size=9', 'It is one of: antialias, crop_ratio, fit, mean, resize, std'),
+    ('image_size=0', '=image_size=0: expected '),
     ('resize=cubic', "preprocess.resize is 'cubic'. Did you mean bicubic.*lanczos3"),
     ('crop_ratio', '=crop_ratio: expected a number, at least 0.01 and at most 1'),
     ('fit=crop', "preprocess.fit is 'crop'. It is one of: cover, squash"),

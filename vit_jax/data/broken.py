@@ -7,6 +7,7 @@ because the input is rebuilt at the batch that failed.
 import concurrent.futures
 import itertools
 import logging
+import os
 import re
 import time
 
@@ -85,9 +86,9 @@ class BrokenImages:
             raise
         except tf.errors.OpError as damage:
             raise UserError(
-                f'the files of the data set, one of which has {self._source.name_of(0)}, cannot be '
-                f'read: {_one_line(damage)}. One of them is damaged or gone: copy it again from '
-                'where it is whole, or prepare the data set again.') from damage
+                f'a file of the data set in {os.path.dirname(self._source.name_of(0))} cannot be '
+                f'read: {_one_line(damage)}. It is damaged or gone: copy it again from where it is '
+                'whole, or prepare the data set again.') from damage
         reasons = {int(item['index']): why for item in items if (why := self._reason(item))}
         if not reasons:
             raise error

@@ -42,9 +42,12 @@ class TfdsSource:
         try:
             files = info.splits[split].file_instructions
         except (KeyError, ValueError) as error:
+            sizes = ', '.join(f'{name} ({x.num_examples} examples)'
+                              for name, x in info.splits.items())
             raise UserError(
-                f"no split '{split}' in '{info.full_name}'; its splits are: "
-                f"{', '.join(info.splits)} (a slice such as 'train[:90%]' is allowed)") from error
+                f"no split '{split}' in '{info.full_name}'; its splits are: {sizes}, or slices of "
+                "them, such as 'train[:90%]'") from error
+        files = [file for file in files if file.take > 0]  # of train[9:3] it is -6
         take = np.array([file.take for file in files], np.int64)
         self.num_examples = int(take.sum())
         self.pieces = self._runs = Pieces(

@@ -64,7 +64,7 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) 
     `target` are the model's parameters, or their shapes. Raises UserError for another model's.
     """
     grid = models.build(config.model, 1).grid(config.image_size)
-    _check_fields(loaded, config.model)
+    _check_fields(loaded, config)
     source_grid = loaded.grid()
     if source_grid not in (None, grid) and math.prod(source_grid) == math.prod(grid) and (
             source_grid != loaded.stated_grid()):
@@ -97,16 +97,21 @@ def place_params(params: PyTree, loaded: PyTree) -> PyTree:
     return traverse_util.unflatten_dict(flat)
 
 
-def _check_fields(loaded, model):
+def _check_fields(loaded, config):
+    model = config.model
     if ('hidden_size' in loaded.model) != ('hidden_size' in model):
         return  # a ResNet and a transformer: adapt reports that their parameters differ
     different = [name for name in _SAME if loaded.model.get(name) != model.get(name)]
     if bool(loaded.model.get('layer_scale_init')) != bool(model.get('layer_scale_init')):
         different.append('layer_scale_init')
     if different:
+        advice = 'Add ' + ' '.join(f'--config.model.{name}={loaded.model[name]}'
+                                   for name in different)
+        if 'pool' in different and config.masked.target != 'none':
+            advice = ('Patches are predicted by models without a class token: begin with weights '
+                      'of such, or with none')
         raise UserError(
             f'the pre-trained weights from {loaded.source} are of another model: '
             + ', '.join(f'model.{name} is {loaded.model[name]!r} there and '
                         f'{model[name]!r} in the config' for name in different)
-            + '. Add ' + ' '.join(f'--config.model.{name}={loaded.model[name]}'
-                                  for name in different) + '.')
+            + f'. {advice}.')

@@ -72,7 +72,7 @@ def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda
     mesh = sharding.make_mesh(config.mesh)
     share = sharding.data_share(mesh)
     dataset = config.dataset
-    _complete_dataset(dataset, begun)
+    _complete_dataset(config, begun)
     train_data, eval_data = open_data(dataset)
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
@@ -116,13 +116,16 @@ def program_that_fits(program: Program) -> Program:
     return accumulation.choose(program, reserved=bytes_besides(program))
 
 
-def _complete_dataset(dataset, begun):
+def _complete_dataset(config, begun):
     """Sets the splits that the config leaves open, as at the start where the run has begun.
 
-    The path of a directory becomes absolute: elsewhere the same name may be of other images.
+    Paths of directories become absolute: elsewhere the same name may be of other images.
     """
-    if dataset.name != 'digits' and os.path.isdir(os.path.expanduser(dataset.name)):
-        dataset.name = os.path.abspath(os.path.expanduser(dataset.name))
+    dataset = config.dataset
+    for section, field in ((dataset, 'name'), (config.evals.fewshot, 'dataset')):
+        path = os.path.expanduser(section[field])
+        if section[field] != 'digits' and os.path.isdir(path):
+            section[field] = os.path.abspath(path)
     if begun and not dataset.eval_split:
         dataset.eval_split = begun[0]['dataset']['eval_split']
         if '[' not in dataset.train_split:

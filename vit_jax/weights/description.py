@@ -11,6 +11,7 @@ import msgspec
 
 from vit_jax import config
 from vit_jax.errors import UserError, check_choice
+from vit_jax.models.vit import as_pair
 from vit_jax.weights import published, sidecars
 from vit_jax.weights.model import Weights
 from vit_jax.weights.sidecars import Epsilon, Size
@@ -23,13 +24,18 @@ def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | No
               loss: str | None = None) -> Weights:
     """The weights with the fields of --preprocess, the names in the file of --classes, and --loss.
 
-    `preprocess` is, for example, ['resize=bicubic', 'mean=0.485,0.456,0.406'].
+    `preprocess` is, for example, ['resize=bicubic', 'mean=0.485,0.456,0.406']; it may have
+    image_size, where position embeddings do not tell it.
 
     Raises UserError if a field or value is impossible, or there are not as many names as classes.
     """
     if preprocess:
-        loaded = dataclasses.replace(
-            loaded, preprocess=(loaded.preprocess or {}) | parse_preprocess(preprocess))
+        fields = parse_preprocess(preprocess)
+        loaded = dataclasses.replace(loaded, preprocess=(loaded.preprocess or {}) | fields)
+        size = as_pair(fields.get('image_size', 1))
+        if 'image_size' in fields and (found := loaded.image_size()) != size:
+            raise UserError('--preprocess image_size={},{}: {} is for images of {},{}. Fine-tuning '
+                            'makes it one for others.'.format(*size, loaded.source, *found))
     if classes:
         names = read_names(classes)
         if len(names) != loaded.num_classes:
@@ -134,8 +140,8 @@ def parse_preprocess(given: Sequence[str]) -> dict:
     fields = {}
     for text in (field for several in given for field in re.split(r',(?=\w+=)', several)):
         name, _, value = text.partition('=')
-        check_choice('the field of --preprocess', name, config.base().preprocess)
-        fields[name] = _value(f'preprocess.{name}', value, text)
+        check_choice('the field of --preprocess', name, [*config.base().preprocess, 'image_size'])
+        fields[name] = _value(name if name == 'image_size' else f'preprocess.{name}', value, text)
     return fields
 
 
@@ -155,8 +161,7 @@ def parse_model(given: Sequence[str]) -> dict:
 _MODEL = msgspec.defstruct('_MODEL', [('num_heads', Size, 1), ('layer_norm_epsilon', Epsilon, 0.0),
                                       ('gelu', str, '')])
 # From the text of a command line, by the type of the default.
-_READ = {str: str, float: float, bool: {'True': True, 'False': False}.get,
-         tuple: lambda text: tuple(map(float, text.split(',')))}
+_READ = {str: str, float: float, bool: {'True': True, 'False': False}.get}
 
 
 def _value(field, value, text):
@@ -165,7 +170,8 @@ def _value(field, value, text):
     if values.choices:
         check_choice(field, value, values.choices)
     try:
-        found = _READ[type(default)](value)
+        found = (tuple(map(type(default[0]), value.split(','))) if isinstance(default, tuple) else
+                 _READ[type(default)](value))
     except ValueError:
         found = None
     if not values.fit(found):

@@ -122,7 +122,7 @@ def hint(weights: Weights) -> str:
 
 
 def words(preprocess: Mapping) -> str:
-    """`preprocess` as the option of that name takes it, which has no image_size."""
+    """`preprocess` as the option of that name takes it, without image_size."""
     return ','.join(f'{name}={",".join(map(str, x)) if isinstance(x, tuple) else x}'
                     for name, x in preprocess.items() if name != 'image_size')
 
