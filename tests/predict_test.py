@@ -160,6 +160,14 @@ def test_a_table_that_cannot_be_written_is_named(exported, folder, tmp_path, cap
     assert f'{tmp_path}/x.csv cannot be written (No space left' in caplog.records[-1].getMessage()
 
 
+def test_features_that_do_not_fit_on_the_disk_leave_the_table(exported, folder, tmp_path, caplog):
+    (tmp_path / 'f.npz').symlink_to('/dev/full')
+    assert predict.main([f'--pretrained={exported[0]}', f'--csv={tmp_path}/x.csv',
+                         f'--features={tmp_path}/f.npz', str(folder / 'one')]) == 1
+    assert f'{tmp_path}/f.npz cannot be written' in caplog.records[-1].getMessage()
+    assert (tmp_path / 'x.csv').read_text().startswith('image,class1,')
+
+
 def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path, caplog):
     path, probabilities = exported
     mixed = shutil.copytree(folder / 'one', tmp_path / 'mixed')

@@ -59,13 +59,13 @@ def predict(options: argparse.Namespace) -> None:
                         '--features=FILE.npz alone, or fine-tune first (configs/finetune.py).')
     named = [path for path in options.images if not os.path.isdir(path)]
     paths, representations, probabilities = run(loaded, paths, options.batch_size)
+    if probabilities is not None:
+        report(options, loaded, paths, probabilities)
     if options.features:
         with writing(options.features) as temporary, open(temporary, 'wb') as file:
             np.savez(file, path=np.array(paths), representation=representations)
         cli.LOGGER.info('wrote %s: %d images, %d features', options.features,
                         *representations.shape)
-    if probabilities is not None:
-        report(options, loaded, paths, probabilities)
     done = set(paths)
     if missing := [path for path in named if path not in done]:
         raise UserError(f'{len(missing)} of the {len(named)} images named cannot be read: '
