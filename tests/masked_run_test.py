@@ -12,7 +12,7 @@ from vit_jax.workdir import metrics, record
 
 pytestmark = pytest.mark.slow
 FIELDS = TINY | {'num_steps': 200, 'eval_every': 0, 'checkpoint_every': 0,
-                 'masked.target': 'mean_color', 'model.pool': 'gap', 'model.dropout_rate': 0.0,
+                 'masked.target': 'mean_color', 'model.pool': 'gap',
                  'evals.fewshot.shots': '5', 'evals.fewshot.representation': 'patch_mean',
                  'optimizer.learning_rate': 0.01}
 

@@ -290,7 +290,7 @@ def test_other_families(family, tmp_path):
 @pytest.mark.slow
 def test_masked_patches_and_few_shots(tmp_path):
     workdir = trained(tmp_path, **{
-        'masked.target': 'mean_color', 'model.pool': 'gap', 'model.dropout_rate': 0.0,
+        'masked.target': 'mean_color', 'model.pool': 'gap',
         'evals.fewshot.shots': (5,), 'evals.fewshot.representation': 'patch_mean',
         'num_steps': 6})
     assert report.main([str(workdir)]) == 0

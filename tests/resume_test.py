@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.support.forked import MAIN, Forked
-from tests.support.runs import TIMED, TINY, arguments
+from tests.support.runs import RANDOM, TIMED, arguments
 from vit_jax.workdir import metrics
 
 SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
@@ -26,7 +26,7 @@ def fields_of(request):
 
     def fields(source):
         if source == 'digits':
-            return TINY | {'batch_size': 64}  # an epoch has 22 steps
+            return RANDOM | {'batch_size': 64}  # an epoch has 22 steps
         name = request.getfixturevalue('image_directory') if source == 'directory' else 'dots'
         own = {'dataset.name': name, 'image_size': 8, 'augment.crop': 'inception',
                'augment.flip': True, 'augment.randaugment.num_ops': 2, 'augment.mixup': 0.2,
@@ -41,7 +41,7 @@ def fields_of(request):
                     'model.dtype': 'bfloat16', 'model.unroll': 0}  # which leaves all choices
         else:
             own['dataset.subset'] = '90%'
-        return TINY | own
+        return RANDOM | own
     return fields
 
 
@@ -62,7 +62,7 @@ def undisturbed(fields_of, tmp_path_factory):
 def here(run_main, tmp_path_factory):
     """Runs of digits in this process, which nobody kills: (continue, the undisturbed workdir)."""
     def finish(workdir, **fields):
-        result = run_main(workdir, fields=TINY | fields)
+        result = run_main(workdir, fields=RANDOM | fields)
         assert result.returncode == 0, result.stderr
         return result.stderr
 
@@ -121,7 +121,7 @@ def started_from(log):
 
 def final_state(workdir):
     steps = [int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()]
-    assert max(steps) == TINY['num_steps']
+    assert max(steps) == RANDOM['num_steps']
     path = pathlib.Path(workdir).resolve() / 'checkpoints' / str(max(steps)) / 'state'
     return ocp.StandardCheckpointer().restore(path)
 
@@ -138,7 +138,7 @@ def assert_equal_runs(workdir, expected):
              for row in metrics.read(directory)]
             for directory in (workdir, expected)]
     assert rows[0] == rows[1]
-    assert len(rows[0]) == TINY['num_steps'] + 3  # every step, and evaluations at 20, 40, 48
+    assert len(rows[0]) == RANDOM['num_steps'] + 3  # every step, and evaluations at 20, 40, 48
 
 
 def finish(workdir, fields):

@@ -8,11 +8,11 @@ import orbax.checkpoint as ocp
 
 from tests.campaign import configs
 from tests.campaign.cases import Failure
-from tests.support.runs import TIMED, TINY, arguments
+from tests.support.runs import RANDOM, TIMED, arguments
 
 STEPS, HALF = 12, 8  # both with an evaluation and a checkpoint at their end
-FIELDS = TINY | {'num_steps': STEPS, 'eval_every': 4, 'checkpoint_every': 2, 'keep_checkpoints': 3,
-                 'keep_best': True}
+FIELDS = RANDOM | {'num_steps': STEPS, 'eval_every': 4, 'checkpoint_every': 2,
+                   'keep_checkpoints': 3, 'keep_best': True}
 
 
 def train_here(workdir, steps=STEPS):

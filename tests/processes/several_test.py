@@ -15,14 +15,15 @@ import pytest
 from tests.support.datasets import write_images
 from tests.support.forked import EVALUATE, MAIN, Forked
 from tests.support.processes import Processes, free_port
-from tests.support.runs import TIMED, TINY, arguments, load
+from tests.support.runs import RANDOM, TIMED, arguments, load
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
 
 # SGD: Adam makes numbers of the rounding of gradients that are zero, as those of key biases. With
 # ten times this learning rate, steps enlarge what the order of sums adds from 1e-7 to 1e-4.
-FIELDS = TINY | {'num_steps': 24, 'eval_every': 10, 'optimizer.name': 'sgd',
-                 'optimizer.learning_rate': 0.005}
+FIELDS = RANDOM | {'num_steps': 24, 'eval_every': 10, 'optimizer.name': 'sgd',
+                   'optimizer.learning_rate': 0.005}
+PLAIN = FIELDS | {'model.dropout_rate': 0.0}
 # What a process runs first to send itself a signal before a step or a batch of an evaluation. There
 # are 12 of these after steps 10, 20 and 24.
 SIGNAL_AT = """
@@ -148,9 +149,9 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 @pytest.mark.slow
 @pytest.mark.parametrize('several', [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several, start, tmp_path):
-    fields = FIELDS | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'evals.fewshot.shots': '1,5',
-                       'augment.mixup': 1.0, 'augment.randaugment.num_ops': 2,
-                       'augment.randaugment.translate': 3, 'augment.randaugment.cutout': 2}
+    fields = PLAIN | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'evals.fewshot.shots': '1,5',
+                      'augment.mixup': 1.0, 'augment.randaugment.num_ops': 2,
+                      'augment.randaugment.translate': 3, 'augment.randaugment.cutout': 2}
     losses, scores = [], []
     for number in (1, several):
         with start(number, tmp_path / str(number), fields) as run:
@@ -170,8 +171,8 @@ def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several
     (2, 2), pytest.param(0, 1, marks=pytest.mark.nightly)])
 def test_devices_of_each_process(given, expected, start, tmp_path):
     """Four of two processes where the user says two, else two: their mesh needs fsdp to divide."""
-    fields = FIELDS | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'mesh.data': 1,
-                       'mesh.fsdp': 2 * expected, 'mesh.host_devices': given}
+    fields = PLAIN | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'mesh.data': 1,
+                      'mesh.fsdp': 2 * expected, 'mesh.host_devices': given}
     with start(2, tmp_path, fields, devices=0) as run:
         run.wait([0, 0])
     recorded = json.loads((tmp_path / 'config.json').read_text())

@@ -83,7 +83,8 @@ def labelled(tmp_path):
 @pytest.mark.slow
 def test_images_with_several_labels(labelled, tmp_path):
     """Also of a run that ends early and is continued: bit for bit the same."""
-    fields = dict(loss__name='sigmoid', batch_size=8, optimizer__warmup_steps=1)
+    fields = dict(loss__name='sigmoid', batch_size=8, optimizer__warmup_steps=1,
+                  model__dropout_rate=0.2)
     found = {}
     for name, lengths in (('whole', [6]), ('extended', [4, 6])):
         for length in lengths:
@@ -105,8 +106,9 @@ def test_mixup_goes_on_bit_for_bit(tmp_path):
     losses = {}
     for name, alpha, lengths in (('whole', 0.5, [4]), ('extended', 0.5, [2, 4]), ('off', 0.0, [4])):
         for length in lengths:
-            assert loop.train(config(num_steps=length, accum_steps=2, augment__mixup=alpha,
-                                     optimizer__warmup_steps=1), str(tmp_path / name)) == 0
+            made = config(num_steps=length, accum_steps=2, augment__mixup=alpha,
+                          model__dropout_rate=0.2, optimizer__warmup_steps=1)
+            assert loop.train(made, str(tmp_path / name)) == 0
         losses[name] = [row['train/loss'] for row in rows(tmp_path / name, 'train/loss')]
     assert losses['whole'] == losses['extended'] != losses['off']
 
@@ -177,7 +179,7 @@ def test_not_finite_before_any_checkpoint(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize('num_steps', [12, 6])
 def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_path, monkeypatch):
-    config = functools.partial(make_config, num_steps=num_steps)
+    config = functools.partial(make_config, num_steps=num_steps, model__dropout_rate=0.2)
     loop.train(config(eval_every=6), str(tmp_path / 'undisturbed'))
     total = classification.total
 
