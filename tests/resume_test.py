@@ -12,8 +12,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tests.support.forked import MAIN, Forked
-from tests.support.runs import RANDOM, TIMED, arguments
+from tests.support.forked import UNDRAWN, Forked
+from tests.support.runs import RANDOM, TIMED, TINY, arguments
 from vit_jax.workdir import metrics
 
 SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
@@ -74,7 +74,7 @@ def here(run_main, tmp_path_factory):
 def start(workdir, fields):
     log = workdir / 'output'
     log.unlink(missing_ok=True)
-    return Forked(arguments(workdir, fields=fields), log)
+    return Forked(arguments(workdir, fields=fields), log, UNDRAWN)
 
 
 def kill_when(process, workdir, signum, condition):
@@ -211,13 +211,13 @@ def test_signals_save_and_say_how_to_continue(fields_of, undisturbed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(('cores', 'more_or_less'), [
     (2, 1), pytest.param(1, 2, marks=pytest.mark.nightly)])
-def test_the_devices_that_were_chosen_stay(cores, more_or_less, fields_of, tmp_path):
+def test_the_devices_that_were_chosen_stay(cores, more_or_less, tmp_path):
     """On a machine with other cores, for which another number would be chosen."""
     for number, steps in [(cores, 2), (more_or_less, 4)]:
-        fields = fields_of('digits') | {'num_steps': steps, 'optimizer.warmup_steps': 0}
+        fields = TINY | {'num_steps': steps, 'optimizer.warmup_steps': 0}
         log = tmp_path / f'{steps}.log'
-        process = Forked(arguments(tmp_path, fields=fields), log,
-                         f'from vit_jax import machine; machine.cores = lambda: {number}\n{MAIN}')
+        code = f'from vit_jax import machine; machine.cores = lambda: {number}\n{UNDRAWN}'
+        process = Forked(arguments(tmp_path, fields=fields), log, code, optimized=False)
         assert process.wait(600) == 0, log.read_text()
         recorded = json.loads((tmp_path / 'config.json').read_text())  # of the devices there are
         assert (recorded['num_steps'], recorded['mesh']['host_devices']) == (steps, cores)

@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.support.datasets import write_images
-from tests.support.forked import EVALUATE, MAIN, Forked
+from tests.support.forked import EVALUATE, UNDRAWN, Forked
 from tests.support.processes import Processes, free_port
 from tests.support.runs import RANDOM, TIMED, arguments, load
 from vit_jax.training import loop
@@ -66,7 +66,7 @@ def start(tmp_path):
                        f'--process_id={i}', *(flags or {}).get(i, ())]
             starts.append(functools.partial(
                 Forked, arguments(folder, fields=fields | (own or {}).get(i, {})) + options,
-                code=f'{(first or {}).get(i, "")}\n{MAIN}', optimized=False,
+                code=f'{(first or {}).get(i, "")}\n{UNDRAWN}', optimized=False,
                 flags=f'--xla_force_host_platform_device_count={devices}' if devices else ''))
         return Processes(tmp_path / f'logs{next(numbers)}', starts)
     return start_run

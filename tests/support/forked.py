@@ -18,6 +18,8 @@ from tests.support.runs import environment
 
 MAIN, EVALUATE = (f'from vit_jax import cli, {name}; cli.leave({name}.main())'
                   for name in ('main', 'evaluate'))
+# Without its curves, a tenth of its time, as runs in the process of the tests.
+UNDRAWN = f'from vit_jax.workdir import curves; curves.draw = lambda *args: None; {MAIN}'
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(['vit_jax.main', 'vit_jax.training.loop', 'vit_jax.workdir.curves'])
 
