@@ -5,8 +5,8 @@ r"""Fine-tunes weights on each task of VTAB-1k and scores them on its test split
 
 Each task trains in DIR/TASK on its 1,000 examples, `dataset.final_split` of its recipe, and is
 scored once, at its end, on `dataset.test_split`. Tasks whose data set is not on this machine are
-left out, and named with what prepares it. The same command continues where it was stopped, and
-does those whose data have come. At the end the log has a table of tasks and groups, with means, and
+left out, and named with what prepares it; where one fails, the others go on. The same command
+continues where it was stopped, and does those whose data have come or were mended. At the end the log has a table of tasks and groups, with means, and
 DIR/vtab.json the numbers; DIR/report.html shows all runs side by side.
 """
 
@@ -76,7 +76,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     Args:
       groups, configs: by task, see `read_tasks`.
 
-    Raises UserError if tasks ended with one: at the end, but at once if two ended with the same.
+    Raises UserError at the end if tasks ended with one, which the log then has.
     """
     from vit_jax.training import loop  # imports TensorFlow
 
@@ -88,7 +88,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
         raise UserError('the data of none of the tasks are on this machine: prepare some as said '
                         'above, or name where they are by --config.dataset.data_dir=DIRECTORY.')
     record.log_to(directory)
-    scores, failed = {}, {}
+    scores, failed = {}, []
     for task in (task for task in configs if task not in missing):
         config, folder = configs[task], os.path.join(directory, task)
         log.info('task %s, in %s', task, folder)
@@ -101,11 +101,10 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
             log.warning('%s diverges and has no accuracy: %s', task, error)
             scores[task] = None
         except UserError as error:  # the data of the others may be whole
-            if str(error) in failed.values():  # it is not the data
-                raise
             log.error('task %s failed: %s', task, error)
-            failed[task] = str(error)
-    _conclude(groups, configs, directory, scores, failed)
+            failed.append(task)
+    if scores:  # else what others have written stays
+        _conclude(groups, configs, directory, scores, failed)
     if failed:
         raise UserError(f'{len(failed)} of {len(configs)} tasks failed, as said above: '
                         f'{", ".join(failed)}. Mend that, and run the same command again: what is '

@@ -66,6 +66,7 @@ def test_weights_are_downloaded_once_by_either_address(served):
     ('gs://models/gone.npz', 'gs://models/gone.npz cannot be downloaded .HTTP Error 404'),
     ('gs://models/short.npz', 'only 100 of 5000 bytes came'),
     ('http://127.0.0.1:9/x.npz', 'http://127.0.0.1:9/x.npz cannot be downloaded .*refused'),
+    ('https://127.0.0.1/x/%2e%2e%2f..%2f', 'expected the address of a file that ends in'),
     ('gs://models/folder', 'gs://models/folder: expected the address of a file that ends in .safe'),
 ])
 def test_what_cannot_be_downloaded_is_said_and_not_kept(source, reason, served, tmp_path):

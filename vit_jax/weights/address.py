@@ -28,7 +28,7 @@ def fetch(source: str) -> str:
         return source
     bucket, _, rest = source.partition('://')
     url = BUCKETS + urllib.parse.quote(rest) if bucket == 'gs' else source
-    name = urllib.parse.unquote(os.path.basename(urllib.parse.urlsplit(url).path))
+    name = os.path.basename(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
     if not name.endswith(files.WEIGHT_FILES):
         raise UserError(f'{source}: expected the address of a file that ends in '
                         f'{", ".join(files.WEIGHT_FILES)}.')

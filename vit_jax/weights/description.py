@@ -32,8 +32,8 @@ def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | No
     if preprocess:
         fields = parse_preprocess(preprocess)
         loaded = dataclasses.replace(loaded, preprocess=(loaded.preprocess or {}) | fields)
-        size = as_pair(fields.get('image_size', 1))
-        if 'image_size' in fields and (found := loaded.image_size()) != size:
+        if 'image_size' in fields and (found := loaded.image_size()) != (
+                size := as_pair(fields['image_size'])):
             raise UserError('--preprocess image_size={},{}: {} is for images of {},{}. Fine-tuning '
                             'makes it one for others.'.format(*size, loaded.source, *found))
     if classes:
