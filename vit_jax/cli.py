@@ -241,7 +241,7 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
                         help='of images, instead of what the weights say: any of '
                         'fit=squash,crop_ratio=0.9,resize=bicubic,antialias=False,mean=R,G,B,'
-                        'std=R,G,B; may be repeated')
+                        'std=R,G,B,image_size=H,W; may be repeated')
     parser.add_argument('--step', type=int, help='which checkpoint of a workdir; default: the best '
                         'if the run keeps it (keep_best), else the newest')
     parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '

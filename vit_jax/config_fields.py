@@ -77,7 +77,7 @@ FIELDS = {  # by dotted name
                                          'of its 16 operations, one after another; 0: none'),
     'augment.randaugment.magnitude': Field(
         10.0, number(least=0, below=22.5), 'strength of all of them; as in AugReg, where solarize '
-        'inverts at 10 and 20, and from 22.5 on posterize would shift bits backwards'),
+        'inverts at 10 and 20, and from 22.5 on posterize would shift by a negative number'),
     'augment.randaugment.translate': Field(100.0, number(least=0),
                                            'pixels at magnitude 10; 100 is for 224 px'),
     'augment.randaugment.cutout': Field(40.0, number(least=0), 'half the side of the square in '

@@ -110,7 +110,7 @@ def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weig
 
 
 def log_what_is_lost(given: weights.Weights, path: str, to: str) -> None:
-    """Logs what is not said by a file of nothing but arrays, or beside those of a directory."""
+    """Logs what the file, or the directory, at `path` does not say."""
     lost, preprocess = [], given.preprocess or {}
     if to not in weights.LAYOUTS or not files.is_directory(path):
         words = [text] if (text := published.words(preprocess)) else []

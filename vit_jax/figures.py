@@ -84,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
         for name, figure in FIGURES.items()))
     parser.add_argument('--workdir', action='append', default=[], dest='workdirs',
                         help='of a run, or one of its checkpoints; several for figures of runs')
-    parser.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME')
+    parser.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME, '
+                        'gs://BUCKET/FILE')
     cli.add_description_options(parser)
     parser.add_argument('--benchmark', action='append', default=[], metavar='FILE',
                         help='what vit_jax.benchmark --json has printed')

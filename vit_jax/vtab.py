@@ -6,8 +6,9 @@ r"""Fine-tunes weights on each task of VTAB-1k and scores them on its test split
 Each task trains in DIR/TASK on its 1,000 examples, `dataset.final_split` of its recipe, and is
 scored once, at its end, on `dataset.test_split`. Tasks whose data set is not on this machine are
 left out, and named with what prepares it; where one fails, the others go on. The same command
-continues where it was stopped, and does those whose data have come or were mended. At the end the log has a table of tasks and groups, with means, and
-DIR/vtab.json the numbers; DIR/report.html shows all runs side by side.
+continues where it was stopped, and does those whose data have come or were mended. At the end the
+log has a table of tasks and groups, with means, and DIR/vtab.json the numbers; DIR/report.html
+shows all runs side by side.
 """
 
 import logging
@@ -78,8 +79,6 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
 
     Raises UserError at the end if tasks ended with one, which the log then has.
     """
-    from vit_jax.training import loop  # imports TensorFlow
-
     missing = missing_data(configs)
     for problem in dict.fromkeys(missing.values()):  # some tasks share a data set
         log.warning('left out: %s: %s', ', '.join(
@@ -88,14 +87,32 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
         raise UserError('the data of none of the tasks are on this machine: prepare some as said '
                         'above, or name where they are by --config.dataset.data_dir=DIRECTORY.')
     record.log_to(directory)
+    with record.lock(directory):
+        code, scores, failed = _train(
+            {task: config for task, config in configs.items() if task not in missing}, directory)
+        if code:
+            return code
+        if scores:  # else what others have written stays
+            _conclude(groups, configs, directory, scores, failed)
+    if failed:
+        raise UserError(f'{len(failed)} of {len(configs)} tasks failed, as said above: '
+                        f'{", ".join(failed)}. Mend that, and run the same command again: what is '
+                        'finished is not trained again.')
+    return 0
+
+
+def _train(configs, directory):
+    """What loop.train returns after a signal, else 0; accuracies by task; tasks that failed."""
+    from vit_jax.training import loop  # imports TensorFlow
+
     scores, failed = {}, []
-    for task in (task for task in configs if task not in missing):
-        config, folder = configs[task], os.path.join(directory, task)
+    for task, config in configs.items():
+        folder = os.path.join(directory, task)
         log.info('task %s, in %s', task, folder)
         try:
             if code := loop.train(
                     config_lib.final(config, config.dataset.final_split, config.seed), folder):
-                return code
+                return code, scores, failed
             scores[task] = metrics.last_accuracy(folder)
         except DivergedError as error:
             log.warning('%s diverges and has no accuracy: %s', task, error)
@@ -103,13 +120,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
         except UserError as error:  # the data of the others may be whole
             log.error('task %s failed: %s', task, error)
             failed.append(task)
-    if scores:  # else what others have written stays
-        _conclude(groups, configs, directory, scores, failed)
-    if failed:
-        raise UserError(f'{len(failed)} of {len(configs)} tasks failed, as said above: '
-                        f'{", ".join(failed)}. Mend that, and run the same command again: what is '
-                        'finished is not trained again.')
-    return 0
+    return 0, scores, failed
 
 
 def _conclude(groups, configs, directory, scores, failed):
@@ -144,7 +155,7 @@ def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
                 source = open_source(dataset.name, split, dataset.data_dir, label=dataset.label)
                 if (classes := len(source.class_names)) != (dataset.num_classes or classes):
                     raise UserError(f"'{dataset.name}' has {classes} classes, expected "
-                                    f'{dataset.num_classes}.')
+                                    f'{dataset.num_classes}: prepare that of the recipe.')
         except MissingDataError as error:
             missing[task] = str(error)
         except UserError as error:

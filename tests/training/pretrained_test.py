@@ -177,7 +177,7 @@ def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tm
      "model.pool is 'cls' there and 'map' in the config, model.position is 'learned_1d' there and "
      "'none' in the config. Add --config.model.pool=cls --config.model.position=learned_1d."),
     ({'model.pool': 'gap', 'masked.target': 'mean_color'}, "'gap' in the config. Patches are "
-     'predicted by models without a class token: begin with weights of such, or with none.'),
+     'predicted by models that average tokens: start from weights of such, or from none.'),
     pytest.param({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz', marks=pytest.mark.slow),
     pytest.param({'pretrained': ''}, 'this recipe starts from pre-trained weights: add '
                  '--config.pretrained', marks=pytest.mark.slow),

@@ -190,7 +190,7 @@ def test_what_may_surprise_is_said(tmp_path, caplog):
     assert f'training {head:,} of {total:,} parameters' in caplog.text
     assert 'ema_decay 0.99 is high for 48 steps: at the end 62 % of the average' in caplog.text
     assert 'Try 0.7917, or 0 for no average' in caplog.text
-    assert ('optimizer.warmup_steps are 25 of 48 steps: the learning rate reaches its peak late. '
+    assert ('optimizer.warmup_steps is 25 of 48 steps: the learning rate reaches its peak late. '
             'Try 4.' in caplog.text)
 
 

@@ -36,7 +36,7 @@ def take_fields(config: ConfigDict, begun: Mapping | None
         if take:
             raise UserError('this recipe starts from pre-trained weights: add '
                             '--config.pretrained=WEIGHTS, a file, a directory, a workdir, '
-                            'hf:ORGANISATION/NAME or timm:NAME.')
+                            'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.')
         return {}, None
     given = config_lib.flatten(config)
     if unknown := [field for field in take if field not in given]:
@@ -108,8 +108,8 @@ def _check_fields(loaded, config):
         advice = 'Add ' + ' '.join(f'--config.model.{name}={loaded.model[name]}'
                                    for name in different)
         if 'pool' in different and config.masked.target != 'none':
-            advice = ('Patches are predicted by models without a class token: begin with weights '
-                      'of such, or with none')
+            advice = ('Patches are predicted by models that average tokens: start from weights '
+                      'of such, or from none')
         raise UserError(
             f'the pre-trained weights from {loaded.source} are of another model: '
             + ', '.join(f'model.{name} is {loaded.model[name]!r} there and '

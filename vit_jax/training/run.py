@@ -263,7 +263,7 @@ def announce(run: Run, state: TrainState) -> None:
                     'what the model is trained on. Other images: train[:90%%] and train[90%%:].',
                     config.dataset.eval_split, config.dataset.train_split)
     if config.optimizer.warmup_steps > num_steps / 2:
-        log.warning('optimizer.warmup_steps are %d of %d steps: the learning rate reaches its peak '
+        log.warning('optimizer.warmup_steps is %d of %d steps: the learning rate reaches its peak '
                     'late. Try %d.', config.optimizer.warmup_steps, num_steps, num_steps // 10)
     initial = (config.ema_decay or 0) ** num_steps  # its share of the average at the end
     if initial > 0.2:  # with 0.9999, 20,000 steps of the paper (section 4.2) leave 0.14

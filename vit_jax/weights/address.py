@@ -5,7 +5,6 @@ import http.client
 import logging
 import os
 import shutil
-import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -21,15 +20,15 @@ SECONDS = 60  # without a byte, after which nobody answers
 def fetch(source: str) -> str:
     """The local path of 'gs://BUCKET/FILE', 'https://HOST/FILE' or 'http://'; of others, `source`.
 
-    Files are kept in vit_jax/weights of $XDG_CACHE_HOME, else of ~/.cache. Raises UserError for
-    what cannot be downloaded or kept.
+    Files are kept in vit_jax/weights of $XDG_CACHE_HOME, else of ~/.cache, and may be deleted at
+    any time. Raises UserError for what cannot be downloaded or kept.
     """
     if not source.startswith(('gs://', 'https://', 'http://')):
         return source
-    bucket, _, rest = source.partition('://')
-    url = BUCKETS + urllib.parse.quote(rest) if bucket == 'gs' else source
-    name = os.path.basename(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
-    if not name.endswith(files.WEIGHT_FILES):
+    scheme, _, rest = source.partition('://')
+    url = BUCKETS + urllib.parse.quote(rest) if scheme == 'gs' else source
+    name = os.path.basename(urllib.parse.unquote(url.partition('?')[0]))  # %2F is no way out
+    if not (name.endswith(files.WEIGHT_FILES) and name.isprintable()):
         raise UserError(f'{source}: expected the address of a file that ends in '
                         f'{", ".join(files.WEIGHT_FILES)}.')
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
@@ -47,11 +46,11 @@ def _download(url, source, path):
     try:
         with urllib.request.urlopen(url, timeout=SECONDS) as response, open(path, 'wb') as file:
             size = int(response.headers.get('Content-Length') or 0)
-            log.info('%s is downloaded, once: %.0f MB', source, size / 1e6)
+            log.info('%s is downloaded, once%s', source, f': {size / 1e6:.0f} MB' * bool(size))
             shutil.copyfileobj(response, file)
             if file.tell() < size:
                 raise ConnectionError(f'only {file.tell()} of {size} bytes came')
-    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError
-            ) as error:
-        raise UserError(f'{source} cannot be downloaded ({error}): check the address, try again '
-                        'with a network, or download it elsewhere and name the file.') from error
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: odd addresses
+        raise UserError(f'{source} cannot be downloaded to {os.path.dirname(path)} ({error}): '
+                        'check the address, try again with a network, or download it elsewhere '
+                        'and name the file.') from error

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import uuid
 import zipfile
 from collections.abc import Collection, Iterator
 from typing import Annotated, NamedTuple
@@ -185,7 +186,8 @@ def replacing(path: str, written: Collection[str] = WRITTEN) -> Iterator[str]:
     """The name for a new file or directory, which then takes the place of what is at `path`."""
     check_replaceable(path, written)
     path = os.path.realpath(path)  # a link stays one
-    temporary, old = (f'{path}.{word}-{os.getpid()}' for word in ('writing', 'replaced'))
+    # Hosts that share a home may have processes of the same number.
+    temporary, old = (f'{path}.{word}-{uuid.uuid4().hex[:8]}' for word in ('writing', 'replaced'))
     try:
         with named(path):
             yield temporary

@@ -61,8 +61,8 @@ class Weights:
             return as_pair((self.preprocess or {}).get('image_size') or 224)
         if grid is None:
             raise UserError(f'{self.source} has position embeddings of {patches} patches, which do '
-                            'not form a square, and does not say for which image size: add '
-                            '--preprocess image_size=HEIGHT,WIDTH.')
+                            'not form a square: add --preprocess image_size=HEIGHT,WIDTH of images '
+                            'that have as many.')
         return tuple(n * p for n, p in zip(grid, patch_in_pixels(self.model), strict=True))
 
     def stated_grid(self) -> tuple[int, int] | None:

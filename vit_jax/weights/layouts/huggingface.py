@@ -175,8 +175,8 @@ def _sidecars(weights):
     elif height == width:
         size = dict(shortest_edge=target[0])
     else:
-        log.warning('images are %dx%d, and no processor of transformers keeps the shape of a photo '
-                    'and has it cover anything but a square: preprocessor_config.json is not '
+        log.warning('images are %dx%d, and no processor of transformers resizes photos, keeping '
+                    'their shape, to cover anything but a square: preprocessor_config.json is not '
                     'written. Prepare images as vit_jax.data.images does, with %s.', height, width,
                     published.words(given))
         return config
