@@ -87,13 +87,12 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
         raise UserError('the data of none of the tasks are on this machine: prepare some as said '
                         'above, or name where they are by --config.dataset.data_dir=DIRECTORY.')
     record.log_to(directory)
-    with record.lock(directory):
-        code, scores, failed = _train(
-            {task: config for task, config in configs.items() if task not in missing}, directory)
-        if code:
-            return code
-        if scores:  # else what others have written stays
-            _conclude(groups, configs, directory, scores, failed)
+    code, scores, failed = _train(
+        {task: config for task, config in configs.items() if task not in missing}, directory)
+    if code:
+        return code
+    if scores:  # else what others have written stays
+        _conclude(groups, configs, directory, scores, failed)
     if failed:
         raise UserError(f'{len(failed)} of {len(configs)} tasks failed, as said above: '
                         f'{", ".join(failed)}. Mend that, and run the same command again: what is '
