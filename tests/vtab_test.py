@@ -319,7 +319,8 @@ def test_a_signal_ends_all(tasks, monkeypatch):
 
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--tasks=a,e'], "--tasks is 'e'. It is one of: a, b, c, d."),
-    (['--config.dataset.num_classes=9'], "the task a: 'digits' has 10 classes, expected 9: pre"),
+    (['--config.dataset.num_classes=9'], "the task a: 'digits' has 10 classes, and the "
+     'recipe 9: prepare the set again.'),
     (['--tasks=b'], 'the data of none of the tasks are on this machine'),
     (['--config.dataset.label=colour'], "the task a: dataset.label (--label) is 'colour', and only "
      "TFDS sets have several to choose from: leave it empty for 'digits'."),

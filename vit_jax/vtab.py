@@ -153,8 +153,8 @@ def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
             for split in (dataset.final_split, dataset.test_split):
                 source = open_source(dataset.name, split, dataset.data_dir, label=dataset.label)
                 if (classes := len(source.class_names)) != (dataset.num_classes or classes):
-                    raise UserError(f"'{dataset.name}' has {classes} classes, expected "
-                                    f'{dataset.num_classes}: prepare that of the recipe.')
+                    raise UserError(f"'{dataset.name}' has {classes} classes, and the recipe "
+                                    f'{dataset.num_classes}: prepare the set again.')
         except MissingDataError as error:
             missing[task] = str(error)
         except UserError as error:
