@@ -8,7 +8,7 @@ import jax
 from jaxtyping import PyTree
 
 # Of each device, without gradients. What a layer computes of this many stays in a CPU's caches;
-# far fewer are slow to multiply. Measured with 197 tokens of an image: docs/performance.md.
+# far fewer are slow to multiply. Measured with 197 tokens of an image: docs/experiments.md.
 TOKENS_AT_ONCE = 800
 
 
