@@ -205,6 +205,7 @@ FIELDS = {  # by dotted name
     'eval_every': Field(5000, whole(0), 'steps; 0: only at the end'),
     'checkpoint_every': Field(1000, whole(0), 'steps; 0: only at the end'),
     'keep_checkpoints': Field(2, whole(1), 'the newest ones'),
+    'keep_every': Field(0, whole(0), 'steps: checkpoints of these are kept, too; 0: of none'),
     'keep_best': Field(False, SWITCH, 'also the checkpoint with the best best_metric'),
     'best_metric': Field('eval/accuracy', TEXT, 'a number of evaluations in metrics.jsonl, such as '
                          'eval/loss, which is best where it is lowest, or fewshot/5shot'),

@@ -48,8 +48,8 @@ def rows(workdir, name):
 
 @pytest.mark.pictures
 def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
-    assert loop.train(config(checkpoint_every=5, log_every=4), str(tmp_path)) == 0
-    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir()) == ['10', '12']
+    assert loop.train(config(checkpoint_every=5, keep_every=4, log_every=4), str(tmp_path)) == 0
+    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir()) == ['10', '12', '4', '8']
     assert {'config.json', 'classes.json', 'metrics.jsonl', 'curves.png'} <= {
         p.name for p in tmp_path.iterdir()}
     assert any('tfevents' in p.name for p in tmp_path.iterdir())
@@ -64,7 +64,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
                  'done: 12 steps', 'curves.png', 'checkpoints/12'):
         assert text in caplog.text
     # How often it logs may change.
-    assert loop.train(config(checkpoint_every=5, log_every=2), str(tmp_path)) == 0
+    assert loop.train(config(checkpoint_every=5, keep_every=4, log_every=2), str(tmp_path)) == 0
     assert 'the run is complete at step 12: to continue, raise num_steps' in caplog.text
 
 

@@ -33,8 +33,9 @@ def _state():
     return setup(ema=True, optimizer_name='adam')[0]
 
 
-def saved(directory, state, steps, keep=3, keep_best=False, metrics=None, name='eval/accuracy'):
-    checkpointer = checkpoint.Checkpointer(str(directory), keep, keep_best, name)
+def saved(directory, state, steps, keep=3, keep_best=False, metrics=None, name='eval/accuracy',
+          keep_every=0):
+    checkpointer = checkpoint.Checkpointer(str(directory), keep, keep_best, name, keep_every)
     for step in steps:
         if metrics is not None:
             checkpointer.scores[step] = metrics[step]
@@ -69,7 +70,9 @@ def test_keeps_the_newest_and_the_best(tmp_path, state):
     accuracy = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.5, 5: 0.3}
     saved(tmp_path / 'a', state, range(1, 6), keep=2).close()
     saved(tmp_path / 'b', state, range(1, 6), keep=2, keep_best=True, metrics=accuracy).close()
+    saved(tmp_path / 'c', state, range(1, 8), keep=1, keep_every=3).close()
     assert folders(tmp_path / 'a') == ['4', '5']
+    assert folders(tmp_path / 'c') == ['3', '6', '7']
     assert folders(tmp_path / 'b') == ['2', '4', '5']
 
 

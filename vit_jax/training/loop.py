@@ -40,13 +40,13 @@ def train(config: ConfigDict, workdir: str) -> int:
         stack.enter_context(record.lock(workdir))
         run, params = run_lib.resolve(config, workdir, interrupts.check)
         checkpoints = Checkpointer(workdir, run.config.keep_checkpoints, run.config.keep_best,
-                                   run.config.best_metric)
+                                   run.config.best_metric, run.config.keep_every)
         stack.callback(checkpoints.close)
         state = run_lib.initial_or_restored_state(run, checkpoints, params)
         del params  # the host needs them no longer
         step, num_steps = int(state.step), run.program.num_steps
         if step < num_steps:
-            checkpoints.require_room(state, run.config.keep_checkpoints + run.config.keep_best)
+            checkpoints.require_room(state, run.number_kept())
         record.write(workdir, run.config, run.train_data.class_names)
         meter = Meter(run.config.batch_size, num_steps, run.program.flops_per_step(),
                       chips.peak_flops(jax.devices()[0].device_kind))
@@ -100,7 +100,8 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
             outputs.require_finite(step, values)
             with outputs.saved_if_it_fails(step, state, values):
                 evaluation = evaluate(run, state, outputs, interrupts)
-        if run.due('checkpoint', step) or (evaluation and run.config.keep_best):
+        kept = run.due('keep', step) or (evaluation and run.config.keep_best)
+        if kept or run.due('checkpoint', step):
             outputs.save(step, state, values)
     if values is not None:  # a signal may come at any time: save what the loop did not
         outputs.save(step, state, values)

@@ -52,6 +52,12 @@ class Run:
         every = self.config[f'{what}_every']
         return step > 0 and (step == self.program.num_steps or (every > 0 and step % every == 0))
 
+    def number_kept(self) -> int:
+        """How many checkpoints there may be at the end."""
+        config, every = self.config, self.config.keep_every
+        return config.keep_checkpoints + config.keep_best + (
+            self.program.num_steps // every if every else 0)
+
 
 def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda: None
             ) -> tuple[Run, PyTree | None]:

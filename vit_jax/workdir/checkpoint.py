@@ -36,11 +36,13 @@ BEST = 'best.json'  # names the best checkpoint, for people
 class Checkpointer:
     """The checkpoints of one run: the newest `keep` and, with `keep_best`, the best by `metric`.
 
-    They are in `directory`, an absolute path, one folder per saved step. `scores` are the values of
-    the metric by step, of all evaluations: before or after the step is saved.
+    With `keep_every` those of steps that it divides are kept, too. They are in `directory`, an
+    absolute path, one folder per saved step. `scores` are the values of the metric by step, of all
+    evaluations: before or after the step is saved.
     """
 
-    def __init__(self, workdir: str, keep: int, keep_best: bool, metric: str = metrics.ACCURACY):
+    def __init__(self, workdir: str, keep: int, keep_best: bool, metric: str = metrics.ACCURACY,
+                 keep_every: int = 0):
         self.directory = record.checkpoint_directory(workdir)
         self.restored = {}  # `extra` of the checkpoint that was restored
         self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
@@ -49,6 +51,8 @@ class Checkpointer:
             pathlib.Path(workdir, BEST).unlink(missing_ok=True)
         self.scores, self.metric = {}, metric
         self._policies = [preservation_policy.LatestN(keep)] + [self] * keep_best
+        if keep_every:
+            self._policies.append(preservation_policy.EveryNSteps(keep_every))
         self._open()
 
     def _open(self):
@@ -157,8 +161,8 @@ class Checkpointer:
                 raise UserError(
                     f'{self.directory} has {_amount(disk.free)} free and the run needs '
                     f'{_amount(needed)} more: it keeps {kept} checkpoints of {_amount(size)} '
-                    'while it writes the next one. Make room, lower keep_checkpoints, or take '
-                    'another --workdir.')
+                    'while it writes the next one. Make room, keep fewer by keep_checkpoints and '
+                    'keep_every, or take another --workdir.')
         consensus.from_main(check)
 
     def close(self) -> None:
