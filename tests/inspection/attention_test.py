@@ -22,13 +22,14 @@ def observed(**fields):
 
 
 @pytest.mark.parametrize('fields', [
-    dict(), *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
+    dict(), dict(num_registers=2), *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
         dict(pool='gap', position='relative', position_at='every_layer'), dict(pool='map')))],
     ids=str)
 def test_weights_and_logits_are_those_of_the_model(fields):
     """Weights as softmax of queries and keys in float64 NumPy, logits of the ordinary pass."""
     model, params, found = observed(**fields)
-    tokens = 6 + found.class_token
+    tokens = 6 + found.class_token + fields.get('num_registers', 0)
+    assert found.prefix == tokens - 6
     assert found.weights.shape == (3, 2, 4, tokens, tokens)
     assert found.weights.dtype == np.float32
     assert (found.grid, found.class_token) == ((2, 3), 'pool' not in fields)
@@ -59,12 +60,22 @@ def test_readout():
     """The class token, the mean, or what the probe of attention pooling attends to."""
     np.testing.assert_array_equal(attention.readout(observed()[-1]), np.eye(7)[[0, 0]])
     np.testing.assert_allclose(attention.readout(observed(pool='gap')[-1]), 1 / 6)
-    model, params, found = observed(pool='map')
+    np.testing.assert_allclose(attention.readout(observed(pool='gap', num_registers=3)[-1]),
+                               [[0] * 3 + [1 / 6] * 6] * 2)
+    np.testing.assert_array_equal(attention.readout(observed(num_registers=2)[-1]),
+                                  np.eye(9)[[0, 0]])
+
+
+@pytest.mark.parametrize('registers', [0, 2])
+def test_readout_of_attention_pooling(registers):
+    """Registers are not pooled."""
+    model, params, found = observed(pool='map', num_registers=registers)
     _, outputs = apply(model, {'params': params}, IMAGES, return_intermediates=True)
     pool = jax.tree.map(lambda x: np.asarray(x, np.float64), params['pool'])
     for n, tokens in enumerate(np.asarray(outputs['encoded'], np.float64)):
-        _, weights = reference.attend(pool['probe'][0], tokens, pool['attention'])
-        np.testing.assert_allclose(found.pooling[n], weights[:, 0], atol=1e-5)
+        _, weights = reference.attend(pool['probe'][0], tokens[registers:], pool['attention'])
+        np.testing.assert_array_equal(found.pooling[n, :, :registers], 0)
+        np.testing.assert_allclose(found.pooling[n, :, registers:], weights[:, 0], atol=1e-5)
     np.testing.assert_allclose(attention.readout(found), found.pooling.mean(1), atol=1e-6)
 
 

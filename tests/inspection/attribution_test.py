@@ -56,15 +56,18 @@ def gradients(model, *args):
 
 
 @pytest.mark.parametrize('fields', [
-    dict(pool='map'), *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
-        dict(), dict(pool='gap', layer_scale_init=0.1)))], ids=str)
+    dict(pool='map', num_registers=1),
+    *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
+        dict(), dict(pool='map'), dict(pool='gap', layer_scale_init=0.1),
+        dict(num_registers=2), dict(pool='gap', num_registers=2)))], ids=str)
 def test_equals_finite_differences(fields, monkeypatch):
     image = random_images(1, 8, 8, 3)
     model = models.build(TINY, 3, **fields)
     params = randomised(model, image)
     found, gradient = gradients(model, params, image, np.array([CLASS]))
     weights, differences = by_differences(params, image[0], fields, monkeypatch)
-    tokens = 4 + found.class_token
+    prefix = found.prefix
+    tokens = 4 + prefix
     np.testing.assert_allclose(found.weights[:, 0], np.reshape(weights[:4], (2, 2, tokens, tokens)),
                                atol=1e-5)
     expected = np.reshape(differences[:4], (2, 2, tokens, tokens))
@@ -75,14 +78,15 @@ def test_equals_finite_differences(fields, monkeypatch):
         positive = np.maximum(expected[layer] * weights[2 * layer:2 * layer + 2], 0).mean(0)
         relevance = relevance + positive @ relevance
     if 'pool' not in fields:
-        relevance = relevance[0, 1:]
+        relevance = relevance[0, prefix:]
     elif fields['pool'] == 'gap':
-        relevance = relevance.mean(0) - 1 / tokens
+        relevance = relevance[prefix:, prefix:].mean(0) - 1 / 4
     else:
-        np.testing.assert_allclose(gradient.pooling[0], np.reshape(differences[4:], (2, 4)),
+        np.testing.assert_allclose(gradient.pooling[0, :, prefix:],
+                                   np.reshape(differences[4:], (2, 4)),
                                    atol=1e-4 * np.abs(differences[4:]).max())
         last = np.maximum(np.multiply(differences[4:], weights[4:]), 0).mean(0)
-        relevance = (last @ relevance)[0]
+        relevance = (last @ relevance[prefix:, prefix:])[0]
     attribute = attribution.attributor(model)
     np.testing.assert_allclose(attribute(params, image, np.array([CLASS])).reshape(-1), relevance,
                                atol=1e-4 * np.abs(relevance).max())

@@ -12,9 +12,9 @@ from vit_jax.inspection.attention import Observed
 GRID, PATCH = (3, 4), (8, 16)
 
 
-def observed(weights=None, class_token=True, pooling=None):
+def observed(weights=None, class_token=True, pooling=None, registers=0):
     """Weights [2 layers, 2 images, 3 heads, tokens, tokens], random ones by default."""
-    tokens = 12 + class_token
+    tokens = 12 + class_token + registers
     if weights is None:
         weights = np.random.default_rng(0).dirichlet(np.full(tokens, 0.3), (2, 2, 3, tokens))
     return Observed(np.zeros((2, 5)), np.asarray(weights, np.float32), pooling, GRID, class_token)
@@ -45,14 +45,17 @@ def test_rollout_is_what_the_head_reads():
         np.testing.assert_allclose(maps.rollout(pooled)[n].reshape(-1), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize('registers', [0, 2])
 @pytest.mark.parametrize('class_token', [True, False])
-def test_attention_of_a_patch(class_token):
-    given = observed(class_token=class_token)
+def test_attention_of_a_patch(class_token, registers):
+    given = observed(class_token=class_token, registers=registers)
+    first = class_token + registers
     found = maps.of_query(given, (2, 1))
     assert found.shape == (2, 2, 3, 3, 4)
     np.testing.assert_array_equal(found.reshape(2, 2, 3, 12),
-                                  given.weights[:, :, :, 9 + class_token, int(class_token):])
-    rows = given.weights[:, :, :, 0, 1:] if class_token else given.weights.mean(-2)
+                                  given.weights[:, :, :, 9 + first, first:])
+    rows = given.weights[:, :, :, 0, first:] if class_token else (
+        given.weights[:, :, :, registers:, registers:].mean(-2))
     np.testing.assert_allclose(maps.of_query(given).reshape(rows.shape), rows, atol=1e-6)
     np.testing.assert_array_equal(maps.of_head(given), maps.of_query(given)[-1])
 
@@ -75,13 +78,18 @@ def test_distance_of_uniform_attention_is_that_of_two_random_patches():
     np.testing.assert_allclose(maps.between_patches(GRID, PATCH).mean(), expected)
 
 
-def test_distance_leaves_the_class_token_out():
+def test_distance_leaves_class_token_and_registers_out():
     """Neither what patches give to it counts, nor what it gives; all of it gives no NaN."""
     weights = np.zeros((1, 1, 1, 13, 13))
     weights[..., 0] = 0.75
     for q in range(12):  # each patch to its right neighbour, the last of a row to itself
         weights[..., 1 + q, 1 + (q if q % 4 == 3 else q + 1)] = 0.25
     np.testing.assert_allclose(maps.distances(observed(weights), PATCH), 16 * 3 / 4, rtol=1e-6)
+    among_registers = np.zeros((1, 1, 1, 15, 15))
+    among_registers[..., 2:, 2:] = weights
+    among_registers[..., :3, :] = among_registers[..., :3] = 1
+    np.testing.assert_allclose(maps.distances(observed(among_registers, registers=2), PATCH),
+                               16 * 3 / 4, rtol=1e-6)
     weights[..., 1:] = 0
     np.testing.assert_array_equal(maps.distances(observed(weights), PATCH), 0)
 

@@ -50,7 +50,8 @@ def test_filters_are_those_on_pixels(name, shape):
 
 
 @pytest.mark.parametrize('fields', [
-    dict(), dict(pool='gap'), dict(position_at='every_layer'), dict(position='learned_2d'),
+    dict(), dict(pool='gap', num_registers=2), dict(position_at='every_layer'),
+    dict(position='learned_2d', num_registers=1),
     dict(position='sincos_2d', position_at='every_layer')], ids=str)
 def test_similarity_of_what_is_added(fields):
     """Of each patch with itself it is one; the class token is no patch."""
@@ -60,7 +61,7 @@ def test_similarity_of_what_is_added(fields):
     np.testing.assert_allclose(np.einsum('lrcrc->lrc', found), 1, atol=1e-6)
     if 'position' not in fields:
         table = (params['blocks'] if own else params)['position']['embedding']
-        table = np.reshape(table, (len(found), -1, 32))[:, 'pool' not in fields:]
+        table = np.reshape(table, (len(found), -1, 32))[:, -6:]
     elif fields['position'] == 'learned_2d':
         row, column = (np.asarray(params['position'][name]) for name in ('row', 'column'))
         table = [[np.concatenate([row[r, 0], column[0, c]]) for r in range(2) for c in range(3)]]

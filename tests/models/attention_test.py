@@ -115,10 +115,13 @@ def test_cudnn_does_not_get_what_it_fails_with(tokens, asked):
     assert not asked
 
 
-@pytest.mark.parametrize('fields', [dict(), dict(pool='gap'), dict(pool='map')], ids=str)
+@pytest.mark.parametrize('fields', [
+    dict(), dict(pool='gap'), dict(pool='map'), dict(pool='gap', num_registers=1),
+    dict(num_registers=1)], ids=str)
 def test_a_model_asks_for_its_kernel(fields, asked):
     """In every layer, but for the one query of the last layer or of the pooling."""
-    images, tokens = random_images(2, 8, 12, 3), 8 if not fields else 6  # of 7 with the class
+    images = random_images(2, 8, 12, 3)
+    tokens = 6 if fields.get('pool') and 'num_registers' not in fields else 8  # or of 7
     build = functools.partial(models.build, SMALL, 5, dtype='bfloat16', unroll=1, **fields)
     params = {'params': randomised(build(), images)}
     expected = apply(build(), params, images, train=True)

@@ -98,7 +98,7 @@ def line_flops(line):
 
 
 @pytest.mark.parametrize(('name', 'fields'), [
-    ('ti16', {}), ('r_ti16', {}),
+    ('ti16', {}), ('r_ti16', {}), ('ti16', dict(num_registers=4, stem_norm=True)),
     *(pytest.param(name, fields, marks=pytest.mark.slow) for name, fields in (
         ('b32', dict(pool='map', representation_size=768)), ('axial_b16', {}),
         ('ti16', dict(position='relative', position_at='every_layer', pool='gap')))),

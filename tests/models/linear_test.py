@@ -16,7 +16,8 @@ from vit_jax.models import dropout, encoder, linear, variants, vit
 IMAGES = (2, 8, 12, 3)
 FIELDS = [dict(), dict(pool='gap', layer_scale_init=0.5), dict(pool='map'),
           dict(attention='axial', pool='none'), dict(attention_dropout_rate=0.5, dropout_rate=0.1),
-          dict(position='relative', position_at='every_layer', remat_policy='products')]
+          dict(position='relative', position_at='every_layer', remat_policy='products'),
+          dict(num_registers=2, stem_norm=True, gelu='quick')]
 
 
 def build(kernel, **fields):

@@ -80,9 +80,10 @@ def test_shares_of_what_is_done(rate):
     assert sources.min() > 0
 
 
-def test_predictions_do_not_see_what_is_hidden():
+@pytest.mark.parametrize('fields', [dict(), dict(num_registers=2, stem_norm=True)], ids=str)
+def test_predictions_do_not_see_what_is_hidden(fields):
     """Other pixels in masked patches change nothing, others in the rest do."""
-    model, params, images, pixels = setup()
+    model, params, images, pixels = setup(**fields)
     drawn = masked.draw(jax.random.key(0), 3, 12, 0.5)
     hidden = np.asarray(drawn.masked) & ~np.stack(
         [np.isin(np.arange(12), row[row != np.arange(12)]) for row in np.asarray(drawn.source)])

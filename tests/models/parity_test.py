@@ -4,6 +4,8 @@ Of timm for all models, of transformers for the plain ViT. Tolerance: 1e-5 of th
 float32, with no array left at zero or one.
 """
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -26,6 +28,8 @@ huggingface_vit = interop.huggingface_vit, interop.to_huggingface
 def assert_equal(fields, peer, image_shape=(16, 16, 3), num_classes=7):
     """Our model of these fields gives the logits of `peer`, (constructor, conversion of names)."""
     make, convert = peer
+    if fields.get('norm_after_pool'):
+        convert = functools.partial(convert, last_norm='fc_norm')
     theirs = make(fields, image_shape, num_classes)
     images = np.random.default_rng(1).normal(size=(2, *image_shape)).astype(np.float32)
     ours = models.build(fields, num_classes)
@@ -53,10 +57,31 @@ def test_hidden_layer_of_the_head():
 
 @pytest.mark.parametrize('fields', [
     dict(pool='gap'), dict(pool='none'), dict(pool='map', gelu='erf', layer_norm_epsilon=1e-2),
-    dict(position='none'), dict(layer_scale_init=1e-4)],
-    ids=['gap', 'no-pool', 'map', 'no-position', 'layer-scale'])
+    dict(position='none'), dict(layer_scale_init=1e-4), dict(gelu='quick'),
+    dict(num_registers=4), dict(num_registers=1, pool='gap', norm_after_pool=True),
+    dict(num_registers=3, pool='map', position='none'), dict(stem_norm=True),
+    dict(num_registers=2, stem_norm=True, pool='gap', layer_norm_epsilon=1e-2)], ids=str)
 def test_variant(fields):
     assert_equal(SMALL | fields, timm_vit)
+
+
+def test_gradients_of_registers_and_of_a_norm_before_the_first_layer():
+    """Of the logits' squares by every parameter."""
+    torch = interop.require('torch')
+    fields = SMALL | dict(num_registers=3, stem_norm=True)
+    images = np.random.default_rng(1).normal(size=(2, 16, 16, 3)).astype(np.float32)
+    ours, theirs = models.build(fields, 7), interop.timm_vit(fields, (16, 16, 3), 7)
+    params = randomised(ours, images)
+    found = interop.to_timm(jax.jit(jax.grad(
+        lambda params: (ours.apply({'params': params}, images) ** 2).mean()))(params))
+    interop.load(theirs, interop.to_timm(params))
+    (theirs(torch.from_numpy(images).permute(0, 3, 1, 2)) ** 2).mean().backward()
+    expected = {name: x.grad for name, x in theirs.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        if name.endswith('qkv.bias'):  # that of the keys changes nothing
+            x[32:64], found[name][32:64] = 0, 0
+        assert (found[name] - x).abs().max() <= 2e-5 * x.abs().max(), name
 
 
 @pytest.mark.parametrize(('units', 'patch', 'image_size'), [

@@ -18,7 +18,8 @@ def of(model, params, images, names):
 
 
 @pytest.mark.parametrize('fields', [
-    dict(representation_size=20), dict(attention='axial', pool='gap')], ids=str)
+    dict(representation_size=20), dict(attention='axial', pool='gap'),
+    dict(num_registers=2, norm_after_pool=True, pool='gap')], ids=str)
 def test_they_are_what_the_whole_model_computes_on_its_way(fields):
     images = random_images(2, 8, 12, 3)
     model = models.build(SMALL, 5, **fields)
@@ -26,7 +27,8 @@ def test_they_are_what_the_whole_model_computes_on_its_way(fields):
     logits, outputs = jax.jit(functools.partial(model.apply, return_intermediates=True))(
         {'params': params}, images)
     pooled = outputs['representation']
-    tokens = np.asarray(outputs['encoded'])[:, 1 if model.pool == 'cls' else 0:]
+    prefix = (model.pool == 'cls') + fields.get('num_registers', 0)
+    tokens = np.asarray(outputs['encoded'])[:, prefix:]
     before = np.tanh(pooled @ params['pre_logits']['kernel'] + params['pre_logits']['bias']) if (
         model.representation_size) else pooled
     np.testing.assert_allclose(before @ params['head']['kernel'] + params['head']['bias'], logits,

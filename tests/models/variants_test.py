@@ -166,7 +166,7 @@ def test_fields_and_defaults_of_config_model():
         resnet=None, attention='full', position='learned_1d', position_at='stem', pool='cls',
         representation_size=0, partial_patches='refuse', dropout_rate=0.0,
         attention_dropout_rate=0.0, attention_kernel='auto', linear_kernel='auto',
-        stochastic_depth_rate=0.0,
+        stochastic_depth_rate=0.0, num_registers=0, stem_norm=False, norm_after_pool=False,
         layer_scale_init=0.0, gelu='tanh', layer_norm_epsilon=1e-6)
     assert models.fields('r50x1') == computation | dict(
         resnet=variants.bit_resnet((3, 4, 6, 3)), axial_heads=0)

@@ -15,7 +15,8 @@ from vit_jax.models import cost, vit
 
 
 @pytest.mark.parametrize('fields', [
-    dict(), dict(num_layers=1), *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
+    dict(), dict(num_layers=1), dict(num_registers=2, stem_norm=True),
+    *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
         dict(unroll=3, remat_policy='nothing_saveable'),
         dict(layer_scale_init=0.1, position='sincos_2d', position_at='every_layer')))], ids=str)
 def test_of_the_last_layer_only_the_class_token_is_computed(fields):
@@ -42,7 +43,12 @@ def test_of_the_last_layer_only_the_class_token_is_computed(fields):
 @pytest.mark.parametrize('fields', [
     dict(), dict(gelu='erf'), dict(representation_size=20), dict(layer_scale_init=0.1),
     dict(pool='gap'), dict(pool='map'), dict(pool='none'),
-    dict(layer_norm_epsilon=0.01, pool='map')], ids=str)
+    dict(layer_norm_epsilon=0.01, pool='map'), dict(gelu='quick', num_registers=3),
+    dict(num_registers=2, pool='none', position='learned_2d', position_at='every_layer'),
+    dict(num_registers=2, position='relative', position_at='shared'),
+    dict(num_registers=2, pool='map', norm_after_pool=True, position='sincos_2d'),
+    dict(stem_norm=True, num_registers=1, pool='gap', position_at='shared'),
+    dict(stem_norm=True, norm_after_pool=True)], ids=str)
 def test_equals_the_paper_in_numpy(fields):
     assert_equals_reference(fields)
 
@@ -142,7 +148,11 @@ def test_no_classes_returns_the_representation():
 
 @pytest.mark.parametrize(('fields', 'message'), [
     (dict(pool='avg'), "model.pool is 'avg'. It is one of: cls, gap, map, none"),
-    (dict(attention='axial'), 'model.pool is cls, but a class token has no row or column'),
+    (dict(attention='axial'), 'but a class token and registers have no row or column'),
+    (dict(attention='axial', pool='gap', num_registers=2), 'model.pool is gap and model.num_regis'
+     'ters 2, .*: set model.pool to gap, map or none, and model.num_registers to 0'),
+    (dict(num_registers=-1), 'model.num_registers is -1: expected a whole number, at least 0'),
+    (dict(stem_norm=1), 'model.stem_norm is 1: expected True or False'),
     (dict(attention='axial', pool='gap', position='relative', position_at='shared'),
      'cannot be shared in axial attention'),
     (dict(stochastic_depth_rate=-0.1), 'model.stochastic_depth_rate is -0.1'),

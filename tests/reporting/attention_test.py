@@ -5,13 +5,16 @@ from tests.support.pages import observed, read_sheet
 from vit_jax.reporting import attention
 
 
+@pytest.mark.parametrize('registers', [0, 2])
 @pytest.mark.parametrize('class_token', [True, False])
-def test_a_page_reads_back_the_weights(class_token):
+def test_a_page_reads_back_the_weights(class_token, registers):
     """Within the steps of grey: half of one of 15, of the square root of the share of the peak."""
-    seen = observed(class_token=class_token)
+    seen = observed(class_token=class_token, registers=registers)
     found = attention.photo(seen, (1, 1))
     assert (found['queries'], found['keys'], found['class_token']) == ([4, 6], [4, 6], class_token)
-    expected = seen.weights[:, 0, :, :, int(class_token):].reshape(2, 3, -1, 4, 6)
+    first = class_token + registers
+    queries = np.delete(seen.weights[:, 0], range(int(class_token), first), axis=2)
+    expected = queries[..., first:].reshape(2, 3, -1, 4, 6)
     for layer, uri in enumerate(found['layers']):
         weights = read_sheet(uri, 24 + class_token, 3, (4, 6))
         peak = np.sqrt(expected[layer].max(axis=(-2, -1), keepdims=True))

@@ -76,8 +76,11 @@ def _torchvision_stand_in():
 # Our parameters under the names and in the layouts of others.
 
 
-def to_timm(params):
-    """State dict of timm's VisionTransformer, with or without a ResNet before it, or ResNetV2."""
+def to_timm(params, last_norm='norm'):
+    """State dict of timm's VisionTransformer, with or without a ResNet before it, or ResNetV2.
+
+    `last_norm` is its name there: fc_norm after pooling.
+    """
     p = jax.tree.map(np.asarray, params)
     resnet = resnet_to_timm(p['resnet']) if 'resnet' in p else {}
     if 'embedding' not in p:
@@ -89,6 +92,8 @@ def to_timm(params):
     return tensors(params, {
         'patch_embed': {'backbone': resnet, 'proj': conv(p['embedding'])},
         'cls_token': p.get('cls'),
+        'reg_token': p.get('registers'),
+        'norm_pre': norm(p['stem_norm']) if 'stem_norm' in p else {},
         'pos_embed': p.get('position', {}).get('embedding'),
         'blocks': [{
             'norm1': norm(block['norm1']),
@@ -99,7 +104,7 @@ def to_timm(params):
             'mlp': mlp(block['mlp']),
             'ls2': {'gamma': block.get('scale2')},
         } for block in unstack(p['blocks'])],
-        'norm': norm(p['norm']),
+        last_norm: norm(p['norm']),
         'attn_pool': pool_to_timm(p['pool']) if 'pool' in p else {},
         'head': dense(p['head']) if 'head' in p else {},
     })
@@ -211,13 +216,15 @@ def timm_vit(fields, image_shape, num_classes):
         num_classes=num_classes, embed_dim=fields['hidden_size'], depth=fields['num_layers'],
         num_heads=fields['num_heads'],
         mlp_ratio=(fields['mlp_dim'] + 0.5) / fields['hidden_size'],  # timm rounds down
-        act_layer={'tanh': 'gelu_tanh', 'erf': 'gelu'}[fields.get('gelu', 'tanh')],
+        act_layer={'tanh': 'gelu_tanh', 'erf': 'gelu', 'quick': 'quick_gelu'}[
+            fields.get('gelu', 'tanh')],
         norm_layer=functools.partial(timm.layers.LayerNorm,
                                      eps=fields.get('layer_norm_epsilon', 1e-6)),
         init_values=fields.get('layer_scale_init') or None, embed_layer=embed,
         pos_embed={'learned_1d': 'learn', 'none': 'none'}[position],
         global_pool={'cls': 'token', 'gap': 'avg', 'map': 'map', 'none': ''}[pool],
-        class_token=pool == 'cls', fc_norm=False)
+        class_token=pool == 'cls', fc_norm=fields.get('norm_after_pool', False),
+        reg_tokens=fields.get('num_registers', 0), pre_norm=fields.get('stem_norm', False))
 
 
 def timm_bit(fields, image_shape, num_classes):
@@ -276,7 +283,8 @@ def huggingface_vit(fields, image_shape, num_classes):
     config = transformers.ViTConfig(
         hidden_size=fields['hidden_size'], num_hidden_layers=fields['num_layers'],
         num_attention_heads=fields['num_heads'], intermediate_size=fields['mlp_dim'],
-        hidden_act={'tanh': 'gelu_pytorch_tanh', 'erf': 'gelu'}[fields.get('gelu', 'tanh')],
+        hidden_act={'tanh': 'gelu_pytorch_tanh', 'erf': 'gelu', 'quick': 'quick_gelu'}[
+            fields.get('gelu', 'tanh')],
         layer_norm_eps=fields.get('layer_norm_epsilon', 1e-6), image_size=tuple(image_size),
         patch_size=tuple(fields['patch_size']), num_channels=channels, num_labels=num_classes,
         pooler_output_size=representation_size or None)

@@ -59,9 +59,9 @@ class Read(html.parser.HTMLParser):
             found.get(key) == x for key, x in wanted.items())]
 
 
-def observed(layers=2, heads=3, grid=(4, 6), class_token=True, seed=0):
+def observed(layers=2, heads=3, grid=(4, 6), class_token=True, registers=0, seed=0):
     """Attention of one image that no model paid."""
-    tokens = math.prod(grid) + class_token
+    tokens = math.prod(grid) + class_token + registers
     weights = np.random.default_rng(seed).dirichlet(np.full(tokens, 0.3),
                                                     (layers, 1, heads, tokens))
     return Observed(None, weights.astype(np.float32), None, grid, class_token)

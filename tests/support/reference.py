@@ -18,6 +18,8 @@ def norm(x, p, epsilon=1e-6):
 def gelu(x, kind):
     if kind == 'erf':
         return x / 2 * (1 + scipy.special.erf(x / np.sqrt(2)))
+    if kind == 'quick':
+        return x / (1 + np.exp(-1.702 * x))
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
@@ -45,11 +47,11 @@ def attend(y, context, p, table=None):
     return result, np.stack(all_weights)
 
 
-def positions(p, kind, grid, class_token, hidden_size):
+def positions(p, kind, grid, prefix, hidden_size):
     """[tokens, hidden] to be added, row by row and column by column."""
     if kind == 'learned_1d':
         return p['embedding'][0]
-    embedding = [np.zeros(hidden_size)] * class_token
+    embedding = [np.zeros(hidden_size)] * prefix
     for row, column in itertools.product(range(grid[0]), range(grid[1])):
         if kind == 'learned_2d':
             embedding.append(np.concatenate([p['row'][row, 0], p['column'][0, column]]))
@@ -90,31 +92,39 @@ def vit(params, image, fields):
     grid = image.shape[0] // patch[0], image.shape[1] // patch[1]
     class_token, kind, place = fields['pool'] == 'cls', fields['position'], fields['position_at']
     tokens = [params['cls'][0, 0]] if class_token else []
+    tokens += [*params['registers'][0]] if 'registers' in params else []
+    prefix = len(tokens)
     for row, column in itertools.product(range(grid[0]), range(grid[1])):
         pixels = image[row * patch[0]:, column * patch[1]:][:patch[0], :patch[1]]
-        tokens.append(np.tensordot(pixels, kernel, 3) + params['embedding']['bias'])
+        tokens.append(np.tensordot(pixels, kernel, 3) + params['embedding'].get('bias', 0))
     z, all_weights = np.stack(tokens), []
+    if place == 'stem' and kind != 'none':
+        z = z + positions(params.get('position', {}), kind, grid, prefix, hidden_size)
+    if fields['stem_norm']:
+        z = norm(z, params['stem_norm'], fields['layer_norm_epsilon'])
 
     for layer in range(fields['num_layers']):
         p = jax.tree.map(lambda x, layer=layer: x[layer], params['blocks'])
         table, own = None, (p if place == 'every_layer' else params).get('position', {})
         if kind == 'relative':
             table = own.get('relative')
-        elif kind != 'none' and (layer == 0 or place != 'stem'):
-            z = z + positions(own, kind, grid, class_token, hidden_size)
+        elif place != 'stem':
+            z = z + positions(own, kind, grid, prefix, hidden_size)
         z, weights = (axial_block(z, p, fields, grid) if fields['attention'] == 'axial' else
                       block(z, p, fields, table))
         all_weights.append(weights)
 
-    z = norm(z, params['norm'], fields['layer_norm_epsilon'])
-    if class_token:
-        z = z[0]
-    elif fields['pool'] == 'gap':
+    if not fields['norm_after_pool']:
+        z = norm(z, params['norm'], fields['layer_norm_epsilon'])
+    z = z[0] if class_token else z[prefix:]
+    if fields['pool'] == 'gap':
         z = z.mean(0)
     elif fields['pool'] == 'map':
         p = params['pool']
         z, _ = attend(p['probe'][0], z, p['attention'])
         z = (z + mlp(norm(z, p['norm'], fields['layer_norm_epsilon']), p['mlp'], fields['gelu']))[0]
+    if fields['norm_after_pool']:
+        z = norm(z, params['norm'], fields['layer_norm_epsilon'])
     if 'pre_logits' in params:
         z = np.tanh(dense(z, params['pre_logits']))
     return dense(z, params['head']), all_weights

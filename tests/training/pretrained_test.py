@@ -161,6 +161,15 @@ def test_weights_of_another_family(names):
     assert 'another architecture' in str(error.value)
 
 
+@pytest.mark.parametrize(('name', 'field', 'value'), [
+    ('registers', 'num_registers', 2), ('clip', 'stem_norm', True),
+    ('registers-gap', 'norm_after_pool', True)])
+def test_weights_with_another_part_say_which_field_gives_it(name, field, value):
+    with pytest.raises(UserError, match=rf'model.{field} is {value} there and (0|False) in the '
+                                        rf'config.*--config.model.{field}={value}'):
+        initial_params(small.make(name), small.make('vit').model, (16, 16))
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tmp_path):

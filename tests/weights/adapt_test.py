@@ -59,12 +59,14 @@ def bilinear(embedding, rows, columns):
     return result
 
 
+@pytest.mark.parametrize('registers', [0, 3])
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
-def test_positions_are_resized_in_two_dimensions_and_the_class_token_s_is_kept(pool):
-    params, result, changes = adapted(dict(pool=pool), new_size=(24, 40))
+def test_positions_are_resized_in_two_dimensions_and_those_of_other_tokens_are_kept(
+        pool, registers):
+    params, result, changes = adapted(dict(pool=pool, num_registers=registers), new_size=(24, 40))
     old, new = (p['position']['embedding'][0] for p in (params, result))
     assert changes['position/embedding'] == 'resized'
-    token = pool == 'cls'
+    token = (pool == 'cls') + registers
     np.testing.assert_array_equal(new[:token], old[:token])
     expected = bilinear(old[token:].reshape(4, 4, -1), 6, 10).reshape(60, -1)
     np.testing.assert_allclose(new[token:], expected, atol=1e-5)
@@ -141,35 +143,36 @@ def test_patches_of_other_channels_are_not_resized():
         adapt.adapt(params, target, grid=(4, 4), source_grid=None, resize_patches=True)
 
 
-def of_pairs(table, old, new, class_token):
+def of_pairs(table, old, new, prefix):
     """Relative positions resized pair by pair of tokens: the mean over pairs of equal offset."""
-    middle, tokens = len(table) // 2, math.prod(new) + class_token
+    middle, tokens = len(table) // 2, math.prod(new) + prefix
     offsets = np.stack([[table[middle + r * old[1] + c] for c in range(1 - old[1], old[1])]
                         for r in range(1 - old[0], old[0])])
     offsets = bilinear(offsets, *(2 * n - 1 for n in new))
-    patches = {sign: table[middle + sign * np.arange(1, math.prod(old) + 1)]
-               for sign in (-1, 1) if class_token}
-    patches = {sign: bilinear(x.reshape(*old, -1), *new) for sign, x in patches.items()}
-    places = [None] * class_token + list(np.ndindex(*new))
+    patches = {(sign, token): table[middle + sign * (prefix - token + np.arange(math.prod(old)))]
+               for sign in (-1, 1) for token in range(prefix)}
+    patches = {key: bilinear(x.reshape(*old, -1), *new) for key, x in patches.items()}
+    places = [None] * prefix + list(np.ndindex(*new))
     wanted = [[] for _ in range(2 * tokens - 1)]
     for (q, query), (k, key) in itertools.product(enumerate(places), repeat=2):
         row = wanted[k - q + tokens - 1]
         if query and key:
             row.append(offsets[tuple(np.subtract(key, query) + np.array(new) - 1)])
         elif query or key:
-            row.append(patches[1 if key else -1][key or query])
+            row.append(patches[1 if key else -1, min(q, k)][key or query])
     return np.stack([np.mean(x, axis=0) for x in wanted])
 
 
-@pytest.mark.parametrize('pool', ['cls', 'gap'])
+@pytest.mark.parametrize(('pool', 'registers'), [('cls', 0), ('gap', 0), ('cls', 2), ('gap', 3)])
 @pytest.mark.parametrize('place', ['shared', 'every_layer'])
-def test_relative_positions_are_resized_by_their_offsets_on_the_grid(place, pool):
-    params, result, changes = adapted(dict(position='relative', position_at=place, pool=pool),
-                                      size=(12, 16), new_size=(20, 12))
+def test_relative_positions_are_resized_by_their_offsets_on_the_grid(place, pool, registers):
+    params, result, changes = adapted(
+        dict(position='relative', position_at=place, pool=pool, num_registers=registers),
+        size=(12, 16), new_size=(20, 12))
     old, new = ((p if place == 'shared' else p['blocks'])['position']['relative']
                 for p in (params, result))
     assert list(changes.values()).count('resized') == 1
-    token = int(pool == 'cls')
+    token = (pool == 'cls') + registers
     for old_table, new_table in zip(*(x.reshape(-1, x.shape[-3], 16) for x in (old, new)),
                                     strict=True):
         np.testing.assert_allclose(new_table, of_pairs(old_table, (3, 4), (5, 3), token), atol=1e-5)
@@ -178,7 +181,7 @@ def test_relative_positions_are_resized_by_their_offsets_on_the_grid(place, pool
 @pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
 @pytest.mark.parametrize('grid', [(7, 5), (2, 8), (1, 6)])
 def test_equal_relative_positions_stay_equal(grid, method):
-    found = adapt.resize_offsets(np.full((33, 2, 3), 0.7, np.float32), (4, 4), grid, method, True)
+    found = adapt.resize_offsets(np.full((33, 2, 3), 0.7, np.float32), (4, 4), grid, method, 1)
     assert found.shape == (2 * math.prod(grid) + 1, 2, 3)
     np.testing.assert_allclose(found, 0.7, rtol=1e-6)
 
@@ -187,7 +190,7 @@ def test_equal_relative_positions_stay_equal(grid, method):
 def test_relative_positions_that_grow_with_the_offset_do_so_on_another_grid(grid):
     """Exactly for offsets of whole rows: others mean two offsets on the grid, and are between."""
     slope = np.broadcast_to(np.arange(-15, 16.0)[:, None, None], (31, 2, 3))
-    found = adapt.resize_offsets(slope, (4, 4), grid, 'bilinear', False)[:, 0, 0]
+    found = adapt.resize_offsets(slope, (4, 4), grid, 'bilinear', 0)[:, 0, 0]
     rows = np.arange(1 - grid[0], grid[0])
     np.testing.assert_allclose(found[len(found) // 2 + rows * grid[1]],
                                rows * 4 * 3 / (grid[0] - 1), rtol=1e-5)

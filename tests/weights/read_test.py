@@ -39,12 +39,12 @@ def test_missing_extra_and_wrong_arrays_are_named(tmp_path):
         del arrays['blocks.1.norm2.bias']
         arrays['blocks.1.mlp.fc1.weight'] = np.ones((95, 128), np.float32)
         arrays['blocks.0.attn.qkv.bias'] = np.ones(128, np.float32)
-        arrays['reg_token'] = np.ones((1, 4, 128), np.float32)
+        arrays['dist_token'] = np.ones((1, 1, 128), np.float32)
 
     text = message(weights.load, edited(tmp_path, edit))
     assert '(layout timm): the arrays do not fit' in text
     assert text.splitlines()[1:] == [
-        '  no place for reg_token',
+        '  no place for dist_token',
         '  blocks.0.attn.qkv.bias has shape (128,), expected (384,)',
         '  blocks.1.mlp.fc1.weight has shape (95, 128), expected (96, 128)',
         '  no blocks.1.norm2.bias']
@@ -55,7 +55,7 @@ def test_missing_extra_and_wrong_arrays_are_named(tmp_path):
     ('patch_embed.proj.weight', np.ones((128, 192)), 'size of the model, has shape (128, 192)'),
     ('pos_embed', np.ones((5, 128)), 'pos_embed has shape (5, 128), expected (1, 5, 128)'),
     ('head.bias', np.ones(3), 'head.weight has shape (7, 128), expected (3, 128)'),
-    ('fc_norm.weight', np.ones(128), 'averages its tokens before the last LayerNorm (fc_norm)'),
+    ('fc_norm.weight', np.ones(128), 'pools patches beside a class token (global_pool avg, '),
 ])
 def test_sizes_that_contradict(name, array, expected, tmp_path):
     def edit(arrays):

@@ -3,8 +3,8 @@
 As Chefer et al. define it for self-attention (arXiv 2103.15679, equations 3, 5 and 6): relevance R
 begins as the identity, and every layer adds C R, C being the mean over heads of what is positive in
 gradient times attention weight. The map is the row of the class token. Where the paper has no rule:
-without a class token the map is the mean of all rows, less the identity; and attention pooling is a
-last layer with one query, its probe, whose C R is the map.
+without a class token the map is the mean of the rows of patches, less the identity; and attention
+pooling is a last layer with one query, its probe, whose C R is the map.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,8 +62,8 @@ def gradients(model: nn.Module, params: PyTree, images: Float[Array, 'batch heig
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     found, (logits, weights) = jax.grad(score, has_aux=True)(zeros)
     grid = model.grid(images.shape[1:3])
-    return tuple(Observed(logits, attention.among_all_tokens(x, grid), x.get('pooling'), grid,
-                          model.pool == 'cls') for x in (weights, found))
+    return tuple(Observed(logits, *attention.among_all_tokens(x, grid), grid, model.pool == 'cls')
+                 for x in (weights, found))
 
 
 def relevance(observed: Observed, gradient: Observed) -> Float[Array, 'batch rows columns']:

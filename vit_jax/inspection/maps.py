@@ -39,7 +39,7 @@ def of_query(observed: Observed, query: tuple[int, int] | None = None
         found = jnp.einsum('lbhqk,bq->lbhk', observed.weights, attention.readout(observed),
                            precision='highest')
     else:
-        token = query[0] * observed.grid[1] + query[1] + observed.class_token
+        token = query[0] * observed.grid[1] + query[1] + observed.prefix
         found = observed.weights[..., token, :]
     return on_grid(found, observed)
 
@@ -66,13 +66,13 @@ def distances(observed: Observed, patch: tuple[int, int]
               ) -> Float[Array, 'layers batch heads']:
     """Mean distance in pixels from a patch to those it attends to (figures 7 and 11).
 
-    It is weighted by the attention to patches, without that to a class token, and averaged over
-    all patches as queries. `patch` is (height, width) of one in pixels, of a hybrid with the stride
-    of its ResNet.
+    It is weighted by the attention to patches, without that to a class token or registers, and
+    averaged over all patches as queries. `patch` is (height, width) of one in pixels, of a hybrid
+    with the stride of its ResNet.
     """
-    first = int(observed.class_token)
+    first = observed.prefix
     weights = observed.weights[..., first:, first:]
-    among = jnp.maximum(weights.sum(axis=-1), 1e-30)  # all of it may be the class token's
+    among = jnp.maximum(weights.sum(axis=-1), 1e-30)  # all of it may be of others
     return ((weights * between_patches(observed.grid, patch)).sum(axis=-1) / among).mean(axis=-1)
 
 
@@ -85,6 +85,6 @@ def between_patches(grid: tuple[int, int], patch: tuple[int, int]
 
 def on_grid(values: Float[Array, '... tokens'], observed: Observed
             ) -> Float[Array, '... rows columns']:
-    """Values of tokens as values of patches; that of the class token is left out."""
-    patches = values[..., int(observed.class_token):]
+    """Values of tokens as values of patches; those of other tokens are left out."""
+    patches = values[..., observed.prefix:]
     return patches.reshape(*patches.shape[:-1], *observed.grid)

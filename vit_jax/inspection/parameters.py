@@ -46,9 +46,9 @@ def position_similarity(model: nn.Module, params: PyTree, image_size: tuple[int,
     if block.position == 'relative' and model.attention == 'axial':
         raise Inapplicable('model.position is relative within rows and columns, of which pairs of '
                            'patches in other rows and columns have none')
-    first, grid = int(model.pool == 'cls'), model.grid(image_size)
+    first, grid = model.prefix, model.grid(image_size)
     tokens = grid[0] * grid[1]
-    module = Position(block.position, block.position_at, grid, block.num_heads, bool(first))
+    module = Position(block.position, block.position_at, grid, block.num_heads, first)
     in_each = block.position_at == 'every_layer' and block.position != 'sincos_2d'
     found = (params['blocks'] if in_each else params).get('position', {})
     found = found if in_each else jax.tree.map(lambda x: x[None], found)

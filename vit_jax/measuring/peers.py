@@ -18,8 +18,10 @@ from vit_jax.measuring.workloads import Workload
 PEERS = {'timm': ('torch', 'torchvision', 'timm'), 'transformers': ('torch', 'transformers')}
 # The values of these fields that a peer can follow.
 VALUES = {'model.attention': ('full',), 'model.pool': ('cls', 'gap'),
-          'model.representation_size': (0,), 'model.position': ('learned_1d',),
-          'model.position_at': ('stem',), 'masked.target': ('none',),
+          'model.representation_size': (0,), 'model.num_registers': (0,),
+          'model.stem_norm': (False,), 'model.norm_after_pool': (False,),
+          'model.position': ('learned_1d',), 'model.position_at': ('stem',),
+          'masked.target': ('none',),
           'optimizer.name': ('adam', 'sgd'), 'optimizer.lr_factors': ('',),
           'optimizer.layer_decay': (1.0,), 'ema_decay': (0.0,)}
 

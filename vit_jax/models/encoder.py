@@ -43,7 +43,7 @@ class BlockFields:
     layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '
                                 'branches; 0: no factors'] = 0.0
     gelu: Annotated[str, one_of(*linear.GELU),
-                    "as in Google's code, or as in timm and Hugging Face"] = 'tanh'
+                    "as in Google's code; in timm and Hugging Face; in OpenAI's CLIP"] = 'tanh'
     layer_norm_epsilon: Annotated[float, number(0, 1), 'is added to the variance'] = 1e-6
     dtype: Dtype = 'float32'
 
@@ -84,7 +84,7 @@ class EncoderBlock(nn.Module):
 
     fields: BlockFields
     grid: tuple[int, int]  # of the tokens, as in position.Position; so is the next
-    class_token: bool = False
+    prefix: int = 0
     lines: int = 1  # consecutive entries of the batch that are one image
     wanted: int | None = None  # compute only this many of the first tokens; they attend to all
 
@@ -101,14 +101,14 @@ class EncoderBlock(nn.Module):
         # On many devices every example stays where it is, and parameters come to it.
         x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
         x, relative = Position(fields.position, fields.position_at, self.grid, fields.num_heads,
-                               self.class_token, name='position').in_layer(x, embedding)
+                               self.prefix, name='position').in_layer(x, embedding)
         norm = functools.partial(linear.layer_norm(fields.linear_kernel),
                                  epsilon=fields.layer_norm_epsilon, dtype=fields.dtype)
         y = norm(name='norm1')(x)
         x = x[:, :self.wanted]
         y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
                                fields.attention_kernel, fields.linear_kernel,
-                               math.prod(self.grid) + self.class_token, name='attention')(
+                               math.prod(self.grid) + self.prefix, name='attention')(
             y[:, :self.wanted], y, relative, train, return_intermediates)
         y = Dropout(fields.dropout_rate, fields.linear_kernel)(y, train)
         x = x + self.branch(y, depth_rate, train, 'scale1')

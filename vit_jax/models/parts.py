@@ -24,7 +24,7 @@ def fastest(model: nn.Module, batch_size: int, image_size: tuple[int, int], devi
     transformer = hasattr(model, 'pool') and model.resnet is None
     if (platform or jax.default_backend()) != 'cpu' or not transformer:
         return 1
-    most = max(1, TOKENS_AT_ONCE // (math.prod(model.grid(image_size)) + (model.pool == 'cls')))
+    most = max(1, TOKENS_AT_ONCE // (math.prod(model.grid(image_size)) + model.prefix))
     images = batch_size // devices
     at_once = max(n for n in range(1, most + 1) if images % n == 0)
     return images // at_once if 2 * at_once >= most else 1

@@ -19,15 +19,16 @@ PLACES = {'none': ('stem',), 'learned_1d': ALL_PLACES, 'learned_2d': ALL_PLACES,
 class Position(nn.Module):
     """Makes a position embedding and applies it, at the stem and in every layer.
 
-    A class token has an embedding of its own in 'learned_1d' and takes part in 'relative' as the
-    first of the sequence; it has no coordinates and so no embedding in the 2-D kinds.
+    What precedes the patches, a class token and registers, has an embedding of its own in
+    'learned_1d' and takes part in 'relative' as the first of the sequence; it has no coordinates
+    and so no embedding in the 2-D kinds.
     """
 
     kind: str  # a key of PLACES
     place: str  # one of PLACES[kind]
     grid: tuple[int, int]  # (rows, columns) of patches
     num_heads: int  # for 'relative'
-    class_token: bool = False  # whether one precedes the patches
+    prefix: int = 0  # tokens that precede the patches
     stddev: float = 0.02  # of the learned kinds at first
 
     def at_stem(self, x: Float[Array, 'batch tokens hidden']):
@@ -55,7 +56,7 @@ class Position(nn.Module):
     def embedding(self, hidden_size: int) -> Float[Array, '...']:
         """[1, tokens, hidden_size] to be added to the tokens; 'relative': see relative_logits."""
         rows, columns = self.grid
-        tokens = rows * columns + self.class_token
+        tokens = rows * columns + self.prefix
         if self.kind == 'relative':
             return self.learned('relative', (2 * tokens - 1, self.num_heads,
                                              hidden_size // self.num_heads))
@@ -68,7 +69,7 @@ class Position(nn.Module):
         else:
             grid = jnp.asarray(sincos_2d(self.grid, hidden_size))
         patches = grid.reshape(1, rows * columns, hidden_size)
-        return jnp.pad(patches, ((0, 0), (int(self.class_token), 0), (0, 0)))
+        return jnp.pad(patches, ((0, 0), (self.prefix, 0), (0, 0)))
 
     def learned(self, name, shape):
         """A parameter whose shape depends on the grid."""

@@ -34,4 +34,4 @@ def of(model: nn.Module, params: PyTree, images: Float[Array, 'batch height widt
     if name != 'patch_mean':
         return body.apply({'params': params}, images)
     _, outputs = body.apply({'params': params}, images, return_intermediates=True)
-    return outputs['encoded'][:, int(model.pool == 'cls'):].astype(jnp.float32).mean(axis=1)
+    return outputs['encoded'][:, model.prefix:].astype(jnp.float32).mean(axis=1)

@@ -1,5 +1,6 @@
 """The Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4) and its variants."""
 
+import functools
 from collections.abc import Callable
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from jaxtyping import Array, Float
 
 from vit_jax import fields
 from vit_jax.errors import UserError
-from vit_jax.fields import RATE, SIDES, number, one_of, whole
+from vit_jax.fields import RATE, SIDES, SWITCH, number, one_of, whole
 from vit_jax.models import kernels, linear, resnet
 from vit_jax.models.attention import padding_tokens
 from vit_jax.models.dropout import Dropout
@@ -31,7 +32,13 @@ class ViT(nn.Module):
     attention: Annotated[str, one_of('full', 'axial'),
                          'to all tokens, or along rows and columns (appendix D.6)'] = 'full'
     pool: Annotated[str, one_of('cls', 'gap', 'map', 'none'),
-                    'class token, mean, attention, or every token'] = 'cls'
+                    'class token; mean or attention of the patches; or every patch'] = 'cls'
+    num_registers: Annotated[int, whole(0), 'learned tokens before the patches, which no head '
+                             'reads (arXiv 2309.16588)'] = 0
+    stem_norm: Annotated[bool, SWITCH, 'a LayerNorm of all tokens before the first layer, and no '
+                         'bias of patches, as in CLIP'] = False
+    norm_after_pool: Annotated[bool, SWITCH, 'the last LayerNorm is of what the tokens are pooled '
+                               "to, not of each token, as timm's fc_norm"] = False
     representation_size: Annotated[int, whole(0), 'of the hidden tanh layer of the head; 0: a '
                                    'single linear layer'] = 0
     partial_patches: Annotated[str, one_of('refuse', 'drop'), 'where patches do not tile an image; '
@@ -46,9 +53,9 @@ class ViT(nn.Module):
     def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,
                  return_intermediates: bool = False,
                  corrupt: Callable[[Array], Array] = lambda x: x):
-        """Returns float32 logits: [batch, num_classes], [batch, tokens, num_classes] for no pool.
+        """Returns float32 logits: [batch, num_classes], [batch, patches, num_classes] for no pool.
 
-        Tokens are patches in row-major order, after the class token if there is one.
+        Tokens are the class token, if there is one, registers, and patches in row-major order.
 
         Args:
           train: dropout and stochastic depth act, with the PRNG key 'dropout'.
@@ -58,7 +65,7 @@ class ViT(nn.Module):
             attention       [layers, batch, heads, query, key] float32, or row_attention and
                             column_attention [layers, batch, lines, heads, query, key] (axial);
             encoded         [batch, tokens, hidden]: after the last LayerNorm;
-            representation  [batch, hidden] (or every token's): the input of the head.
+            representation  [batch, hidden] (or every patch's): the input of the head.
           corrupt: what changes the embedded patches [batch, patches, hidden], see masked.py.
 
         The representation is also sown, in the collection 'intermediates', at no other cost.
@@ -68,17 +75,18 @@ class ViT(nn.Module):
         """
         check_images(images)
         grid, block = self.grid(images.shape[1:3]), self.block
-        x = corrupt(self.embed(images))
-        if self.pool == 'cls':
-            cls = self.param('cls', nn.initializers.zeros, (1, 1, block.hidden_size))
-            x = jnp.concatenate([jnp.tile(cls.astype(x.dtype), (x.shape[0], 1, 1)), x], axis=1)
+        norm = functools.partial(linear.layer_norm(block.linear_kernel), dtype=block.dtype,
+                                 epsilon=block.layer_norm_epsilon)
+        x = self.after_prefix(corrupt(self.embed(images)))
         x, shared = Position(block.position, block.position_at, grid, block.num_heads,
-                             self.pool == 'cls', name='position').at_stem(x)
-        x = embedded = Dropout(block.dropout_rate, block.linear_kernel)(x, train)
+                             self.prefix, name='position').at_stem(x)
+        x = Dropout(block.dropout_rate, block.linear_kernel)(x, train)
+        x = embedded = norm(name='stem_norm')(x) if self.stem_norm else x
         x, per_layer = self.encode(x, grid, shared, train, return_intermediates)
-        encoded = linear.layer_norm(block.linear_kernel)(
-            epsilon=block.layer_norm_epsilon, dtype=block.dtype, name='norm')(x)
-        representation = self.pool_tokens(encoded)
+        norm = norm(name='norm')
+        encoded = norm(x)
+        representation = (norm(self.pool_tokens(x)) if self.norm_after_pool else
+                          self.pool_tokens(encoded))
         self.sow('intermediates', 'representation', representation)
         logits = self.classify(representation)
         if not return_intermediates:
@@ -114,13 +122,28 @@ class ViT(nn.Module):
                                      remat_policy=self.remat_policy, name='resnet')(images)[-1]
         x = linear.patches(self.block.linear_kernel)(
             self.block.hidden_size, patch, strides=patch, padding='VALID', dtype=self.block.dtype,
-            name='embedding')(images)
+            use_bias=not self.stem_norm, name='embedding')(images)
         return x.reshape(x.shape[0], -1, self.block.hidden_size)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: the class token, if there is one, and registers."""
+        return (self.pool == 'cls') + self.num_registers
+
+    def after_prefix(self, x):
+        """All tokens, from the patches."""
+        init, hidden_size = nn.initializers, self.block.hidden_size
+        first = [self.param('cls', init.zeros, (1, 1, hidden_size))] if self.pool == 'cls' else []
+        if self.num_registers:  # as DINOv2's code begins
+            first.append(self.param('registers', init.normal(1e-6),
+                                    (1, self.num_registers, hidden_size)))
+        return jnp.concatenate([*(jnp.tile(token.astype(x.dtype), (x.shape[0], 1, 1))
+                                  for token in first), x], axis=1) if first else x
 
     def encode(self, x, grid, shared, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
         block_class, layout = ((AxialBlock, (grid,)) if self.attention == 'axial' else
-                               (EncoderBlock, (grid, self.pool == 'cls')))
+                               (EncoderBlock, (grid, self.prefix)))
         static = (4, 5)  # train, return_intermediates
         rates = (jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
                  if self.stochastic_depth_rate else None)
@@ -163,6 +186,8 @@ class ViT(nn.Module):
         """Equation 4, or one of its alternatives (appendix D.3)."""
         if self.pool == 'cls':
             return x[:, 0]
+        if self.num_registers:
+            x = x[:, self.num_registers:]
         if self.pool == 'gap':
             return x.mean(axis=1, dtype=jnp.float32)
         return AttentionPool(self.block, name='pool')(x) if self.pool == 'map' else x
@@ -182,9 +207,11 @@ class ViT(nn.Module):
         self.block.check()
         fields.check(fields.declared(ViT), vars(self) | {
             'patch_size': as_pair(self.patch_size, 'model.patch_size')}, 'model.')
-        if self.attention == 'axial' and self.pool == 'cls':
-            raise UserError('model.pool is cls, but a class token has no row or column for axial '
-                            'attention: set model.pool to gap, map or none.')
+        if self.attention == 'axial' and self.prefix:
+            raise UserError(f'model.pool is {self.pool} and model.num_registers '
+                            f'{self.num_registers}, but a class token and registers have no row or '
+                            'column for axial attention: set model.pool to gap, map or none, and '
+                            'model.num_registers to 0.')
         if (self.attention, self.block.position, self.block.position_at) == (
                 'axial', 'relative', 'shared'):
             raise UserError('model.position is relative, which cannot be shared in axial '

@@ -35,8 +35,8 @@ def photo(seen: Observed, sizes: tuple[int, int]) -> dict[str, Any]:
     """
     weights = np.asarray(seen.weights)[:, 0]  # [layers, heads, queries, keys]
     first, grid = int(seen.class_token), seen.grid
-    keys = _pooled(weights[..., first:], grid, sizes[1])  # [..., queries, rows, columns]
-    per_patch = np.moveaxis(keys[:, :, first:], 2, -1)
+    keys = _pooled(weights[..., seen.prefix:], grid, sizes[1])  # [..., queries, rows, columns]
+    per_patch = np.moveaxis(keys[:, :, seen.prefix:], 2, -1)
     counts = _pooled(np.ones(math.prod(grid)), grid, sizes[0])  # patches in each block
     queries = _pooled(per_patch, grid, sizes[0]) / counts
     queries = np.moveaxis(queries.reshape(*queries.shape[:-2], -1), -1, 2)

@@ -50,7 +50,7 @@ def explore(model: Model) -> dict[str, Any]:
     first = int(model.module.pool == 'cls')
     layers = model.module.num_layers * (2 if model.module.attention == 'axial' else 1)
     heads = model.module.block.num_heads
-    if layers * heads * (math.prod(grid) + first) ** 2 > MOST_WEIGHTS:
+    if layers * heads * (math.prod(grid) + model.module.prefix) ** 2 > MOST_WEIGHTS:
         raise Inapplicable(f'the attention of a photo has {layers} layers, {heads} heads and '
                            f'{math.prod(grid)} x {math.prod(grid)} patches, too many for a page.')
     sizes = attention.block_sizes(grid, layers * heads * PHOTOS, bool(first))

@@ -19,8 +19,9 @@ from vit_jax.weights import adapt
 
 log = logging.getLogger(__name__)
 
-# What the shapes of arrays do not show.
-_SAME = ('pool', 'position', 'position_at', 'attention')
+# What the shapes of arrays do not show, or not as clearly.
+_SAME = ('pool', 'norm_after_pool', 'position', 'position_at', 'attention', 'num_registers',
+         'stem_norm')
 
 
 def take_fields(config: ConfigDict, begun: Mapping | None

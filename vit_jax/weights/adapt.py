@@ -1,5 +1,6 @@
 """Fits pre-trained parameters to a model: a new head, another image size, other patches."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -43,7 +44,8 @@ def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
     _check_names(ours, theirs)
     changes = [Change(name, 'initialised', x.shape) for name, x in head.items()]
     changes += [Change(name, 'dropped', x.shape) for name, x in old_head.items()]
-    result, class_token = {}, 'cls' in ours
+    result = {}
+    prefix = sum(ours[name].shape[1] for name in ('cls', 'registers') if name in ours)
     for name, x in ours.items():
         array, was = np.asarray(theirs[name], np.float32), theirs[name].shape
         along_lines = name.endswith(('row/position/relative', 'column/position/relative'))
@@ -51,13 +53,13 @@ def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
         of_patches = name == 'embedding/kernel' and array.shape[2:] == x.shape[2:]
         # 4x4 and 2x8 patches have the same shape.
         resized = array.shape != x.shape or (of_tokens and source_grid not in (None, grid))
-        if resized and along_lines:  # of axial attention, which has no class token
+        if resized and along_lines:  # of axial attention, which has patches alone
             old_line, line = ((1, (shape[-3] + 1) // 2) for shape in (was, x.shape))
-            array = resize_offsets(array, old_line, line, resize, class_token=False)
+            array = resize_offsets(array, old_line, line, resize, prefix=0)
         elif resized and of_tokens:
-            _check_grid(name, array, source_grid, grid, class_token)
+            _check_grid(name, array, source_grid, grid, prefix)
             of_table = resize_offsets if name.endswith('relative') else _resize_tokens
-            array = of_table(array, source_grid, grid, resize, class_token)
+            array = of_table(array, source_grid, grid, resize, prefix)
         elif resized and name.endswith(('position/row', 'position/column')):
             array = resize_grid(array, x.shape[-3:-1], resize)
         elif resized and of_patches and resize_patches:
@@ -120,7 +122,7 @@ def table(changes: list[Change]) -> str:
 
 
 def resize_offsets(table: Float[np.ndarray, '... offsets heads head_dim'], old: tuple[int, int],
-                   grid: tuple[int, int], method: str, class_token: bool
+                   grid: tuple[int, int], method: str, prefix: int
                    ) -> Float[np.ndarray, '... new_offsets heads head_dim']:
     """Relative position embeddings of an `old` grid for another one (ViT appendix D.4).
 
@@ -128,10 +130,11 @@ def resize_offsets(table: Float[np.ndarray, '... offsets heads head_dim'], old: 
     to two offsets on the grid: one to the right, or one down and the rest of the line to the left.
     The old ones, [2 rows - 1, 2 columns - 1], are interpolated as in resize_grid. Each new row is
     the mean of what its pairs of tokens should have, the best for all of them by least squares.
-    With a class token, its offsets to the patches are a grid each way and count as pairs, too.
+    Of each of `prefix` tokens before the patches, a class token and registers, the offsets to the
+    patches are a grid each way and count as pairs, too.
     """
     flat = np.asarray(table, np.float32).reshape(*table.shape[:-2], -1)
-    tokens = math.prod(grid) + class_token
+    tokens = math.prod(grid) + prefix
     sums = np.zeros((*flat.shape[:-2], 2 * tokens - 1, flat.shape[-1]))
     counts = np.zeros(2 * tokens - 1)
 
@@ -146,8 +149,8 @@ def resize_offsets(table: Float[np.ndarray, '... offsets heads head_dim'], old: 
     pairs = [n - np.abs(np.arange(1 - n, n)) for n in grid]
     add(wide[1] + new_middle, _resize_centred(flat[..., wide[0] + middle, :], grid, method),
         np.outer(*pairs))
-    for sign in (-1, 1) if class_token else ():
-        places, new_places = (1 + np.arange(math.prod(g)).reshape(g) for g in (old, grid))
+    for first, sign in itertools.product(range(1, prefix + 1), (-1, 1)):
+        places, new_places = (first + np.arange(math.prod(g)).reshape(g) for g in (old, grid))
         add(new_middle + sign * new_places,
             resize_grid(flat[..., middle + sign * places, :], grid, method), np.ones(grid))
     return (sums / counts[:, None]).astype(np.float32).reshape(
@@ -162,23 +165,23 @@ def _resize_centred(offsets, grid, method):
     return resize_grid(offsets, tuple(2 * n - 1 for n in grid), method)
 
 
-def _check_grid(name, array, source_grid, grid, class_token):
+def _check_grid(name, array, source_grid, grid, prefix):
     """Raises UserError if it is not known of which grid the positions are."""
     if source_grid is None:
         tokens = (array.shape[-3] + 1) // 2 if name.endswith('relative') else array.shape[-2]
-        raise UserError(f'{name} has {tokens - class_token} patches in the pre-trained '
+        raise UserError(f'{name} has {tokens - prefix} patches in the pre-trained '
                         'weights, which do not form a square, and nothing says for which image '
                         'size they are: they fit only as many patches, and the images here have '
                         f'{grid[0]}x{grid[1]}. Choose another image_size, or weights that state '
                         'theirs.')
 
 
-def _resize_tokens(array, source_grid, grid, method, class_token):
-    """Resizes the positions of all tokens, class token first, of one layer or stacked."""
-    prefix, patches = array[..., :class_token, :], array[..., class_token:, :]
+def _resize_tokens(array, source_grid, grid, method, prefix):
+    """Resizes the positions of all tokens but the first, of one layer or stacked."""
+    first, patches = array[..., :prefix, :], array[..., prefix:, :]
     patches = patches.reshape(*array.shape[:-2], *source_grid, array.shape[-1])
     resized = resize_grid(patches, grid, method)
-    return np.concatenate([prefix, resized.reshape(*array.shape[:-2], -1, array.shape[-1])], -2)
+    return np.concatenate([first, resized.reshape(*array.shape[:-2], -1, array.shape[-1])], -2)
 
 
 def _check_names(ours, theirs):

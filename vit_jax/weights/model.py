@@ -108,6 +108,8 @@ def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int
         num_layers=_count(flat, 'blocks/', 'layers'),
         mlp_dim=len(_get(flat, 'blocks/0/mlp/dense1/bias', 1)),
         pool='cls' if 'cls' in flat else 'map' if 'pool/probe' in flat else 'gap',
+        num_registers=_get(flat, 'registers', 3).shape[1] if 'registers' in flat else 0,
+        stem_norm='stem_norm/scale' in flat,
         position='learned_1d' if 'position/embedding' in flat else 'none',
         representation_size=representation_size,
         layer_scale_init=1e-5 if 'blocks/0/scale1' in flat else 0.0)
@@ -132,8 +134,9 @@ def _get(flat, name, ndim):
 
 
 # Heads of further released models by hidden_size, num_layers and mlp_dim (timm 1.0.31).
-_HEADS = {(64, 6, 192): 2, (384, 36, 1536): 6, (512, 12, 2048): 8, (640, 12, 2560): 10,
-          (896, 12, 3584): 14, (1536, 40, 6144): 16,
+_HEADS = {(64, 6, 192): 2, (64, 8, 192): 2, (256, 10, 1024): 4, (256, 14, 1280): 4,
+          (320, 14, 1792): 5, (384, 36, 1536): 6, (512, 12, 2048): 8, (512, 20, 2048): 8,
+          (640, 12, 2560): 10, (896, 12, 3584): 14, (896, 18, 2304): 14, (1536, 40, 6144): 16,
           **{numbers[:3]: numbers[3] for numbers in variants.SIZES.values()}}
 
 
@@ -145,8 +148,8 @@ def guess_heads(model: Mapping) -> int:
 def heads_are_published(model: Mapping, num_classes: int) -> bool:
     """Whether all released models of these sizes have as many heads as guess_heads says."""
     # timm's vit_base_patch16_gap_224 has 16 heads; SigLIP's, with 12, have no head of classes.
-    unclear = model['pool'] == 'gap' and tuple(model['patch_size']) == (16, 16) and (
-        sizes(model) == (768, 12, 3072) and num_classes)
+    unclear = (model['pool'], model['num_registers'], *model['patch_size']) == (
+        'gap', 0, 16, 16) and sizes(model) == (768, 12, 3072) and num_classes
     return sizes(model) in _HEADS and not unclear
 
 
@@ -211,7 +214,7 @@ def _patches(flat, model):
         if name in flat and flat[name].ndim > 1:
             shape = flat[name].shape
             tokens = shape[-2] if leaf == 'embedding' else (shape[-3:][0] + 1) // 2
-            return max(0, tokens - (model['pool'] == 'cls'))
+            return max(0, tokens - (model['pool'] == 'cls') - model['num_registers'])
     return 0
 
 

@@ -1,8 +1,9 @@
 """How released models prepare images, for files with nothing but arrays.
 
 From the pretrained_cfg of timm 1.0.31 (tests/weights/published_test.py compares), for those of its
-models that can be read here. Several models may have the same arrays, as those of AugReg and DeiT:
-then the name of the file decides, if it has theirs, and otherwise nothing does.
+models that can be read here, but for CLIP's, and of those with registers for DINOv2's only. Several
+may have the same arrays, as those of AugReg and DeiT: then the name of the file decides, if it has
+theirs, and otherwise nothing does.
 """
 
 import re
@@ -18,6 +19,11 @@ _IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 _CLIP = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 # Sizes that models/variants.py does not have, by hidden_size, num_layers and mlp_dim.
 _FURTHER = {(512, 12, 2048): 'm', (1536, 40, 6144): 'gopt'}
+# Models whose GELU is tanh, by name.
+TANH_MODELS = r'(patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip_(gap_)?512'
+# The same by what arrays show: (hidden_size, patch) -> number of patches, 0 for any; none of these
+# has a class token.
+TANH_SIZES = {(768, 32): 0, (1024, 16): 1024, (1152, 16): 0, (1536, 16): 0}
 # Names of files: that of a file which its directory names, of MAE's, and of timm's first models.
 _NO_NAME = r'(pytorch_)?model\.'
 _MAE = r'.*(?<![a-z])mae(?![a-z])'
@@ -84,10 +90,17 @@ FAMILIES = [Family(*row) for row in (
     ('BiT, teacher', r'.*teacher.*384', 'r152x2', (384,), _K1, 'bit', 1.0, _HALF))]
 
 
+def is_tanh(hidden_size: tuple, patch: tuple, patches: tuple) -> bool:
+    """Whether timm's models of these sizes, each a tuple, without class token are SigLIP 2's."""
+    number = TANH_SIZES.get((*hidden_size, *patch[:1]))
+    return number is not None and (not number or patches == (number,))
+
+
 def candidates(weights: Weights) -> list[Family]:
     """The families that have a model with such arrays."""
     model, grid = weights.model, weights.grid()
-    kind = 'scale' if model.get('layer_scale_init') else model.get('pool', 'bit')
+    kind = ('none of them' if model.get('stem_norm') or model.get('norm_after_pool') else
+            'scale' if model.get('layer_scale_init') else model.get('pool', 'bit'))
     patch = None if kind == 'bit' else model_lib.patch_in_pixels(model)[0]
     return [family for family in FAMILIES
             if _name(model) in family.models.split() and family.kind == kind

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -16,13 +17,14 @@ from vit_jax import models, weights
 from vit_jax.data.resizing import resize_and_central_crop
 from vit_jax.errors import UserError
 from vit_jax.models import variants
-from vit_jax.weights import Weights, files, table
+from vit_jax.weights import Weights, adapt, files, table
 from vit_jax.weights.layouts.timm import architecture, model_arguments
 
 
 @pytest.mark.parametrize('name', ['model.pth', 'model.safetensors'])
 @pytest.mark.parametrize('model', [
-    'vit', 'gap', 'map', 'layer-scale', 'no-position', 'rectangle', 'root', 'hybrid', 'bit'])
+    'vit', 'gap', 'map', 'layer-scale', 'no-position', 'rectangle', 'root', 'hybrid', 'bit',
+    'registers', 'registers-gap', 'clip'])
 def test_timm_loads_files(model, name, tmp_path):
     """With the arrays that an independent conversion gives."""
     torch = interop.require('torch')
@@ -32,7 +34,8 @@ def test_timm_loads_files(model, name, tmp_path):
         state = torch.load(tmp_path / name, weights_only=True)
     else:
         state = interop.require('safetensors.torch').load_file(tmp_path / name)
-    expected = interop.to_timm(given.params)
+    last_norm = {'last_norm': 'fc_norm'} if given.model.get('norm_after_pool') else {}
+    expected = interop.to_timm(given.params, **last_norm)
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[n], expected[n]) for n in expected)
     timm_model(given).load_state_dict(state, strict=True)  # parity_test.py has the logits
@@ -44,7 +47,8 @@ def timm_directory(given, path):
     return timm.create_model(f'local-dir:{path}', pretrained=True).eval()
 
 
-@pytest.mark.parametrize('model', ['vit', 'gap', 'map', 'layer-scale', 'rectangle'])
+@pytest.mark.parametrize('model', [
+    'vit', 'gap', 'map', 'layer-scale', 'rectangle', 'registers', 'registers-gap', 'clip'])
 def test_timm_builds_what_a_directory_describes(model, tmp_path):
     given = small.make(model, num_heads=4)
     theirs = timm_directory(given, tmp_path / 'x')
@@ -54,6 +58,81 @@ def test_timm_builds_what_a_directory_describes(model, tmp_path):
     assert {k: theirs.pretrained_cfg[k] for k in ('input_size', 'crop_pct', 'interpolation')} == {
         'input_size': (given.channels(), *given.image_size()), 'crop_pct': 0.8,
         'interpolation': 'bicubic'}
+
+
+def write_timm(directory, name, theirs, **arguments):
+    """A model of timm with random numbers, as in a repository of the Hugging Face hub."""
+    rng = np.random.default_rng(0)
+    state = {k: rng.normal('norm' in k and k.endswith('weight'), 0.1, x.shape).astype(np.float32)
+             for k, x in theirs.state_dict().items()}
+    torch = interop.require('torch')
+    theirs.load_state_dict({k: torch.from_numpy(x) for k, x in state.items()})
+    directory.mkdir()
+    safetensors.numpy.save_file(state, directory / 'model.safetensors')
+    config = dict(architecture=name, model_args=arguments,
+                  pretrained_cfg={'input_size': theirs.pretrained_cfg['input_size']})
+    (directory / 'config.json').write_text(json.dumps(config))
+    return theirs.eval()
+
+
+NARROW = dict(depth=1, embed_dim=128, num_heads=2, num_classes=5)
+
+
+@pytest.mark.parametrize(('name', 'size', 'fields'), [
+    ('vit_small_patch14_reg4_dinov2', 28, dict(num_registers=4)),
+    ('vit_base_patch14_reg4_dinov2', 42, dict(num_registers=4)),  # 9 patches and 5 are no square
+    ('vit_medium_patch16_reg4_gap_256', 32, dict(
+        num_registers=4, pool='gap', norm_after_pool=True)),
+    ('vit_so150m_patch16_reg4_gap_256', 48, dict(num_registers=4, pool='gap')),
+    ('vit_so150m_patch16_reg4_map_256', 32, dict(num_registers=4, pool='map')),
+    ('vit_base_patch16_clip_224', 32, dict(stem_norm=True, layer_norm_epsilon=1e-5)),
+    ('vit_large_patch14_clip_quickgelu_224', 28, dict(
+        stem_norm=True, layer_norm_epsilon=1e-5, gelu='quick'))])
+def test_registers_and_clip_of_timm(name, size, fields, tmp_path):
+    """Read under timm's own names; what is written gives the logits in timm again."""
+    timm = interop.import_timm()
+    theirs = write_timm(tmp_path / 'x', name, timm.create_model(name, img_size=size, **NARROW),
+                        img_size=size, embed_dim=128, depth=1, num_heads=2)
+    given = weights.load(str(tmp_path / 'x'))
+    assert {field: given.model[field] for field in fields} == fields
+    assert (given.num_classes, given.image_size()) == (5, (size, size))
+    batch = small.images(given)
+    expected = interop.logits(theirs, batch)
+    assert_close(small.logits(given, batch), expected)
+    assert_close(interop.logits(timm_directory(given, tmp_path / 'y'), batch), expected)
+    small.assert_same_arrays(weights.load(str(tmp_path / 'y')).params, given.params)
+
+
+@pytest.mark.parametrize('path', ['x', 'x/model.safetensors'])
+@pytest.mark.parametrize('patches_alone', [True, False])
+@pytest.mark.parametrize('class_token', [True, False])
+def test_positions_of_patches_alone_or_of_registers_too(
+        class_token, patches_alone, path, tmp_path):
+    timm = interop.import_timm()
+    theirs = timm.create_model(
+        'vit_tiny_patch16_224', img_size=48, depth=1, num_classes=5, class_token=class_token,
+        global_pool='token' if class_token else 'map', reg_tokens=3, no_embed_class=patches_alone)
+    write_timm(tmp_path / 'x', 'vit_tiny_patch16_224', theirs, img_size=48, depth=1, num_heads=3)
+    given = weights.load(str(tmp_path / path), {'num_heads': 3})
+    assert given.params['position']['embedding'].shape == (1, 12 + class_token, 192)
+    batch = small.images(given)
+    assert_close(small.logits(given, batch), interop.logits(theirs, batch))
+
+
+@pytest.mark.parametrize(('model', 'size'), [
+    ('registers', (24, 32)), ('registers-gap', (32, 8)), ('clip', (24, 24))])
+def test_positions_are_resized_as_timm_does(model, size):
+    given = small.make(model)
+    theirs = timm_model(given)
+    last_norm = {'last_norm': 'fc_norm'} if given.model['norm_after_pool'] else {}
+    interop.load(theirs, interop.to_timm(given.params, **last_norm)).set_input_size(size)
+    ours = models.build(given.model, 7)
+    batch = np.random.default_rng(1).normal(size=(2, *size, 3)).astype(np.float32)
+    shapes = jax.eval_shape(ours.init, jax.random.key(0), batch)['params']
+    params, _ = adapt.adapt(given.params, shapes, grid=ours.grid(size), source_grid=(2, 2),
+                            resize='bicubic')
+    found = jax.jit(ours.apply)({'params': params | {'head': given.params['head']}}, batch)
+    assert_close(np.asarray(found), interop.logits(theirs, batch))
 
 
 @pytest.mark.parametrize(('name', 'architecture'), [
@@ -106,7 +185,7 @@ def timm_formulas(name, monkeypatch, bare=False):
     monkeypatch.setattr(files, 'read_path', lambda _: contents)
     monkeypatch.setattr(table, 'stack', lambda single, templates: single)
     model, block = weights.load(name).model, theirs.blocks[0]
-    gelu = {'GELU': 'erf', 'GELUTanh': 'tanh'}[type(block.mlp.act).__name__]
+    gelu = {'GELU': 'erf', 'GELUTanh': 'tanh', 'QuickGELU': 'quick'}[type(block.mlp.act).__name__]
     return (model['num_heads'], model['gelu']), (block.attn.num_heads, gelu)
 
 
@@ -157,7 +236,7 @@ def test_heads_of_every_model_of_timm(bare, monkeypatch, caplog):
         assert said == (bare and name == 'vit_base_patch16_gap_224'), name
         assert ours == theirs or said, name
         loaded += 1
-    assert loaded > 80
+    assert loaded > 130
 
 
 @pytest.mark.parametrize('path', ['x', 'x.safetensors'])
@@ -189,9 +268,19 @@ def test_positions_that_a_file_would_read_as_a_square(tmp_path):
     given = dataclasses.replace(
         given, params=given.params | {'position': {'embedding': position}},
         preprocess=given.preprocess | {'image_size': (8, 24)})
-    assert 'as many positions as 1x3 with one: name a directory' in message(
+    assert 'as many positions as 1x3 and 1 more: name a directory' in message(
         weights.save, given, str(tmp_path / 'x.pth'), 'timm')
     assert through(given, 'timm', tmp_path / 'x')[1].grid() == (1, 3)
+    assert 'as many positions as 2x2 and 5 more: name a directory' in message(
+        weights.save, small.make('registers', num_registers=4, gelu='erf'),
+        str(tmp_path / 'x.pth'), 'timm')
+
+
+def test_gelu_and_epsilon_of_clip_in_a_file(tmp_path):
+    text = message(weights.save, small.make('clip', layer_norm_epsilon=1e-6),
+                   str(tmp_path / 'x.pth'), 'timm')
+    assert 'model.layer_norm_epsilon is 1e-06, there it is 1e-05' in text
+    assert "model.gelu is 'quick', there it is 'erf'" in text
 
 
 @pytest.mark.parametrize(('model', 'change', 'expected'), [
@@ -200,6 +289,9 @@ def test_positions_that_a_file_would_read_as_a_square(tmp_path):
      "'avg'"),
     ('gap', {'model_args': {}, 'pretrained_cfg': {'global_pool': 'avgmax'}}, "is 'avgmax'"),
     ('vit', {'model_args': {'global_pool': 'max'}}, "pooled by 'token'"),
+    ('vit', {'model_args': {'global_pool': 'avg'}}, 'pools patches beside a class token'),
+    ('registers-gap', {'model_args': {'pool_include_prefix': True}},
+     'or with registers (pool_include_prefix), which is not done here'),
     ('vit', {'model_args': {'norm_layer': 'rmsnorm'}}, "norm_layer in config.json is 'rmsnorm'"),
     ('vit', {'pretrained_cfg': {'crop_mode': 'border'}}, "crop_mode in config.json is 'border'"),
     ('vit', {'pretrained_cfg': {'interpolation': 'hamming'}}, "is 'hamming'"),

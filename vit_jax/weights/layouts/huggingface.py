@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 _SIZES = {'hidden_size': 'hidden_size', 'num_layers': 'num_hidden_layers',
           'num_heads': 'num_attention_heads', 'mlp_dim': 'intermediate_size'}
-_GELU = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu_fast': 'tanh'}
+_GELU = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu_fast': 'tanh',
+         'quick_gelu': 'quick'}
 _LOSSES = {'multi_label_classification': 'sigmoid', 'single_label_classification': 'softmax'}
 _RESAMPLE = {0: 'nearest', 1: 'lanczos3', 2: 'bilinear', 3: 'bicubic', 4: 'box'}  # Pillow's
 
@@ -199,7 +200,8 @@ def _write_config(weights):
     config = dict(
         architectures=['ViTForImageClassification' if weights.num_classes else 'ViTModel'],
         model_type='vit', **{theirs: model[ours] for ours, theirs in _SIZES.items()},
-        hidden_act={'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh'}[model['gelu']],
+        hidden_act={'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}[
+            model['gelu']],
         layer_norm_eps=model['layer_norm_epsilon'], qkv_bias=True,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         image_size=_int_or_pair(weights.image_size()), patch_size=_int_or_pair(model['patch_size']),

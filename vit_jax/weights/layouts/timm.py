@@ -31,7 +31,7 @@ _NAMES = {(width, (patch, patch)): f'vit_{size}_patch{patch}_224' for width, siz
     (1024, 'large', (14, 16, 32)), (1280, 'huge', (14,))) for patch in patches}
 # Heads of the models of timm for which guess_heads is wrong.
 _HEADS = {'vit_base_patch16_gap_224': 16}
-_GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh'}
+_GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
 _RESIZE = {'nearest': 'nearest', 'bilinear': 'bilinear', 'bicubic': 'bicubic',
            'lanczos': 'lanczos3', 'box': 'box'}
@@ -39,11 +39,6 @@ _HYBRIDS = {(): 'vit_tiny_r_s16_p8_224', (2, 2, 2, 2): 'vit_small_r26_s32_224',
             (3, 4, 9): 'vit_base_r50_s16_224', (3, 4, 6, 3): 'vit_large_r50_s32_224'}
 _BITS = {((3, 4, 6, 3), 1): '50x1', ((3, 4, 6, 3), 3): '50x3', ((3, 4, 23, 3), 1): '101x1',
          ((3, 4, 23, 3), 3): '101x3', ((3, 8, 36, 3), 2): '152x2', ((3, 8, 36, 3), 4): '152x4'}
-# Models whose GELU is tanh, by name.
-_TANH_MODELS = r'(patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip_(gap_)?512'
-# The same by what arrays show: (hidden_size, patch) -> number of patches, 0 for any; none of these
-# has a class token.
-_TANH_SIZES = {(768, 32): 0, (1024, 16): 1024, (1152, 16): 0, (1536, 16): 0}
 
 
 class _Args(msgspec.Struct):
@@ -56,6 +51,7 @@ class _Args(msgspec.Struct):
     act_layer: str | None = None
     norm_layer: str | None = None
     global_pool: str | None = None
+    pool_include_prefix: bool = False
 
 
 class _Images(msgspec.Struct):
@@ -79,12 +75,12 @@ class _Config(_Images):
 
 _BLOCK, _THEIRS = 'blocks/{i}', 'blocks.{i}'
 _VIT = [
-    Entry(('cls',), 'cls_token'), Entry(('position/embedding',), 'pos_embed'),
-    Entry(('pool/probe',), 'attn_pool.latent'),
+    Entry(('cls',), 'cls_token'), Entry(('registers',), 'reg_token'),
+    Entry(('position/embedding',), 'pos_embed'), Entry(('pool/probe',), 'attn_pool.latent'),
     Entry((f'{_BLOCK}/scale1',), f'{_THEIRS}.ls1.gamma'),
     Entry((f'{_BLOCK}/scale2',), f'{_THEIRS}.ls2.gamma'),
     *torch_modules({
-        'embedding': 'patch_embed.proj',
+        'embedding': 'patch_embed.proj', 'stem_norm': 'norm_pre',
         f'{_BLOCK}/norm1': f'{_THEIRS}.norm1',
         f'{_BLOCK}/attention/query key value': f'{_THEIRS}.attn.qkv',
         f'{_BLOCK}/attention/out': f'{_THEIRS}.attn.proj',
@@ -116,13 +112,15 @@ _BIT = [*_resnet('stem.', ''), *torch_modules({'norm': 'norm'}),
 _BACKBONE = 'patch_embed.backbone.'
 _HYBRID = _VIT + _resnet(f'{_BACKBONE}stem.', _BACKBONE)
 _ROOT_ONLY = _VIT + _resnet(_BACKBONE, _BACKBONE)
+_FC_NORM = torch_modules({'norm': 'fc_norm'})
 
 
 def _table(model):
     """Under a transformer, a root without stages is named differently."""
     if 'hidden_size' not in model:
         return _BIT
-    return _HYBRID if model['resnet'] and model['resnet']['units'] else _ROOT_ONLY
+    table = _HYBRID if model['resnet'] and model['resnet']['units'] else _ROOT_ONLY
+    return _FC_NORM + table if model['norm_after_pool'] else table
 
 
 def _read(contents):
@@ -135,30 +133,27 @@ def _read(contents):
     preprocess = _preprocess(args, images)
     stated = dict(classes=labels if isinstance(labels, list) else None,
                   preprocess=preprocess or None)
-    _check_pool(args.global_pool or images.global_pool or config.global_pool, arrays)
+    _check_pool(args.global_pool or images.global_pool or config.global_pool, arrays,
+                args.pool_include_prefix or config.architecture == 'test_vit3')
     if 'stem.conv.weight' in arrays:
         return Reading(arrays, {'resnet': _RESNET}, _BIT, **stated)
     name = config.architecture
     norm, kernel, position = (np.shape(arrays.get(array)) for array in (
         'norm.weight', 'patch_embed.proj.weight', 'pos_embed'))
-    tanh = (re.search(_TANH_MODELS, name) if name else
-            'cls_token' not in arrays and _is_tanh(norm, kernel[2:], position[1:2]))
-    act = args.act_layer or ('gelu_tanh' if tanh else 'gelu')
+    tanh = (re.search(published.TANH_MODELS, name) if name else
+            'cls_token' not in arrays and published.is_tanh(norm, kernel[2:], position[1:2]))
+    act = args.act_layer or (
+        'gelu_tanh' if tanh else 'quick_gelu' if 'quickgelu' in name else 'gelu')
     check_choice('act_layer in config.json', act, _GELU)
     check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
-    fields = dict(resnet=_RESNET, gelu=_GELU[act], layer_norm_epsilon=1e-6)
+    fields = dict(resnet=_RESNET, gelu=_GELU[act], norm_after_pool='fc_norm.weight' in arrays,
+                  layer_norm_epsilon=1e-5 if 'norm_pre.weight' in arrays else 1e-6)
     if name in _HEADS:
         fields['num_heads'] = _HEADS[name]
     fields |= {ours: value for theirs, ours in _SIZES.items() if (value := getattr(args, theirs))}
     table = _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
-    return Reading(_pad_position(arrays, preprocess.get('image_size')), fields, table, **stated,
-                   assumed=() if name else ('gelu',))
-
-
-def _is_tanh(hidden_size, patch, patches):
-    """Whether timm's models of these sizes, each a tuple, without class token are SigLIP 2's."""
-    number = _TANH_SIZES.get((*hidden_size, *patch[:1]))
-    return number is not None and (not number or patches == (number,))
+    return Reading(_pad_position(arrays, preprocess.get('image_size')), fields, table + _FC_NORM,
+                   **stated, assumed=() if name else ('gelu',))
 
 
 def _preprocess(args, images):
@@ -176,12 +171,12 @@ def _preprocess(args, images):
     return {field: value for field, value in values.items() if value}
 
 
-def _check_pool(pool, arrays):
+def _check_pool(pool, arrays, with_prefix):
     """Raises UserError unless the tokens are pooled as the arrays show, and as is done here."""
-    if 'fc_norm.weight' in arrays or (pool == 'avg' and 'cls_token' in arrays):
-        raise UserError('this model of timm averages its tokens before the last LayerNorm '
-                        '(fc_norm) or together with a class token. Here the mean is taken after '
-                        'it, over patches: the model cannot be loaded.')
+    if with_prefix or 'cls_token' in arrays and (pool == 'avg' or 'fc_norm.weight' in arrays):
+        raise UserError('this model of timm pools patches beside a class token (global_pool avg, '
+                        'fc_norm) or with registers (pool_include_prefix), which is not done here: '
+                        'it cannot be loaded.')
     if pool not in (expected := (None, '', 'map' if 'attn_pool.latent' in arrays else
                                  'token' if 'cls_token' in arrays else 'avg')):
         raise UserError(f'global_pool in config.json is {pool!r:.80}: the arrays are of a model '
@@ -190,48 +185,53 @@ def _check_pool(pool, arrays):
 
 
 def _pad_position(arrays, image_size):
-    """Gives the class token a position of zeros if only patches have one (DeiT III, FlexiViT)."""
+    """Positions of zeros for a class token and registers if only patches have some (DeiT III)."""
     position, kernel = (arrays.get(name, np.empty(0)) for name in (
         'pos_embed', 'patch_embed.proj.weight'))
-    if 'cls_token' not in arrays or position.ndim != 3 or kernel.ndim != 4 or not kernel.size:
+    prefix = sum(arrays[name].shape[1] for name in ('cls_token', 'reg_token')
+                 if name in arrays and arrays[name].ndim == 3)
+    if not prefix or position.ndim != 3 or kernel.ndim != 4 or not kernel.size:
         return arrays
     number = position.shape[1]
     alone = (number == np.prod(np.floor_divide(image_size, kernel.shape[2:])) if image_size else
              _looks_alone(number))
-    return arrays | {'pos_embed': np.pad(position, ((0, 0), (1, 0), (0, 0)))} if alone else arrays
+    return arrays | {'pos_embed': np.pad(
+        position, ((0, 0), (prefix, 0), (0, 0)))} if alone else arrays
 
 
 def _looks_alone(number):
-    """Whether so many positions are rather a square of patches than one with a class token."""
+    """Whether so many positions are rather those of a square of patches than of more tokens."""
     return number > 1 and math.isqrt(number) ** 2 == number
 
 
 def _allowed_values(model, path):
     """More in a directory, whose config.json says what arrays do not."""
     allowed = PLAIN | dict(
-        position=('learned_1d', 'none'), pool=tuple(_POOL), layer_norm_epsilon=(1e-6,),
-        representation_size=(0,), layer_scale_init=(model.get('layer_scale_init'),)) | only(
+        position=('learned_1d', 'none'), pool=tuple(_POOL), representation_size=(0,),
+        layer_norm_epsilon=(1e-5 if model.get('stem_norm') else 1e-6,),
+        stem_norm=(False, not model['resnet']), norm_after_pool=(False, model.get('pool') != 'cls'),
+        **{name: (model.get(name),) for name in ('layer_scale_init', 'num_registers')}) | only(
             {f'resnet.{name}': value for name, value in (_RESNET | dict(num_groups=32)).items()})
     if 'hidden_size' in model and not is_directory(path):
-        tanh = model['pool'] != 'cls' and _TANH_SIZES.get(
+        tanh = model['pool'] != 'cls' and published.TANH_SIZES.get(
             (model['hidden_size'], model['patch_size'][0])) == 0
         allowed |= dict(gelu=('tanh',) if tanh else ('erf',), num_heads=(guess_heads(model),))
     return allowed
 
 
 def _refusals(weights, path):
-    grid, resnet = weights.grid(), weights.model['resnet']
+    grid, model = weights.grid(), weights.model
     if is_directory(path):
-        return [] if architecture(weights.model) else [
-            f'timm has no name for a ResNet with units {resnet["units"]} and width '
-            f'{resnet["width"]}, which config.json needs: name a file instead of a directory, such '
-            'as model.safetensors']
-    if grid and weights.model['pool'] != 'cls' and weights.model['gelu'] == 'erf' and _is_tanh(
-            (weights.model['hidden_size'],), weights.model['patch_size'], (math.prod(grid),)):
+        return [] if architecture(model) else [
+            'timm has no name for a ResNet with units {units} and width {width}, which config.json '
+            'needs: name a file, such as model.safetensors'.format_map(model['resnet'])]
+    if grid and model['pool'] != 'cls' and model['gelu'] == 'erf' and published.is_tanh(
+            (model['hidden_size'],), model['patch_size'], (math.prod(grid),)):
         return ['a file would be read as one of SigLIP 2, whose GELU is tanh: name a directory']
-    if grid and weights.model['pool'] == 'cls' and _looks_alone(math.prod(grid) + 1):
-        return [f'a file would be read as a square of patches without a class token, which has as '
-                f'many positions as {grid[0]}x{grid[1]} with one: name a directory']
+    prefix = (model['pool'] == 'cls') + model['num_registers'] if grid else 0
+    if prefix and _looks_alone(math.prod(grid) + prefix):
+        return [f'a file would be read as a square of patches without other tokens, which has as '
+                f'many positions as {grid[0]}x{grid[1]} and {prefix} more: name a directory']
     return []
 
 
@@ -240,7 +240,8 @@ def architecture(model: Mapping) -> str | None:
     resnet = model['resnet']
     if not resnet:
         sizes = model['hidden_size'], tuple(model['patch_size'])
-        return _NAMES.get(sizes, 'vit_base_patch16_224')
+        return ('vit_base_patch16_clip_224' if model['stem_norm'] else
+                _NAMES.get(sizes, 'vit_base_patch16_224'))
     width, units = resnet['width'] / 64, tuple(resnet['units'])
     if 'hidden_size' in model:
         return _HYBRIDS.get(units) if width == 1 else None
@@ -257,12 +258,13 @@ def model_arguments(weights: Weights) -> dict:
         arguments['init_values'] = model['layer_scale_init']
     return arguments | dict(
         img_size=weights.image_size(), global_pool=_POOL[model['pool']],
-        class_token=model['pool'] == 'cls', fc_norm=False,
+        class_token=model['pool'] == 'cls', fc_norm=model['norm_after_pool'],
+        reg_tokens=model['num_registers'],
         pos_embed={'learned_1d': 'learn', 'none': 'none'}[model['position']],
         patch_size=model['patch_size'], embed_dim=model['hidden_size'], depth=model['num_layers'],
         num_heads=model['num_heads'],
         mlp_ratio=_mlp_ratio(model['mlp_dim'], model['hidden_size']),
-        act_layer={'erf': 'gelu', 'tanh': 'gelu_tanh'}[model['gelu']])
+        act_layer={ours: theirs for theirs, ours in _GELU.items()}[model['gelu']])
 
 
 def _mlp_ratio(mlp_dim, hidden_size):
