@@ -1,6 +1,7 @@
 """The table of published models against timm's own; what is taken for files without a config."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -85,6 +86,31 @@ def test_all_models_of_timm():
              if not name.startswith('test_') and (module != 'resnetv2' or 'bit' in name)]
     used = [family for model in in_registry(timm, names) for family in check(timm, torch, *model)]
     assert [family for family in published.FAMILIES if family not in used] == []
+
+
+def test_clip_models_with_another_gelu_than_they_were_trained_with():
+    """timm has a second name, with quickgelu, for the same file of the hub."""
+    timm = interop.import_timm()
+    hub = {name: timm.get_pretrained_cfg(name).hf_hub_id
+           for name in timm.list_models('vit_*clip*', pretrained=True)}
+    quick = {file for name, file in hub.items() if 'quickgelu' in name}
+    assert len(quick) > 10
+    assert {name for name in hub if published.doubt_of_gelu(name)} == {
+        name for name, file in hub.items() if file in quick and 'quickgelu' not in name}
+
+
+@pytest.mark.parametrize(('tag', 'fields', 'warned'), [
+    ('openai', {}, True), ('openai', {'gelu': 'quick'}, False), ('laion2b', {}, False)])
+def test_the_gelu_of_clip_is_doubted(tag, fields, warned, tmp_path, caplog):
+    weights.save(small.make('vit'), str(tmp_path / 'x'), 'timm')
+    file = tmp_path / 'x/config.json'
+    config = json.loads(file.read_text()) | {'architecture': 'vit_base_patch16_clip_224'}
+    del config['model_args']['act_layer']
+    config['pretrained_cfg']['tag'] = tag
+    file.write_text(json.dumps(config))
+    assert weights.load(str(tmp_path / 'x'), fields=fields).model['gelu'] == fields.get(
+        'gelu', 'erf')
+    assert ('was trained with QuickGELU' in caplog.text) == warned
 
 
 def ti16(source, **change):

@@ -35,6 +35,7 @@ class Reading(NamedTuple):
     loss: str | None = None
     # Of `fields`, those that the source does not state: defaults of the layout's program.
     assumed: Sequence[str] = ()
+    doubt: str = ''  # a warning of the function gelu, behind the name of the source
 
 
 class Layout(NamedTuple):

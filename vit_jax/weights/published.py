@@ -24,6 +24,10 @@ TANH_MODELS = r'(patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_s
 # The same by what arrays show: (hidden_size, patch) -> number of patches, 0 for any; none of these
 # has a class token.
 TANH_SIZES = {(768, 32): 0, (1024, 16): 1024, (1152, 16): 0, (1536, 16): 0}
+# CLIP's that were trained with QuickGELU, under names, with a tag, of models with GELU.
+_QUICK_GELU = (r'_clip_(224|336|378)\.(openai|metaclip_400m|metaclip_2pt5b|dfn5b)$|'
+               r'(large_patch14_clip_224\.dfn2b|huge_patch14_clip_224\.metaclip2_worldwide|'
+               r'patch32_clip_224\.laion400m_e32)$')
 # Names of files: that of a file which its directory names, of MAE's, and of timm's first models.
 _NO_NAME = r'(pytorch_)?model\.'
 _MAE = r'.*(?<![a-z])mae(?![a-z])'
@@ -94,6 +98,12 @@ def is_tanh(hidden_size: tuple, patch: tuple, patches: tuple) -> bool:
     """Whether timm's models of these sizes, each a tuple, without class token are SigLIP 2's."""
     number = TANH_SIZES.get((*hidden_size, *patch[:1]))
     return number is not None and (not number or patches == (number,))
+
+
+def doubt_of_gelu(name: str) -> str:
+    """For a warning, if timm's ARCHITECTURE.TAG was trained with another GELU than it names."""
+    return ('was trained with QuickGELU, and has GELU by its name, in timm as here: add --model '
+            'gelu=quick; for training, to vit_jax.convert.' if re.search(_QUICK_GELU, name) else '')
 
 
 def candidates(weights: Weights) -> list[Family]:

@@ -113,6 +113,8 @@ def _build(contents, name, source, fields):
                         'FIELD=VALUE; for training, to vit_jax.convert.', source,
                         ' and '.join(unknown),
                         ', '.join(f'{field}={model[field]}' for field in unknown))
+    if reading.doubt and 'gelu' not in fields:
+        log.warning('%s %s', source, reading.doubt)
     classes = reading.classes
     if classes is not None and len(classes) != num_classes:
         log.warning('%s names %d classes and its head has %d: the names are left out', source,

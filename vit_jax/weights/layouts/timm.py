@@ -33,8 +33,7 @@ _NAMES = {(width, (patch, patch)): f'vit_{size}_patch{patch}_224' for width, siz
 _HEADS = {'vit_base_patch16_gap_224': 16}
 _GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
-_RESIZE = {'nearest': 'nearest', 'bilinear': 'bilinear', 'bicubic': 'bicubic',
-           'lanczos': 'lanczos3', 'box': 'box'}
+_RESIZE = {n: n for n in ('nearest', 'bilinear', 'bicubic', 'box')} | {'lanczos': 'lanczos3'}
 _HYBRIDS = {(): 'vit_tiny_r_s16_p8_224', (2, 2, 2, 2): 'vit_small_r26_s32_224',
             (3, 4, 9): 'vit_base_r50_s16_224', (3, 4, 6, 3): 'vit_large_r50_s32_224'}
 _BITS = {((3, 4, 6, 3), 1): '50x1', ((3, 4, 6, 3), 3): '50x3', ((3, 4, 23, 3), 1): '101x1',
@@ -57,6 +56,7 @@ class _Args(msgspec.Struct):
 class _Images(msgspec.Struct):
     """pretrained_cfg; of older files these keys stand in the object around it."""
 
+    tag: str | None = None
     input_size: Annotated[list[Size], Meta(min_length=3, max_length=3)] | None = None
     crop_pct: Ratio | None = None
     crop_mode: str | None = None
@@ -153,14 +153,14 @@ def _read(contents):
     fields |= {ours: value for theirs, ours in _SIZES.items() if (value := getattr(args, theirs))}
     table = _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
     return Reading(_pad_position(arrays, preprocess.get('image_size')), fields, table + _FC_NORM,
-                   **stated, assumed=() if name else ('gelu',))
+                   **stated, assumed=() if name else ('gelu',),
+                   doubt='' if args.act_layer else published.doubt_of_gelu(f'{name}.{images.tag}'))
 
 
 def _preprocess(args, images):
     check_choice('crop_mode in config.json', images.crop_mode or 'center', ('center', 'squash'))
-    if images.interpolation:
-        check_choice('interpolation in config.json', images.interpolation,
-                     (*_RESIZE, 'random'))  # of training, by any of them
+    check_choice('interpolation in config.json', images.interpolation or 'random',
+                 (*_RESIZE, 'random'))  # random: in training, by any of them
     size = args.img_size or (images.input_size or ())[1:]
     values = dict(image_size=as_pair(size) if size else None, crop_ratio=images.crop_pct,
                   resize=_RESIZE.get(images.interpolation), mean=tuple(images.mean or ()),
@@ -284,8 +284,8 @@ def _sidecars(weights):
                   num_classes=weights.num_classes, fixed_input_size=transformer,
                   crop_pct=given.get('crop_ratio'), interpolation=resize,
                   crop_mode='squash' if given.get('fit') == 'squash' else None,
-                  mean=given.get('mean'),
-                  std=given.get('std'), classifier='head' if transformer else 'head.fc')
+                  mean=given.get('mean'), std=given.get('std'),
+                  classifier='head' if transformer else 'head.fc')
     config = {'architecture': architecture(weights.model), 'num_classes': weights.num_classes,
               'label_names': weights.classes or None,
               'global_pool': arguments.get('global_pool', 'avg'), 'model_args': arguments,
