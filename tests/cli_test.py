@@ -11,6 +11,7 @@ from tests.support.runs import ROOT
 from vit_jax import cli, config_fields, errors
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.workdir import record
 
 QUICKSTART = f'--config={ROOT}/configs/quickstart.py'
 H14 = f'--config={ROOT}/configs/vit.py:h14'
@@ -185,6 +186,18 @@ cli.leave(main())
 
 def test_codes_of_what_went_well():
     assert [cli.command(lambda code: code)(code) for code in (None, 143)] == [0, 143]
+
+
+def test_commands_of_one_process_have_logs_of_their_own(tmp_path):
+    @cli.command
+    def command(name):
+        record.log_to(str(tmp_path / name))
+        raise UserError(f'of {name}')
+
+    for name in ('one', 'two', 'one'):
+        assert command(name) == 1
+    assert [(tmp_path / name / 'train.log').read_text().count('of one') for name in (
+        'one', 'two')] == [2, 0]
 
 
 def test_out_of_memory_says_what_to_do(caplog):

@@ -72,6 +72,11 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
         except Exception as error:
             errors.report(error)
             return AtOnce(1)
+        finally:  # the next command of this process has another train.log, or none
+            for handler in LOGGER.handlers[:]:
+                if isinstance(handler, logging.FileHandler):
+                    LOGGER.removeHandler(handler)
+                    handler.close()
     return main
 
 

@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, config = cli.parse_with_config(parser, argv)
     if options.verbose:
         terminal.show_details()
-    workdir, recipe = options.workdir or cli.default_workdir(argv), recipe_of(argv)
+    workdir = cli.default_workdir(argv) if options.workdir is None else options.workdir
+    recipe = recipe_of(argv)
     from vit_jax.training import chosen, loop  # imports TensorFlow, for which --help need not wait
 
     machine.use_cpu_as(config.mesh.host_devices)  # each of several, which start JAX as they join

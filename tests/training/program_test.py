@@ -241,9 +241,10 @@ def test_another_split_is_another_program(kind):
 
 
 @pytest.mark.slow
-def test_class_weights_are_for_training_alone():
+@pytest.mark.parametrize('changed', [WEIGHTS, {'loss.label_smoothing': 0.2}], ids=str)
+def test_weights_and_smoothed_labels_are_for_training_alone(changed):
     params, found = None, []
-    for fields in ({}, WEIGHTS):
+    for fields in ({}, changed):
         program = program_on(small_config(**fields), data=1, fsdp=1, tensor=1)
         params = params or program.initial_state().params
         batch = placed_batch(program, 0)

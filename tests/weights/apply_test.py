@@ -103,7 +103,9 @@ FINE = small.images(GIVEN)
               'single image images[None]'),
     (FINE[..., :1], 'images have shape (2, 16, 16, 1): expected [batch, height, width, 3]. Repeat'),
     (FINE[:0], 'images have shape (0, 16, 16, 3): expected one or more'),
-    (FINE[:, :8], 'these 1x2 patches need')], ids=lambda x: str(x)[-20:])
+    (FINE.reshape(2, 8, 32, 3), 'images have 8x32 pixels: the positions of vit are for'),
+    (FINE[:, :8], 'images have 8x16 pixels: the positions of vit are for images of 16x16')],
+    ids=lambda x: str(x)[-20:])
 def test_images_that_are_not_prepared(given, expected):
     predict = weights.predictor(GIVEN)
     predict(FINE)

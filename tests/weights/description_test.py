@@ -26,6 +26,8 @@ def test_an_image_size_is_one_that_the_positions_fit():
     assert description.described(loaded, ['image_size=16']).image_size() == (16, 16)
     with pytest.raises(UserError, match='image_size=24,16: vit is for images of 16,16. Fine-tu'):
         description.described(loaded, ['image_size=24,16'])
+    with pytest.raises(UserError, match='image_size=32,8: vit is for images of 16,16. Fine-tu'):
+        description.described(loaded, ['image_size=32,8'])  # has as many patches
     wide = small.make('rectangle')
     wide = dataclasses.replace(wide, preprocess=None)
     for given in ([], ['mean=0,0,0']):

@@ -1,3 +1,4 @@
+import concurrent.futures
 import os
 import signal
 
@@ -54,6 +55,14 @@ def test_a_second_sigterm_changes_nothing():
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.received == signal.SIGTERM
+
+
+def test_outside_of_the_main_thread_there_are_none():
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        def enter():
+            with Interrupts() as interrupts:
+                return interrupts.anywhere()
+        assert pool.submit(enter).result() is False
 
 
 def test_handlers_are_put_back():

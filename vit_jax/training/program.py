@@ -57,7 +57,7 @@ class Program:
         self.num_steps = config_lib.total_steps(config)
         self.model = models.build(config.model, config.dataset.num_classes)
         self._loss, self._sums_of = losses.make_loss(**config.loss), None
-        self._eval_loss = losses.make_loss(config.loss.name, config.loss.label_smoothing)
+        self._eval_loss = losses.make_loss(config.loss.name)
         self.encoder, self.encoder_params = self.model, lambda params: params
         if config.masked.target != 'none':
             self.encoder = self.model.clone(num_classes=0)

@@ -102,6 +102,11 @@ def check_images(weights: Weights, images: Images) -> None:
                         'files.')
     if not images.size:
         raise UserError(f'images have shape {images.shape}: expected one or more.')
+    grid, height, width = weights.grid(), *images.shape[1:3]
+    if grid and models.build(weights.model, weights.num_classes).grid((height, width)) != grid:
+        raise UserError('images have {}x{} pixels: the positions of {} are for images of {}x{}. '
+                        'Let prepare read files, or fine-tune it for others.'.format(
+                            height, width, weights.source, *weights.image_size()))
     given = weights.preprocess or {}
     mean, std = (np.asarray(given.get(name, 0.5), np.float32) for name in ('mean', 'std'))
     low, high = float(np.min(-mean / std)), float(np.max((1 - mean) / std))

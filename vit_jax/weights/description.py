@@ -31,8 +31,11 @@ def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | No
     """
     if preprocess:
         fields = parse_preprocess(preprocess)
+        before, grid = loaded, loaded.grid()
         loaded = dataclasses.replace(loaded, preprocess=(loaded.preprocess or {}) | fields)
-        if 'image_size' in fields and (found := loaded.image_size()) != (
+        # As many patches in other rows and columns would have the positions of one another.
+        other = grid and grid == before.stated_grid() != loaded.stated_grid()
+        if 'image_size' in fields and (found := (before if other else loaded).image_size()) != (
                 size := as_pair(fields['image_size'])):
             raise UserError('--preprocess image_size={},{}: {} is for images of {},{}. Fine-tuning '
                             'makes it one for others.'.format(*size, loaded.source, *found))

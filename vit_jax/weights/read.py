@@ -38,6 +38,9 @@ def load(source: str | os.PathLike, fields: Mapping[str, Any] | None = None, *,
     path = hub.fetch(address.fetch(source))
     if run := record.find(path):
         _refuse(source, fields)
+        if None not in (step, run[1]) and step != run[1]:
+            raise UserError(f'{source} is the checkpoint of step {run[1]}: leave out '
+                            f'--step={step}, or name the workdir, {run[0]}.')
         loaded = own.from_run(run[0], run[1] if step is None else step)
     elif step is not None:
         raise UserError(f'{source} is not the workdir of a run, which alone has steps: leave out '

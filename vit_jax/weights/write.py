@@ -14,7 +14,7 @@ _INEXACT = ('gelu', 'layer_norm_epsilon', 'resnet.group_norm_epsilon', 'resnet.w
             'resnet.weight_epsilon_on')
 
 
-def save(weights: Weights, path: str, layout: str) -> None:
+def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
     """Writes weights; a directory for Hugging Face, and for timm unless `path` names a file.
 
     A file or directory of weights at `path` is replaced once the new one is complete. What the
@@ -23,7 +23,7 @@ def save(weights: Weights, path: str, layout: str) -> None:
     ending, `path` is a directory with anything but weights, or a .pth file needs PyTorch.
     """
     check_choice('layout', layout, LAYOUTS)
-    value = LAYOUTS[layout]
+    path, value = os.fspath(path), LAYOUTS[layout]
     suffix = '' if files.is_directory(path) else os.path.splitext(path)[1]
     if suffix not in value.suffixes:
         endings = [s for s in value.suffixes if s]

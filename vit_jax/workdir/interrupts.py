@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import threading
 import time
 
 from vit_jax.processes import consensus
@@ -16,7 +17,8 @@ class Interrupts:
 
     A second SIGTERM changes nothing: launchers often send it to the group and to the process. So
     does a SIGINT within REPEAT of the first signal: keys bounce, and people press them twice.
-    `received` is the signal, or None; after `anywhere` was true, the same on all processes.
+    `received` is the signal, or None; after `anywhere` was true, the same on all processes. Outside
+    of the main thread, which alone is told of signals, there are none.
     """
 
     def __init__(self):
@@ -26,7 +28,8 @@ class Interrupts:
         self._since, self._repeated, self._at_once = 0.0, False, False
 
     def __enter__(self):
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        in_main = threading.current_thread() is threading.main_thread()
+        for signum in (signal.SIGTERM, signal.SIGINT) if in_main else ():
             self._previous[signum] = signal.signal(signum, self._remember)
         return self
 

@@ -40,8 +40,8 @@ def make(workdir: str) -> None:
                 'is a file' if os.path.isfile(workdir) else 'is below a file')
         raise UserError(f'--workdir {workdir} {what}: name a directory.') from None
     except OSError as error:
-        raise UserError(f'--workdir {workdir} cannot be made ({error.strerror}): name a directory '
-                        'that can be written.') from error
+        raise UserError(f'--workdir {workdir!r} cannot be made ({error.strerror}): name a '
+                        'directory that can be written.') from error
     if not os.access(workdir, os.W_OK | os.X_OK):
         raise UserError(f'--workdir {workdir} cannot be written (read-only, or of another user): '
                         'name a directory that can be written.')

@@ -67,8 +67,10 @@ def test_workdir(ema, tmp_path, caplog):
     assert (found.grid(), found.loss) == ((2, 3), 'softmax')
     assert_same_arrays(weights.load(str(path / 'checkpoints/2')).params, states[2])
     assert_same_arrays(weights.load(str(path), step=2).params, states[2])
+    with pytest.raises(UserError, match='2 is the checkpoint of step 2: leave out --step=4, or'):
+        weights.load(str(path / 'checkpoints/2'), step=4)
 
-    weights.save(found, str(tmp_path / 'x.safetensors'), 'vit_jax')
+    weights.save(found, tmp_path / 'x.safetensors', 'vit_jax')
     again = weights.load(str(tmp_path / 'x.safetensors'))
     assert_same_arrays(again.params, states[4])
     with pytest.raises(UserError, match='x.safetensors is not the workdir of a run.*--step=2'):
