@@ -181,6 +181,7 @@ def test_a_peer_that_is_not_installed(package, installed):
                   f'--peer=timm needs {package}, which is not installed: pip install {package}')
 
 
+@pytest.mark.slow
 def test_a_peer_that_ends(installed, monkeypatch):
     installed()
     monkeypatch.setattr(sys, 'executable', '/bin/false')

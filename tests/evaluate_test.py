@@ -125,6 +125,7 @@ def test_weights_on_another_split(run, image_directory, capsys):
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
 
 
+@pytest.mark.slow
 def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog):
     """Each is what it is alone."""
     alone = [command(capsys, f'--workdir={run}', '--split=train[:50%]')[1], scored]

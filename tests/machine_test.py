@@ -242,6 +242,7 @@ def test_several_processes_on_the_cpu_keep_no_compiled_programs(new_start, monke
     assert (kept_in() is None) == (new_start == 'cpu')
 
 
+@pytest.mark.slow
 def test_a_second_start_reads_what_the_first_has_compiled(tmp_path):
     program = """
 import jax

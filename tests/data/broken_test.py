@@ -98,7 +98,8 @@ def test_too_many_broken_images_stop_the_run(tmp_path):
         data.evaluated()
 
 
-@pytest.mark.parametrize('kind', ['directory', 'tfrecord'])
+@pytest.mark.parametrize('kind', ['directory', pytest.param(
+    'tfrecord', marks=pytest.mark.slow)])
 def test_all_broken_images_are_listed_at_once(kind, tmp_path):
     """Also those that the run would have met later."""
     data, broken = make(kind, tmp_path, max_broken_fraction=0.0), [1, 2, 30, 52]

@@ -133,9 +133,10 @@ def test_a_model_asks_for_its_kernel(fields, asked):
 
 # With 8 pixels an even number of patches, with 20 an odd one: to most of these a token is added.
 @pytest.mark.parametrize(('fields', 'width'), [
-    (dict(), 8), (dict(pool='map'), 20),
+    (dict(), 8),
     *(pytest.param(fields, width, marks=pytest.mark.slow) for fields, width in (
-        (dict(position_at='every_layer'), 8), (dict(), 20), (dict(pool='gap'), 8),
+        (dict(pool='map'), 20), (dict(position_at='every_layer'), 8), (dict(), 20),
+        (dict(pool='gap'), 8),
         (dict(pool='none', unroll=3, remat_policy='products'), 20))),
     *(pytest.param(fields, width, marks=[pytest.mark.slow, pytest.mark.nightly])
       for fields, width in (

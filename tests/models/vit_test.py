@@ -15,9 +15,9 @@ from vit_jax.models import cost, vit
 
 
 @pytest.mark.parametrize('fields', [
-    dict(), dict(num_layers=1), dict(num_registers=2, stem_norm=True),
+    dict(), dict(num_layers=1),
     *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
-        dict(unroll=3, remat_policy='nothing_saveable'),
+        dict(num_registers=2, stem_norm=True), dict(unroll=3, remat_policy='nothing_saveable'),
         dict(layer_scale_init=0.1, position='sincos_2d', position_at='every_layer')))], ids=str)
 def test_of_the_last_layer_only_the_class_token_is_computed(fields):
     """Values and gradients are those of all tokens, which intermediates need, for less work."""

@@ -66,7 +66,7 @@ def test_sum_over_devices(placed):
     assert counts == ({'all-reduce': 2 * 4 * 24 * 7 // 8}, {'all-reduce': 1})
 
 
-@pytest.mark.parametrize('mesh', ['data', 'fsdp'])
+@pytest.mark.parametrize('mesh', [pytest.param('data', marks=pytest.mark.slow), 'fsdp'])
 def test_training_step_of_a_vit(mesh):
     program = program_on(small_config(), **MESHES[mesh])
     counts = collectives.count(program.train_step.as_text())

@@ -37,6 +37,7 @@ def test_a_run_without_it_goes_on_with_it(image_directory, tmp_path, caplog):
     assert f'fewshot/5shot {100 * second["fewshot/5shot"]:.2f} %' in caplog.text
 
 
+@pytest.mark.slow
 def test_labels_that_are_read_with_the_images_are_counted_then(image_directory, tmp_path):
     run, _ = run_lib.resolve(config(image_directory, **{
         'evals.fewshot.shots': ()}), str(tmp_path))

@@ -124,9 +124,9 @@ def make_resnet(**fields):
     return dataclasses.replace(given, model=model, params=jax.tree.map(np.asarray, params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('kind', 'name', 'shape'), [
-    pytest.param(variants.bit_resnet, 'norm-pre-head/scale', (1, 1, 1, 512),
-                 marks=pytest.mark.slow),
+    (variants.bit_resnet, 'norm-pre-head/scale', (1, 1, 1, 512)),
     (variants.hybrid_resnet, 'gn_root/scale', (32,))], ids=['bit_paper', 'bit'])
 def test_resnets_of_big_vision(kind, name, shape, tmp_path, caplog):
     """Logits are those of its two models written down once more; GroupNorms once had four axes."""
