@@ -52,7 +52,7 @@ NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py')) + ['axial_
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [
-    name if name in ('augreg', 'distill')
+    name if name == 'augreg'  # tests/training/teacher_test.py distils
     else pytest.param(name, marks=pytest.mark.nightly)
     for name in NAMES])
 def test_trains(name, run_main, tmp_path):

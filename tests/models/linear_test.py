@@ -75,8 +75,8 @@ def test_a_model_starts_with_the_same_parameters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('fields', [
-    dict(), dict(remat_policy='products'),
-    pytest.param(dict(unroll=1), marks=pytest.mark.nightly)], ids=str)
+    dict(), *(pytest.param(fields, marks=pytest.mark.nightly) for fields in (
+        dict(remat_policy='products'), dict(unroll=1)))], ids=str)
 def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
     """Beside a model of XLA's layers whose dropout draws the same."""
     images = random_images(*IMAGES)
