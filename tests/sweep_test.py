@@ -436,6 +436,26 @@ def test_splits_that_cannot_be_used(config, tmp_path):
     assert 'Traceback' not in result.stderr
 
 
+@pytest.mark.parametrize(('splits', 'advice'), [
+    ({'eval_split': 'test'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
+    ({'final_split': 'test'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
+    ({'eval_split': 'train'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
+    ({'test_split': 'train'}, {'train': '[:80%]', 'eval': '[80%:90%]', 'final': '[:90%]',
+                               'test': '[90%:]'})])
+def test_the_advice_for_splits_trains_on_no_part_of_the_test_split(splits, advice, config,
+                                                                   tmp_path, monkeypatch):
+    """And a sweep can follow it."""
+    config.dataset.update(splits)
+    config.dataset.num_examples = 0
+    with pytest.raises(UserError) as error:
+        sweep.run(config.copy_and_resolve_references(), {LR: [0.1, 0.2]}, str(tmp_path))
+    assert str(error.value).endswith('hold out a part, as in ' + ' '.join(
+        f'--config.dataset.{name}_split=train{part}' for name, part in advice.items()))
+    pretend(monkeypatch, lambda config: 0.5)
+    config.dataset.update({f'{name}_split': f'train{part}' for name, part in advice.items()})
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 0
+
+
 def test_a_sum_does_not_tell_what_the_best_one_trains_on(config, tmp_path):
     config.dataset.update(train_split='train[:20]+test[:4]', final_split='')
     with pytest.raises(UserError, match=r'is the sum train\[:20\]\+test\[:4\]: name what the best'):

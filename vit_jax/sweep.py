@@ -214,7 +214,8 @@ def _check_splits(dataset):
     def opened(split, classes=None):
         return open_source(dataset.name, split, dataset.data_dir, classes, dataset.label)
 
-    classes = opened(split_name(dataset.train_split.partition('+')[0])).class_names
+    trained = split_name(dataset.train_split.partition('+')[0])
+    classes = opened(trained).class_names
     for field in ('test_split', 'final_split'):
         try:
             opened(dataset[field], classes)
@@ -230,14 +231,14 @@ def _check_splits(dataset):
             ('test_split', 'final_split', 'the winner trains on'),
             ('test_split', 'train_split', 'all members train on'),
             ('eval_split', 'train_split', 'all members train on')):
-        if name := shared_split(dataset[used], dataset[scoring], size):
+        if shared_split(dataset[used], dataset[scoring], size):
+            parts = dict(train='[:90%]', eval='[90%:]', final='')
+            if trained in map(split_name, dataset.test_split.split('+')):
+                parts = dict(train='[:80%]', eval='[80%:90%]', final='[:90%]', test='[90%:]')
             raise UserError(
                 f'dataset.{scoring} {dataset[scoring]!r} has images of dataset.{used} '
-                f'{dataset[used]!r}, which {why}: hold out a part, as in '
-                f'--config.dataset.train_split={name}[:80%] '
-                f'--config.dataset.eval_split={name}[80%:90%] '
-                f'--config.dataset.final_split={name}[:90%] '
-                f'--config.dataset.test_split={name}[90%:]')
+                f'{dataset[used]!r}, which {why}: hold out a part, as in ' + ' '.join(
+                    f'--config.dataset.{x}_split={trained}{part}' for x, part in parts.items()))
 
 
 def _score(config, name, folder):
