@@ -1,6 +1,7 @@
 """Rows of runs and benchmarks: what they reached, and what their pre-training took."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -65,6 +66,22 @@ def test_compute_and_data_are_those_of_the_pretraining(tmp_path):
     early = write_run(tmp_path / 'early', rows(0.8), pretrained=f'{before}/checkpoints/100')
     (tmp_path / 'before/checkpoints/100').mkdir()
     np.testing.assert_allclose(runs.evaluations((early,))['flops'], first['flops'][:1])
+
+
+@pytest.mark.parametrize('saved', [(100, 200), ()])
+def test_pretraining_ends_where_its_weights_are_taken(saved, tmp_path):
+    """At the best checkpoint where the run keeps it, also if all of them were deleted since."""
+    found = {}
+    for name, fields in (('accuracy', {'keep_best': True}), ('newest', {}),
+                         ('loss', {'keep_best': True, 'best_metric': 'eval/loss'})):
+        before = write_run(tmp_path / name, rows(0.5, 0.3), **fields)
+        shutil.rmtree(tmp_path / name / record.CHECKPOINTS)
+        for step in ('', *saved):
+            (tmp_path / name / record.CHECKPOINTS / str(step)).mkdir()
+        tuned = write_run(tmp_path / f'from-{name}', rows(0.9), pretrained=before)
+        found[name], = runs.evaluations((tuned,))['flops']
+    first = runs.evaluations((before,))['flops']
+    assert found == {'accuracy': first[0], 'newest': first[1], 'loss': first[1]}
 
 
 def test_unknown_pretraining(tmp_path, caplog):

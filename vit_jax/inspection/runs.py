@@ -15,7 +15,7 @@ from vit_jax.errors import Inapplicable, UserError
 from vit_jax.models import cost, variants
 from vit_jax.models.vit import as_pair
 from vit_jax.weights.model import with_defaults
-from vit_jax.workdir import metrics, record
+from vit_jax.workdir import metrics, record, saved_params
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,13 @@ def _pretraining(config):
     found = record.find(source)
     if found is None:
         return None, None
-    before, _ = record.read(found[0])
-    return before, found[1] or max((row['step'] for row in metrics.read(found[0])),
-                                   default=math.nan)
+    workdir, step = found
+    if step is None:  # its best or newest, as weights.load takes it
+        steps = record.saved_steps(record.checkpoint_directory(workdir)) or [
+            row['step'] for row in metrics.read(workdir)]
+        best = saved_params.kept_best(workdir, steps)
+        step = best[0] if best else max(steps, default=math.nan)
+    return record.read(workdir)[0], step
 
 
 def _flops_per_step(config):

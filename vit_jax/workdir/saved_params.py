@@ -1,6 +1,7 @@
 """The parameters of a run that has saved checkpoints, for those who use them without training."""
 
 import logging
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -23,17 +24,10 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     directory = record.checkpoint_directory(workdir)
     saved = record.saved_steps(directory)
     steps = sorted(saved, reverse=True) if step is None else [step] * (step in saved)
-    config = record.read(workdir)[0] if step is None else {}
-    if config.get('keep_best'):
-        scores, name = {}, config.get('best_metric', metrics.ACCURACY)
-        try:
-            scores = metrics.scores(metrics.read(workdir), name)
-        except UserError as error:
-            log.warning('the best checkpoint is not known: %s', error)
-        if (best := metrics.best(scores, steps, name)) is not None:
-            steps.sort(key=lambda step: step == best, reverse=True)
-            log.info('the best checkpoint is taken, of step %d (%s %.4f). Another one: %s/STEP',
-                     best, name, scores[best], directory)
+    if step is None and (best := kept_best(workdir, steps)):
+        steps.sort(key=lambda step: step == best[0], reverse=True)
+        log.info('the best checkpoint is taken, of step %d (%s). Another one: %s/STEP', *best,
+                 directory)
     for candidate in steps:
         try:
             return _read_params(epath.Path(directory) / str(candidate)), candidate
@@ -44,6 +38,21 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
     raise UserError(f'{workdir} has no {wanted} that can be read (there are: '
                     f'{", ".join(map(str, sorted(saved))) or "none"}).')
+
+
+def kept_best(workdir: str, steps: Iterable[int]) -> tuple[int, str] | None:
+    """The best of the steps of a run and what it reached; None where none is kept or known."""
+    config = record.read(workdir)[0]
+    if not config.get('keep_best'):
+        return None
+    name = config.get('best_metric', metrics.ACCURACY)
+    try:
+        scores = metrics.scores(metrics.read(workdir), name)
+    except UserError as error:
+        log.warning('the best checkpoint is not known: %s', error)
+        return None
+    best = metrics.best(scores, steps, name)
+    return None if best is None else (best, f'{name} {scores[best]:.4f}')
 
 
 def _read_params(folder):
