@@ -84,6 +84,23 @@ def test_pretraining_ends_where_its_weights_are_taken(saved, tmp_path):
     assert found == {'accuracy': first[0], 'newest': first[1], 'loss': first[1]}
 
 
+def test_hits_of_masked_patches_are_no_accuracy_of_classes(tmp_path, caplog):
+    """Few-shot accuracy of such a run is of classes, and is not given to others by its column."""
+    masked = write_run(tmp_path / 'm', rows(0.4, shots=True), model={'pool': 'gap'},
+                       masked={'target': 'mean_color'})
+    tuned = write_run(tmp_path / 'f', rows(0.8), pretrained=masked)
+    found = runs.with_pretraining((masked, tuned))
+    assert (found['run'].tolist(), found['accuracy'].tolist()) == ([tuned], [0.8])
+    assert not any('shot' in name for name in found)
+    assert caplog.messages == ['left out, as they predict colours of hidden patches and no classes '
+                               f'(give runs that were fine-tuned from them): {masked}']
+    found = runs.with_few_shots((masked, tuned))
+    assert (found['run'].tolist(), found['fewshot/5shot'].tolist()) == ([masked], [0.2])
+    assert np.isnan(found['accuracy']).all()
+    with pytest.raises(Inapplicable, match='these runs predict colours of hidden patches and no'):
+        runs.with_pretraining((masked,))
+
+
 def test_unknown_pretraining(tmp_path, caplog):
     other = write_run(tmp_path / 'a', rows(0.9), pretrained='hf:someone/weights')
     known = write_run(tmp_path / 'b', rows(0.8))

@@ -135,6 +135,19 @@ def test_runs_side_by_side():
     assert 'The configs of the runs are equal.' in read.text
 
 
+def test_hits_of_masked_patches_have_columns_of_their_own():
+    masked = made(workdir='runs/m')
+    masked['config']['masked.target'] = 'mean_color'
+    heads = ['accuracy', 'right colours']
+    for runs, expected in (([made(), masked], [['81.25 %', '–'], ['–', '81.25 %']]),
+                           ([masked, masked], [[None, '81.25 %']] * 2),
+                           ([made(), made()], [['81.25 %', None]] * 2)):
+        table = check(page.of_several(runs))[0].tables[0]
+        found = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
+        for which in ('best', 'last'):
+            assert [[row.get(f'{which} {head}') for head in heads] for row in found] == expected
+
+
 def test_colours_are_readable_by_day_and_by_night():
     """Contrast of text of at least 4.5, of lines of charts at least 3 (WCAG 2.2, 1.4.3, 1.4.11)."""
     day, night = (dict(re.findall(r'--(\w+): (#[0-9a-f]+);', block)) for block in re.findall(

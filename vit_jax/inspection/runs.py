@@ -27,12 +27,12 @@ def evaluations(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     """A row for each evaluation of each run, as columns by name.
 
     `run`: the path; `model` and `family` (ViT, hybrid or ResNet); `step`; `epochs`; `accuracy` in
-    [0, 1]; `final`, of the run's last row. `flops` and `examples` are of the pre-training: three
-    forward passes for each image seen, and the size of its training split. It is that of the
-    workdir that config.pretrained names or, without pre-trained weights, the run itself so far; NaN
-    where it is not known. `fewshot/Nshot` and `fewshot/Nshot_deviation`, where any run has them,
-    are NaN for others. Raises UserError for what is no workdir, Inapplicable for a run without
-    evaluation.
+    [0, 1], NaN where hidden patches are predicted; `final`, of the run's last row. `flops` and
+    `examples` are of the pre-training: three forward passes for each image seen, and the size of
+    its training split. It is that of the workdir that config.pretrained names or, without
+    pre-trained weights, the run itself so far; NaN where it is not known. `fewshot/Nshot` and
+    `fewshot/Nshot_deviation`, where any run has them, are NaN for others. Raises UserError for what
+    is no workdir, Inapplicable for a run without evaluation.
     """
     rows = [row for workdir in workdirs for row in _of_run(workdir)]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -51,10 +51,12 @@ def _of_run(workdir):
                            f'{metrics.FILE}')
     before, end = _pretraining(config)
     per_step = before and _flops_per_step(before)
+    masked = config.get('masked', {}).get('target', 'none') != 'none'
     for row in found:
         yield {
             'run': workdir, **dict(zip(('model', 'family'), _name(config['model']), strict=True)),
-            'step': row['step'], 'accuracy': row[metrics.ACCURACY], 'final': row is found[-1],
+            'step': row['step'], 'accuracy': math.nan if masked else row[metrics.ACCURACY],
+            'final': row is found[-1],
             'epochs': row['step'] * config['batch_size'] / config['dataset']['num_examples'],
             'flops': per_step * (row['step'] if end is None else end) if before else math.nan,
             'examples': before['dataset']['num_examples'] if before else math.nan,
@@ -95,8 +97,17 @@ def _name(model):
 
 
 def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The rows of `evaluations` whose pre-training is known; Inapplicable if there are none."""
+    """The rows of `evaluations` whose accuracy and pre-training are known.
+
+    Raises Inapplicable if there are none.
+    """
     table = evaluations(workdirs)
+    scored = np.isfinite(table['accuracy'])
+    if not scored.any():
+        raise Inapplicable('these runs predict colours of hidden patches and no classes: give runs '
+                           'that were fine-tuned from them')
+    table = _only(table, scored, 'they predict colours of hidden patches and no classes (give '
+                  'runs that were fine-tuned from them)')
     known = np.isfinite(table['flops'])
     if not known.any():
         raise Inapplicable('the pre-training of these runs is not known: config.pretrained of '
@@ -107,7 +118,8 @@ def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 def _only(table, chosen, why):
     """The chosen rows; a line of the log names runs that have none."""
-    rows = {name: x[chosen] for name, x in table.items()}
+    rows = {name: x[chosen] for name, x in table.items()
+            if not (re.match(FEWSHOT, name) and np.isnan(x[chosen]).all())}
     if left_out := [run for run in dict.fromkeys(table['run']) if run not in rows['run']]:
         log.warning('left out, as %s: %s', why, ', '.join(left_out))
     return rows

@@ -28,9 +28,9 @@ POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
           "base-uri 'none'; form-action 'none'")
 SECTIONS = {'result': 'Result', 'curves': 'Curves', 'config': 'Config', 'data-set': 'Data',
             'predictions': 'Predictions', 'looks': 'What it looks at', 'classes': 'Classes'}
-# Name, value of a summary; the first three are shares.
-COLUMNS = ('best accuracy', 'last accuracy', 'calibration error', 'evaluation loss', 'steps',
-           'time', 'images/s', 'parameters')
+# Name, value of a summary; the first five are shares, of which a run has two or three.
+COLUMNS = ('best accuracy', 'last accuracy', 'best right colours', 'last right colours',
+           'calibration error', 'evaluation loss', 'steps', 'time', 'images/s', 'parameters')
 
 
 def of_one(run: Mapping[str, Any]) -> str:
@@ -140,11 +140,13 @@ def _numbers(run):
     """(value to sort by, text) of COLUMNS."""
     summary, predictions = run['summary'], run['predictions'] or {}
     last, best = summary['last'] or {}, summary['best'] or {}
-    values = (best.get('eval/accuracy'), last.get('eval/accuracy'),
+    shares = (best.get('eval/accuracy'), last.get('eval/accuracy'))
+    masked = run['config']['masked.target'] != 'none'
+    values = (*((None, None, *shares) if masked else (*shares, None, None)),
               predictions.get('calibration', {}).get('expected_error'), last.get('eval/loss'),
               summary['steps'], summary['seconds'], summary['images_per_sec'],
               (run['model'] or {}).get('parameters'))
-    texts = (percent, percent, percent, '{:.4f}'.format, '{:,}'.format, duration, charts.speed,
+    texts = (*[percent] * 5, '{:.4f}'.format, '{:,}'.format, duration, charts.speed,
              _short)
     return [('', '–') if x is None else (x, text(x)) for x, text in zip(values, texts, strict=True)]
 
