@@ -374,3 +374,11 @@ def test_published_steps_of_imagenet():
 
 def test_fine_tuning_keeps_the_best_checkpoint():
     assert load('finetune').get_config().keep_best
+
+
+def test_a_directory_may_have_moved_if_its_name_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for other in ('.', f'/elsewhere/{tmp_path.name}/', f'../{tmp_path.name}'):
+        assert config_lib.may_have_moved(str(tmp_path), other)
+    for other in ('', '..', '/elsewhere'):
+        assert not config_lib.may_have_moved(str(tmp_path), other)

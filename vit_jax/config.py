@@ -249,13 +249,17 @@ def differences(old, new) -> list[str]:
     lines = []
     for field in sorted(old.keys() | new.keys()):
         a, b = old.get(field, 'absent'), new.get(field, 'absent')
-        # A directory that has moved keeps its name; a TFDS name is its own base name.
-        moved = field in ('dataset.name', 'pretrained') and (
-            os.path.basename(os.path.normpath(a)) == os.path.basename(os.path.normpath(b)))
+        moved = field in ('dataset.name', 'pretrained') and may_have_moved(a, b)
         chosen = field == 'accum_steps' and b == 0  # 'automatic' keeps what was chosen first
         if a != b and not (moved or chosen or any(fnmatch.fnmatch(field, p) for p in MAY_DIFFER)):
             lines.append(f'{field}: {a!r} in the workdir, {b!r} now')
     return lines
+
+
+def may_have_moved(a: str, b: str) -> bool:
+    """A directory that has moved keeps its name, which '.' has too; a TFDS name is its own."""
+    return bool(a and b) and os.path.basename(os.path.abspath(a)) == (
+        os.path.basename(os.path.abspath(b)))
 
 
 if __name__ == '__main__':

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import pathlib
 import shutil
 
 import jax
@@ -11,11 +13,13 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from tests.support import small
-from tests.support.runs import ROOT, TINY
+from tests.support.runs import ROOT, TINY, load
 from vit_jax import cli, evaluate, models, plan, predict, weights
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.training import accumulation, pretrained
+from vit_jax.training import run as run_lib
+from vit_jax.workdir import record
 
 FIELDS = TINY | {'num_steps': 6, 'eval_every': 0, 'checkpoint_every': 3, 'image_size': 16}
 
@@ -103,6 +107,49 @@ def test_a_run_that_goes_on_keeps_what_it_began_with(digits_run):
     begun = {'model': {'gelu': 'tanh'}, 'preprocess': {'mean': [0.1, 0.2, 0.3]}}
     assert pretrained.take_fields(config, begun) == (
         {'model.gelu': 'tanh', 'preprocess.mean': (0.1, 0.2, 0.3)}, None)
+
+
+def test_local_paths_are_recorded_absolute_and_any_spelling_goes_on(digits_file, tmp_path,
+                                                                     monkeypatch):
+    """Also in workdirs of older versions; from elsewhere the path is that of the beginning."""
+    name, workdir = os.path.basename(digits_file), tmp_path / 'run'
+
+    def resolve(path):
+        config = load('quickstart').get_config()
+        config.update_from_flattened_dict(TINY | {
+            'num_epochs': 0.0, 'pretrained': path, 'teacher.weights': path})
+        return run_lib.resolve(config, str(workdir))[0]
+
+    monkeypatch.chdir(os.path.dirname(digits_file))
+    run = resolve(name)
+    assert (run.config.pretrained, run.config.teacher.weights) == (digits_file, digits_file)
+    (workdir / 'checkpoints' / '3').mkdir(parents=True)
+    for before in (digits_file, name):
+        config = config_lib.changed(run.config, {'pretrained': before, 'teacher.weights': before})
+        record.write(str(workdir), config, run.train_data.class_names)
+        for path in (digits_file, name, f'./{name}'):
+            assert resolve(path).config.pretrained == digits_file
+    shutil.copy(digits_file, tmp_path / 'other.safetensors')
+    with pytest.raises(UserError, match=f"pretrained: '{name}' in the workdir, '{tmp_path}/other"):
+        resolve(f'{tmp_path}/other.safetensors')
+    record.write(str(workdir), run.config, run.train_data.class_names)
+    shutil.copy(digits_file, tmp_path / name)  # of others, for all that is known
+    monkeypatch.chdir(tmp_path)
+    assert resolve(name).config.pretrained == digits_file
+    begun = {'pretrained': f'{tmp_path}/gone/{name}'}
+    pretrained.complete_paths(config := config_lib.changed(run.config, {'pretrained': name}), begun)
+    assert config.pretrained == str(tmp_path / name)
+
+
+@pytest.mark.parametrize('address', ['hf:a/b', 'timm:a', 'gs://a/b.npz', 'https://a/b', '', 'c'])
+def test_what_is_no_local_path_stays_as_it_is(address, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if ':' in address:
+        pathlib.Path(address).mkdir(parents=True)
+    config = config_lib.changed(config_lib.base(), {
+        'pretrained': address, 'teacher.weights': address})
+    pretrained.complete_paths(config, None)
+    assert (config.pretrained, config.teacher.weights) == (address, address)
 
 
 def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(digits_file, tmp_path,

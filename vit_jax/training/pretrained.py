@@ -2,6 +2,8 @@
 
 import logging
 import math
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +59,20 @@ def take_fields(config: ConfigDict, begun: Mapping | None
                      'transfer.take', field, value, given[field])
         taken[field] = tuple(value) if isinstance(value, list) else value
     return taken, loaded
+
+
+def complete_paths(config: ConfigDict, begun: Mapping | None) -> None:
+    """Makes local paths of weights absolute: elsewhere the same name may be of others.
+
+    A run that goes on keeps the path that it began from, while that is there.
+    """
+    for section, field in ((config, 'pretrained'), (config.teacher, 'weights')):
+        if os.path.exists(section[field]) and not re.match(r'(hf|timm):|\w+://', section[field]):
+            section[field] = os.path.abspath(section[field])
+    before = (begun or {}).get('pretrained', '')
+    if os.path.isabs(before) and os.path.exists(before) and (
+            config_lib.may_have_moved(before, config.pretrained)):
+        config.pretrained = before
 
 
 def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) -> PyTree:

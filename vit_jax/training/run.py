@@ -78,7 +78,7 @@ def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda
     mesh = sharding.make_mesh(config.mesh)
     share = sharding.data_share(mesh)
     dataset = config.dataset
-    _complete_dataset(config, begun)
+    _complete(config, begun)
     train_data, eval_data = open_data(dataset)
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
@@ -122,11 +122,12 @@ def program_that_fits(program: Program) -> Program:
     return accumulation.choose(program, reserved=bytes_besides(program))
 
 
-def _complete_dataset(config, begun):
+def _complete(config, begun):
     """Sets the splits that the config leaves open, as at the start where the run has begun.
 
-    Paths of directories become absolute: elsewhere the same name may be of other images.
+    Paths become absolute: elsewhere the same name may be of other images or weights.
     """
+    pretrained.complete_paths(config, begun and begun[0])
     dataset = config.dataset
     for section, field in ((dataset, 'name'), (config.evals.fewshot, 'dataset')):
         path = os.path.expanduser(section[field])
