@@ -104,6 +104,51 @@ def test_a_config_file_that_raises(text, message, tmp_path):
     assert f'--config={tmp_path}/c.py: ' in str(error.value)
 
 
+@pytest.mark.parametrize(('line', 'message'), [
+    ('c.foo = 3', "has no field 'foo'. All fields: docs/config.md."),
+    ('c.optimizer.learningrate = 9.0', "no field 'optimizer.learningrate'. Did you mean optimizer."
+     'learning_rate'),
+    ('c.augment.mixUp = 1.0', "no field 'augment.mixUp'. Did you mean augment.mixup"),
+    ('c.update(dict(num_step=3))', "no field 'num_step'. Did you mean num_steps"),
+    ('c.preprocess.crop = 0.5', "no field 'preprocess.crop'. Did you mean preprocess.crop_ratio"),
+    ('c.lr = 1e-3', "no field 'lr'. Did you mean optimizer.learning_rate?"),
+    ('c.model.hiden_size = 8', "no field 'model.hiden_size'. Did you mean model.hidden_size"),
+    ('c.optimizer = dict(name="adam")', 'lacks optimizer.b1, optimizer.b2, optimizer.clip_norm and '
+     '15 more: start from vit_jax.config.base() and change fields of it, of a whole section by'),
+    ('c.dataset = dict()', 'lacks dataset.balance, '),
+    ('del c.seed', 'lacks seed: start from'),
+    ('c.model = dict(hidden_size=8)', 'lacks model.attention, '),
+    ('c.model.resnet = dict(units=(1,))', 'lacks model.resnet.fixed_padding, '),
+    ('c.model.resnet = 50', 'lacks model.resnet.fixed_padding, ')])
+def test_a_config_file_with_other_fields(line, message, tmp_path):
+    (tmp_path / 'c.py').write_text('from vit_jax.config import base\ndef get_config():\n'
+                                   f"    c = base('ti16')\n    {line}\n    return c")
+    with pytest.raises(UserError) as error:
+        cli.read_config([f'--config={tmp_path}/c.py', '--config.num_steps=3'])
+    assert str(error.value).startswith(f'the config of {tmp_path}/c.py ')
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(('returned', 'said'), [
+    ('c.to_dict()', 'dict'), ('None', 'None'), ('FrozenConfigDict(c)', 'FrozenConfigDict')])
+def test_a_config_file_that_returns_something_else(returned, said, tmp_path):
+    (tmp_path / 'c.py').write_text('from ml_collections import FrozenConfigDict\n'
+                                   'from vit_jax.config import base\ndef get_config():\n'
+                                   f'    c = base()\n    return {returned}')
+    with pytest.raises(UserError) as error:
+        cli.read_config([f'--config={tmp_path}/c.py'])
+    assert str(error.value) == (
+        f'--config={tmp_path}/c.py: get_config returned {said}, and no ConfigDict. Expected a '
+        'Python file with a function get_config([ARGUMENT]) that returns vit_jax.config.base() '
+        'with changes, as those in configs/.')
+
+
+def test_a_config_file_may_lock_its_config(tmp_path):
+    (tmp_path / 'c.py').write_text('from vit_jax.config import base\ndef get_config():\n'
+                                   "    return base('r50_b16').lock()")
+    assert cli.read_config([f'--config={tmp_path}/c.py', '--config.seed=3']).seed == 3
+
+
 def test_an_argument_for_a_config_that_takes_none(tmp_path):
     (tmp_path / 'c.py').write_text('def get_config():\n    return None')
     with pytest.raises(UserError, match=r'get_config\(\) takes 0 positional arguments'):

@@ -239,6 +239,19 @@ def test_impossible_values(fields, message):
         config_lib.checked(tiny(**fields))
 
 
+def test_fields_of_no_config_and_fields_that_lack():
+    """Of a config that is no file's, as in a notebook."""
+    config = tiny()
+    config.preprocess.crop = 0.5
+    with pytest.raises(UserError, match="^this config has no field 'preprocess.crop'. Did you mean "
+                                        'preprocess.crop_ratio'):
+        config_lib.checked(config)
+    config = tiny()
+    config.loss = {'name': 'sigmoid'}
+    with pytest.raises(UserError, match='^this config lacks loss.class_weights, '):
+        config_lib.checked(config)
+
+
 NAN, INF = float('nan'), float('inf')
 
 

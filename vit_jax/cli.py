@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import flax.linen as nn
 from absl import flags
 from jaxtyping import PyTree
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict, FrozenConfigDict, config_flags
 
 from vit_jax import config as config_lib
 from vit_jax import errors, machine, terminal, weights
@@ -130,9 +130,14 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     is given twice; a mistyped argument may have meant one of the command's `own_options`.
     """
     file, overrides = config_file(arguments)
-    with _explained(file, 'get_config([ARGUMENT]) that returns a config'):
-        config = _parse(config_flags.DEFINE_config_file, None, [f'--config={file}'])
-        config_lib.flatten(config)  # asking for fields reads the file
+    with _explained(file, 'get_config([ARGUMENT]) that returns vit_jax.config.base() with changes'):
+        config = _parse(functools.partial(config_flags.DEFINE_config_file, lock_config=False), None,
+                        [f'--config={file}'])
+        getattr(config, 'to_dict', None)  # raises what opening files has raised
+        if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
+            kind = None if config is None else type(config).__name__
+            raise TypeError(f'get_config returned {kind}, and no ConfigDict')
+        config_lib.check_fields(config, f'the config of {file}')
     return override(config, overrides, own_options)
 
 
@@ -219,10 +224,7 @@ def _check_names(overrides, fields, own_options):
             raise UserError(f'there is no option {name}. {nearest}Options are written '
                             '--name=value, those of the config --config.FIELD=VALUE.')
         if field not in fields:
-            meant = config_lib.meant(field, fields)
-            nearest = f'Did you mean {meant}? ' if meant else nearest_names(field, fields)
-            raise UserError(f'this config has no field {field!r}. {nearest}All fields: '
-                            'docs/config.md.')
+            raise UserError(config_lib.no_field(field, fields))
         # absl would join the values.
         if isinstance(fields[field], list) and names.count(name) > 1:
             raise UserError(f'{name} is given {names.count(name)} times: give it once, with all '

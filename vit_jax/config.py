@@ -43,6 +43,13 @@ def meant(name: str, known: Collection[str]) -> str | None:
     return field if field in known else in_sections[0] if len(in_sections) == 1 else None
 
 
+def no_field(name: str, known: Collection[str], whose: str = 'this config') -> str:
+    """What to say of a field that is none of the known."""
+    field = meant(name, known)
+    nearest = f'Did you mean {field}? ' if field else nearest_names(name, known)
+    return f'{whose} has no field {name!r}. {nearest}All fields: docs/config.md.'
+
+
 def all_fields() -> dict[str, fields.Field]:
     """The fields of configs of all kinds of models."""
     return FIELDS | {name: field for table in models.tables().values()
@@ -90,12 +97,29 @@ def final(config: ml_collections.ConfigDict, split: str, seed: int) -> ml_collec
         'patience': 0})
 
 
+def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') -> None:
+    """Raises UserError unless it has all fields of `base`, for such a model, and no others."""
+    given = flatten(config)
+    resnet = any(x.startswith('model.resnet') and given[x] is not None for x in given)
+    kind = 'b16' if not resnet else 'r50_b16' if 'model.hidden_size' in given else 'r50x1'
+    needed = flatten(base(kind))
+    for name in given:  # of what should be a section, and is not, fields are lacking
+        if name not in needed and not any(x.startswith(f'{name}.') for x in needed):
+            raise UserError(no_field(name, needed, whose))
+    if lacking := [name for name in needed if name not in given]:
+        more = f' and {len(lacking) - 3} more' if len(lacking) > 3 else ''
+        raise UserError(f'{whose} lacks {", ".join(lacking[:3])}{more}: start from '
+                        'vit_jax.config.base() and change fields of it, of a whole section by '
+                        'config.SECTION.update(FIELD=VALUE).')
+
+
 def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None = None
             ) -> ml_collections.ConfigDict:
     """A copy with sizes as pairs; raises UserError if a value is impossible. Reads no data.
 
     The values in `taken`, by dotted field, replace those of the config.
     """
+    check_fields(config)
     config = changed(config, taken or {})
     with config.unlocked():
         config.image_size = as_pair(config.image_size, 'image_size')
