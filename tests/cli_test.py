@@ -184,6 +184,16 @@ def test_a_mistyped_option_of_a_command_without_config(given, meant, capsys):
     assert f'There is no option {given}. Did you mean {meant}' in capsys.readouterr().err
 
 
+def test_an_option_is_meant_once(capsys):
+    parser = cli.make_parser('evaluate', '')
+    parser.add_argument('--few', help='as --few=5')
+    with pytest.raises(SystemExit):
+        parser.parse_args(['--fwe=3'])
+    said = capsys.readouterr().err
+    assert 'There is no option --fwe. Did you mean --few' in said
+    assert said.count('--few') == 1
+
+
 @pytest.mark.parametrize(('config', 'workdir'), [
     ('configs/vit.py:b16', 'vit-b16'), ('quickstart.py', 'quickstart'),
     ('/a/finetune.py:ti16,directory', 'finetune-ti16-directory'), ('a.py:../../b', 'a-..-..-b')])

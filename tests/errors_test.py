@@ -9,6 +9,8 @@ def test_nearest_names():
     assert errors.nearest_names('b61', ['b16', 'l32']) == 'Did you mean b16? '
     assert errors.nearest_names('B/16', ['b16', 'l32']) == 'Did you mean b16? '
     assert errors.nearest_names('zebra', ['b16', 'l32']) == ''
+    assert errors.nearest_names('G14', ['g14', 'G14']) == 'Did you mean G14, g14? '
+    assert errors.nearest_names('--foo', ['--fop', '--fop']) == 'Did you mean --fop? '
 
 
 def test_check_choice():

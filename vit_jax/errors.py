@@ -60,8 +60,12 @@ def report(error: BaseException) -> None:
 
 
 def nearest_names(name: str, valid: Iterable[str]) -> str:
-    """'Did you mean b16, l16? ', or '' when no valid name is similar."""
-    near = difflib.get_close_matches(str(name).replace('/', ''), valid, n=3, cutoff=0.5)
+    """'Did you mean b16, l16? ', or '' when no valid name is similar, in whatever case it is."""
+    given, names = str(name).replace('/', ''), {}
+    for one in sorted(set(valid), key=lambda x: (x not in given, x)):  # 'G14' before 'g14'
+        names.setdefault(one.lower(), []).append(one)
+    close = difflib.get_close_matches(given.lower(), names, n=3, cutoff=0.5)
+    near = [one for lower in close for one in names[lower]][:3]
     return f'Did you mean {", ".join(near)}? ' if near else ''
 
 

@@ -125,10 +125,12 @@ def test_constants_of_the_resnets():
         group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance'))
 
 
-@pytest.mark.parametrize(('name', 'near'), [('b17', 'b16'), ('B/16', 'b16|6'), ('vit_b16', 'b16'),
-                                              ('r50+b/32', 'r50_b32'), ('R50x1', 'r50x1')])
+@pytest.mark.parametrize(('name', 'near'), [
+    ('b17', 'b16'), ('vit_b16', 'axial_b16, b16'), ('r50+b/32', 'r50_b32'), ('R50x1', 'r50x1'),
+    *((name, 'b16') for name in ('B/16', 'B16', 'ViT-B/16')), ('ViT-H/14', 'h14'),
+    ('ViT-G/14', 'G14, g14'), ('ViT-g/14', 'g14, G14'), ('R50+ViT-B/16', 'r50_b16')])
 def test_unknown_model_names_the_nearest(name, near):
-    message = f'unknown model {re.escape(repr(name))}. Did you mean .*({near})'
+    message = f'unknown model {re.escape(repr(name))}. Did you mean {near}[,?]'
     with pytest.raises(UserError, match=message):
         models.build(name, 10)
 

@@ -43,7 +43,7 @@ CHIPS = {
 def get(name: str) -> Chip:
     """The chip of a name of CHIPS; raises UserError, with the nearest names, for other names."""
     if name not in CHIPS:
-        raise UserError(f'unknown chip {name!r}. {nearest_names(name.lower(), CHIPS)}'
+        raise UserError(f'unknown chip {name!r}. {nearest_names(name, CHIPS)}'
                         f'Chips: {", ".join(CHIPS)}.')
     return CHIPS[name]
 
