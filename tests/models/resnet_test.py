@@ -167,7 +167,7 @@ def test_root_of_stride_four_under_patches_of_eight():
     assert model.grid((224, 224)) == (7, 7)
     with pytest.raises(UserError, match=r'the feature map \(one point for 4 pixels\) of 50x56 is '
                                         'not divisible by patch_size 8x8. The nearest image '
-                                        'sizes are 192x224 and 224x256'):
+                                        'sizes are 192x224 and 224x224'):
         model.grid((200, 224))
 
 

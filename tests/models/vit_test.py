@@ -184,6 +184,14 @@ def test_image_not_divisible_by_patch():
         jax.eval_shape(models.build('ti14', 10).init, jax.random.key(0), jnp.ones((1, 384, 384, 3)))
 
 
+@pytest.mark.parametrize(('size', 'nearest'), [
+    ((40, 32), 's are 32x32 and 48x32'), ((16, 15), ' is 16x16'),
+    ((33, 15), 's are 32x16 and 48x16'), ((30, 20), 's are 16x16 and 32x32')])
+def test_a_side_that_fits_stays(size, nearest):
+    with pytest.raises(UserError, match=f'The nearest image size{nearest}'):
+        models.build('ti16', 10).grid(size)
+
+
 @pytest.mark.parametrize('partial_patches', ['refuse', 'drop'])
 def test_image_smaller_than_a_patch(partial_patches):
     with pytest.raises(UserError, match=r'The nearest image size is 16x16\.$'):

@@ -105,8 +105,8 @@ class ViT(nn.Module):
         partial = any(i % p for i, p in zip(size, patch, strict=True))
         if 0 in grid or (partial and self.partial_patches == 'refuse'):
             nearest = dict.fromkeys(
-                'x'.join(str(max(1, n + up) * p * stride) for n, p in zip(grid, patch, strict=True))
-                for up in (0, 1))
+                'x'.join(str(max(1, n + (up and i % p > 0)) * p * stride)
+                         for i, n, p in zip(size, grid, patch, strict=True)) for up in (0, 1))
             raise UserError(
                 f'{what} {size[0]}x{size[1]} is not divisible by patch_size {patch[0]}x{patch[1]}. '
                 f'The nearest image size{"s are" if len(nearest) > 1 else " is"} '
