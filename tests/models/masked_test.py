@@ -34,6 +34,13 @@ def color(part):
     return 64 * red + 8 * green + blue
 
 
+def test_parameters_are_float32_where_jax_has_64_bits():
+    model, *_ = setup()
+    with jax.enable_x64(True):
+        params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 24, 3), np.float32))
+    assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+
+
 def test_targets_equal_a_reference():
     expected = patches(setup()[-1])
     for target, of_patch in {

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support import small
 from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, assert_equals_reference, random_images
 from vit_jax import models
@@ -165,6 +166,20 @@ def test_no_classes_returns_the_representation():
 def test_fields_that_do_not_fit(fields, message):
     with pytest.raises(UserError, match=message):
         models.build(SMALL, 5, **fields)
+
+
+@pytest.mark.parametrize('fields', [
+    *small.MODELS.values(), small.VIT | dict(position='relative', position_at='every_layer'),
+    small.VIT | dict(position='learned_2d', position_at='shared')],
+    ids=[*small.MODELS, 'relative', 'learned_2d'])
+def test_parameters_are_float32_where_jax_has_64_bits(fields):
+    """So are logits; else checkpoints could be read only where it has."""
+    model = models.build(fields, 5)
+    with jax.enable_x64(True):
+        logits, params = jax.eval_shape(model.init_with_output, jax.random.key(0),
+                                        jnp.ones((1, 32, 32, 3), jnp.float32))
+    for path, x in jax.tree.leaves_with_path((logits, params)):
+        assert x.dtype == jnp.float32, jax.tree_util.keystr(path)
 
 
 @pytest.mark.parametrize(('size', 'pair'), [(224, (224, 224)), ((8,), (8, 8)), ([6, 4], (6, 4))])

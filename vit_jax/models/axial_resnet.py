@@ -48,7 +48,7 @@ class AxialAttention(nn.Module):
                   for axes, *arrays in (('blqhd,blkhd->bhlqk', query, key),
                                         ('blqhd,qkd->bhlqk', query, of_query),
                                         ('blkhd,qkd->bhlqk', key, of_key))]
-        scales = self.param('scale', nn.initializers.ones, (3, self.num_heads))
+        scales = self.param('scale', nn.initializers.ones, (3, self.num_heads), jnp.float32)
         weights = jax.nn.softmax(sum(
             y * scale[:, None, None, None] * jax.lax.rsqrt(
                 y.var((2, 3, 4), keepdims=True) + self.epsilon)

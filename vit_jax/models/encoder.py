@@ -120,7 +120,8 @@ class EncoderBlock(nn.Module):
         """LayerScale (arXiv 2103.17239) and stochastic depth of a residual branch, if enabled."""
         init = self.fields.layer_scale_init
         if init:
-            y = y * self.param(name, nn.initializers.constant(init), y.shape[-1:]).astype(y.dtype)
+            y = y * self.param(name, nn.initializers.constant(init), y.shape[-1:],
+                               jnp.float32).astype(y.dtype)
         if depth_rate is not None and train:
             y = StochasticDepth()(y, depth_rate, len(y) // self.lines)
         return y
@@ -167,7 +168,8 @@ class AttentionPool(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden']) -> Float[Array, 'batch hidden']:
         fields = self.fields
-        probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]))
+        probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]),
+                           jnp.float32)
         probe = jnp.tile(probe.astype(x.dtype), (x.shape[0], 1, 1))
         x, _ = Attention(fields.num_heads, 0.0, fields.dtype, linear_kernel=fields.linear_kernel,
                          name='attention')(probe, x)

@@ -49,7 +49,8 @@ class MaskedPatches(nn.Module):
         grid, hidden = self.vit.grid(images.shape[1:3]), self.vit.block.hidden_size
         key = self.make_rng('corruption') if self.has_rng('corruption') else jax.random.key(0)
         drawn = draw(key, len(images), math.prod(grid), self.rate)
-        embedding = self.param('mask_embedding', nn.initializers.normal(0.02), (hidden,))
+        embedding = self.param('mask_embedding', nn.initializers.normal(0.02), (hidden,),
+                               jnp.float32)
 
         def corrupt(x):
             moved = jnp.take_along_axis(x, drawn.source[..., None], axis=1)

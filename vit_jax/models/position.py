@@ -79,7 +79,7 @@ class Position(nn.Module):
                 f'the position embedding ({self.kind}, {name}) was made with shape {found.shape} '
                 f'and these {self.grid[0]}x{self.grid[1]} patches need {shape}. Use images of the '
                 'size that the parameters were trained on, or resize the embedding first.')
-        return self.param(name, nn.initializers.normal(self.stddev), shape)
+        return self.param(name, nn.initializers.normal(self.stddev), shape, jnp.float32)
 
 
 def _add(x, embedding):

@@ -38,7 +38,7 @@ class StdConv(nn.Module):
                  ) -> Float[Array, 'batch out_height out_width features']:
         size, pad = self.kernel_size, (self.kernel_size - 1) // 2
         kernel = self.param('kernel', nn.initializers.lecun_normal(),
-                            (size, size, x.shape[-1], self.features))
+                            (size, size, x.shape[-1], self.features), jnp.float32)
         x = x.astype(self.dtype)
         kernel = kernel - kernel.mean((0, 1, 2))  # in float32, whatever self.dtype is
         variance = (kernel**2).mean((0, 1, 2))

@@ -132,11 +132,12 @@ class ViT(nn.Module):
 
     def after_prefix(self, x):
         """All tokens, from the patches."""
-        init, hidden_size = nn.initializers, self.block.hidden_size
-        first = [self.param('cls', init.zeros, (1, 1, hidden_size))] if self.pool == 'cls' else []
+        init, size, first = nn.initializers, self.block.hidden_size, []
+        if self.pool == 'cls':
+            first.append(self.param('cls', init.zeros, (1, 1, size), jnp.float32))
         if self.num_registers:  # as DINOv2's code begins
-            first.append(self.param('registers', init.normal(1e-6),
-                                    (1, self.num_registers, hidden_size)))
+            first.append(self.param('registers', init.normal(1e-6), (1, self.num_registers, size),
+                                    jnp.float32))
         return jnp.concatenate([*(jnp.tile(token.astype(x.dtype), (x.shape[0], 1, 1))
                                   for token in first), x], axis=1) if first else x
 
