@@ -59,3 +59,9 @@ def test_loops_and_rematerialisation_change_nothing(family, way):
 def test_fields_that_do_not_fit(model, fields, message):
     with pytest.raises(UserError, match=message):
         models.build(model, 5, **fields)
+
+
+@pytest.mark.parametrize('model', [SMALL, 'r50x1'], ids=['vit', 'resnet'])
+def test_an_empty_batch(model):
+    with pytest.raises(UserError, match=r'shape \(0, 32, 32, 3\): expected one or more'):
+        jax.eval_shape(models.build(model, 5).init, jax.random.key(0), np.zeros((0, 32, 32, 3)))

@@ -68,10 +68,12 @@ def remat(block: type[nn.Module], policy: str, static_argnums: tuple[int, ...] =
 
 
 def check_images(images: Float[Array, 'batch height width channels']) -> None:
-    """Raises UserError for images that are not a batch, or not normalised: of whole numbers."""
+    """Raises UserError for images that are no batch, none, or not normalised: of whole numbers."""
     if images.ndim != 4:
         raise UserError(f'images have shape {images.shape}: expected [batch, height, width, '
                         'channels], for a single image images[None].')
+    if 0 in images.shape:
+        raise UserError(f'images have shape {images.shape}: expected one or more.')
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise UserError(f'images have dtype {images.dtype}: expected float32, normalised as '
                         '(pixels / 255 - mean) / std.')

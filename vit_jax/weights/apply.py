@@ -100,8 +100,6 @@ def check_images(weights: Weights, images: Images) -> None:
         raise UserError(f'images have shape {images.shape}: expected [batch, height, width, '
                         f'{channels}]. Repeat the channel of grey images, or let prepare read '
                         'files.')
-    if not images.size:
-        raise UserError(f'images have shape {images.shape}: expected one or more.')
     grid, height, width = weights.grid(), *images.shape[1:3]
     if grid and models.build(weights.model, weights.num_classes).grid((height, width)) != grid:
         raise UserError('images have {}x{} pixels: the positions of {} are for images of {}x{}. '
