@@ -135,7 +135,7 @@ def test_runs_side_by_side():
     assert 'The configs of the runs are equal.' in read.text
 
 
-def test_hits_of_masked_patches_have_columns_of_their_own():
+def test_hits_of_masked_patches_have_columns_and_curves_of_their_own():
     masked = made(workdir='runs/m')
     masked['config']['masked.target'] = 'mean_color'
     heads = ['accuracy', 'right colours']
@@ -146,6 +146,11 @@ def test_hits_of_masked_patches_have_columns_of_their_own():
         found = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
         for which in ('best', 'last'):
             assert [[row.get(f'{which} {head}') for head in heads] for row in found] == expected
+    for run, title, other in ((masked, 'Right colours', 'Accuracy'),
+                              (made(), 'Accuracy', 'Right colours')):
+        text = check(page.of_one(run))[0].text
+        assert f'\n{title}\n' in text
+        assert f'\n{other}\n' not in text
 
 
 def test_colours_are_readable_by_day_and_by_night():

@@ -18,6 +18,8 @@ PANELS = (
     ('Loss', {'train/loss': 'training', 'eval/loss': 'evaluation'}, '.4f', True),
     ('Accuracy', {'eval/accuracy': 'top-1', 'eval/accuracy_top5': 'top-5',
                   'eval/mean_average_precision': 'mean average precision'}, '.2%', False),
+    ('Right colours', {'eval/right_colours': 'top-1', 'eval/right_colours_top5': 'top-5'}, '.2%',
+     False),
     ('Few-shot accuracy', {}, '.2%', False),  # of whatever is named fewshot/
     ('Learning rate', {'train/learning_rate': 'learning rate'}, '.3g', False),
     ('Images per second', {'train/images_per_sec': 'training'}, ',d', False),

@@ -35,7 +35,7 @@ COLUMNS = ('best accuracy', 'last accuracy', 'best right colours', 'last right c
 
 def of_one(run: Mapping[str, Any]) -> str:
     """The page of a run of collect.run."""
-    drawn, specs = _curves({run['name']: run['rows']}, len(run['classes']))
+    drawn, specs = _curves({run['name']: run}, len(run['classes']))
     values = {'run': run | {'has_recipe': run['compared_with'] != collect.DEFAULTS},
               'cards': cards(run), 'curves': drawn,
               # Images so small that their pixels are to be seen.
@@ -73,7 +73,7 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     splits = [run['config']['dataset.eval_split'] for run in runs]
     said = [[note, len(set(splits)) > 1 and f'scored on {split}']
             for note, split in zip(notes or [''] * len(runs), splits, strict=True)]
-    drawn, specs = _curves(dict(zip(names, (run['rows'] for run in runs), strict=True)),
+    drawn, specs = _curves(dict(zip(names, runs, strict=True)),
                            max(len(run['classes']) for run in runs))
     fields = {field: [run['config'].get(field) for run in runs]
               for field in sorted(set().union(*(run['config'] for run in runs)))}
@@ -103,18 +103,29 @@ def _unique_names(workdirs):
             for name, path in zip(last, workdirs, strict=True)]
 
 
-def _curves(rows_of_run, num_classes):
+def _curves(runs, num_classes):
     """The charts, each with an `id`, and their specifications by id."""
+    rows = {name: _rows(run) for name, run in runs.items()}
     drawn = [chart | {'id': f'curve-{k}'}
-             for k, chart in enumerate(charts.curves(rows_of_run, num_classes))]
+             for k, chart in enumerate(charts.curves(rows, num_classes))]
     return drawn, {chart['id']: chart['spec'] for chart in drawn}
+
+
+def _rows(run):
+    """Its metrics, in which the accuracy of hidden patches has a name of its own."""
+    return [{key.replace('eval/accuracy', 'eval/right_colours'): x for key, x in row.items()}
+            for row in run['rows']] if _is_masked(run) else run['rows']
+
+
+def _is_masked(run):
+    return run['config']['masked.target'] != 'none'
 
 
 def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The result in a few numbers: what, how much, and a note."""
-    summary, masked = run['summary'], run['config']['masked.target'] != 'none'
+    summary = run['summary']
     last, best = summary['last'] or {}, summary['best'] or {}
-    what, found = 'right colours' if masked else 'accuracy', []
+    what, found = 'right colours' if _is_masked(run) else 'accuracy', []
     if best and best['step'] != last['step']:
         found.append((f'Best {what}', percent(best['eval/accuracy']), f'step {best["step"]:,}'))
     if 'eval/accuracy' in last:
@@ -141,8 +152,7 @@ def _numbers(run):
     summary, predictions = run['summary'], run['predictions'] or {}
     last, best = summary['last'] or {}, summary['best'] or {}
     shares = (best.get('eval/accuracy'), last.get('eval/accuracy'))
-    masked = run['config']['masked.target'] != 'none'
-    values = (*((None, None, *shares) if masked else (*shares, None, None)),
+    values = (*((None, None, *shares) if _is_masked(run) else (*shares, None, None)),
               predictions.get('calibration', {}).get('expected_error'), last.get('eval/loss'),
               summary['steps'], summary['seconds'], summary['images_per_sec'],
               (run['model'] or {}).get('parameters'))
