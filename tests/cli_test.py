@@ -1,5 +1,6 @@
 """How the commands read configs and weights, and what they make of errors."""
 
+import logging
 import os
 import sys
 
@@ -11,6 +12,7 @@ from tests.support.runs import ROOT
 from vit_jax import cli, config_fields, errors
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.terminal import LOGGER
 from vit_jax.workdir import record
 
 QUICKSTART = f'--config={ROOT}/configs/quickstart.py'
@@ -249,8 +251,15 @@ def test_commands_of_one_process_have_logs_of_their_own(tmp_path):
         record.log_to(str(tmp_path / name))
         raise UserError(f'of {name}')
 
-    for name in ('one', 'two', 'one'):
-        assert command(name) == 1
+    own = logging.FileHandler(tmp_path / 'own')  # of the program around them, which stays
+    LOGGER.addHandler(own)
+    try:
+        for name in ('one', 'two', 'one'):
+            assert command(name) == 1
+        assert own in LOGGER.handlers
+    finally:
+        LOGGER.removeHandler(own)
+        own.close()
     assert [(tmp_path / name / 'train.log').read_text().count('of one') for name in (
         'one', 'two')] == [2, 0]
 

@@ -64,6 +64,7 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
     def main(argv: Sequence[str] | None = None) -> int:
         machine.as_usual()
         terminal.log_to_terminal()
+        before = LOGGER.handlers[:]
         try:
             with launch.leave_on_error():
                 return function(argv) or 0
@@ -74,7 +75,7 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
             return AtOnce(1)
         finally:  # the next command of this process has another train.log, or none
             for handler in LOGGER.handlers[:]:
-                if isinstance(handler, logging.FileHandler):
+                if isinstance(handler, logging.FileHandler) and handler not in before:
                     LOGGER.removeHandler(handler)
                     handler.close()
     return main

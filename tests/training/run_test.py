@@ -43,6 +43,14 @@ def test_what_is_due(run):
     assert [step for step in range(49) if run.due('eval', step)] == [20, 40, 48]
 
 
+def test_how_many_checkpoints_there_may_be(run, tmp_path):
+    each = resolve(tmp_path, keep_every=10)
+    least = run.number_kept(0, [])
+    assert least == each.config.keep_checkpoints + each.config.keep_best
+    assert each.number_kept(0, []) == least + 4
+    assert each.number_kept(25, [20, 25]) == least + 3  # step 10 is gone
+
+
 def test_batches_begin_anywhere(run):
     first = run.train_batches(start_step=0)
     batches = [next(first) for _ in range(3)]

@@ -122,6 +122,12 @@ def test_models_take_batches_of_normalised_images(name):
             model.apply({'params': given.params}, wrong)
 
 
+def test_a_grid_that_is_not_stated_may_be_any():
+    guessed = dataclasses.replace(GIVEN, preprocess={
+        name: x for name, x in GIVEN.preprocess.items() if name != 'image_size'})
+    assert weights.predictor(guessed)(FINE.reshape(2, 8, 32, 3))[1].shape == (2, 7)
+
+
 def test_paths_may_be_of_any_kind_and_none_is_not_a_batch(tmp_path):
     weights.save(GIVEN, str(tmp_path / 'w.safetensors'), 'vit_jax')
     assert weights.load(tmp_path / 'w.safetensors').source == str(tmp_path / 'w.safetensors')

@@ -46,7 +46,8 @@ def train(config: ConfigDict, workdir: str) -> int:
         del params  # the host needs them no longer
         step, num_steps = int(state.step), run.program.num_steps
         if step < num_steps:
-            checkpoints.require_room(state, run.number_kept())
+            checkpoints.require_room(state, run.number_kept(step, record.saved_steps(
+                checkpoints.directory)))
         record.write(workdir, run.config, run.train_data.class_names)
         meter = Meter(run.config.batch_size, num_steps, run.program.flops_per_step(),
                       chips.peak_flops(jax.devices()[0].device_kind))

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -52,11 +52,11 @@ class Run:
         every = self.config[f'{what}_every']
         return step > 0 and (step == self.program.num_steps or (every > 0 and step % every == 0))
 
-    def number_kept(self) -> int:
-        """How many checkpoints there may be at the end."""
+    def number_kept(self, step: int, saved: Sequence[int]) -> int:
+        """How many checkpoints there may be at the end, if those of `saved` are there at `step`."""
         config, every = self.config, self.config.keep_every
-        return config.keep_checkpoints + config.keep_best + (
-            self.program.num_steps // every if every else 0)
+        return config.keep_checkpoints + config.keep_best + (every and (
+            self.program.num_steps // every - step // every + sum(k % every == 0 for k in saved)))
 
 
 def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda: None

@@ -101,7 +101,8 @@ def check_images(weights: Weights, images: Images) -> None:
                         f'{channels}]. Repeat the channel of grey images, or let prepare read '
                         'files.')
     grid, height, width = weights.grid(), *images.shape[1:3]
-    if grid and models.build(weights.model, weights.num_classes).grid((height, width)) != grid:
+    if grid and grid == weights.stated_grid() and models.build(
+            weights.model, weights.num_classes).grid((height, width)) != grid:
         raise UserError('images have {}x{} pixels: the positions of {} are for images of {}x{}. '
                         'Let prepare read files, or fine-tune it for others.'.format(
                             height, width, weights.source, *weights.image_size()))
