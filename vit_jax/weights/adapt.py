@@ -177,7 +177,7 @@ def _check_grid(name, array, source_grid, grid, prefix):
 
 
 def _resize_tokens(array, source_grid, grid, method, prefix):
-    """Resizes the positions of all tokens but the first, of one layer or stacked."""
+    """Resizes the positions of patches, behind `prefix` others, of one layer or stacked."""
     first, patches = array[..., :prefix, :], array[..., prefix:, :]
     patches = patches.reshape(*array.shape[:-2], *source_grid, array.shape[-1])
     resized = resize_grid(patches, grid, method)

@@ -1,4 +1,4 @@
-"""How released models prepare images, for files with nothing but arrays.
+"""How released models prepare images and which GELU they have, where files do not say it.
 
 From the pretrained_cfg of timm 1.0.31 (tests/weights/published_test.py compares), for those of its
 models that can be read here, but for CLIP's, and of those with registers for DINOv2's only. Several
