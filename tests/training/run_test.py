@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.runs import TINY, load
 from vit_jax import config as config_lib
-from vit_jax import models
+from vit_jax import machine, models
 from vit_jax.errors import UserError
 from vit_jax.training import run as run_lib
 from vit_jax.training import sharding
@@ -145,7 +145,7 @@ def test_batches_read_ahead_and_the_process_take_memory(run):
 def test_where_memory_is_scarce_none_is_kept_from_step_to_step(limit, given_back, run, monkeypatch):
     """What malloc keeps lies in pieces: a step once took three times the compiler's figure."""
     calls = []
-    monkeypatch.setattr(run_lib.machine, 'give_memory_back', lambda: calls.append(1))
+    monkeypatch.setattr(machine, 'give_memory_back', lambda: calls.append(1))
     monkeypatch.setattr(run_lib.accumulation, 'bytes_needed', lambda compiled: 5e8)
     monkeypatch.setattr(run_lib.accumulation, 'memory_limit', lambda: limit)
     run_lib.require_memory(run.program)

@@ -65,6 +65,13 @@ def check_fits(needed: float, what: str) -> None:
                         'or add --config.accum_steps=0, which splits the batch so that it fits.')
 
 
+def require_memory(needed: float) -> None:
+    """Makes room for training steps of `needed` bytes of a device; raises as `check_fits`."""
+    check_fits(needed, 'a training step')
+    if 3 * needed > memory_limit():
+        machine.give_memory_back()
+
+
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
     """Bytes per device by the compiler: arguments, results not written over them, temporaries."""
     m = compiled.memory_analysis()

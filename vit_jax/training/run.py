@@ -16,7 +16,6 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import machine
 from vit_jax.data import cached, folders, pipeline, sources, subsets
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
@@ -207,9 +206,7 @@ def require_memory(program: Program) -> None:
     if jax.default_backend() == 'cpu':
         needed = accumulation.bytes_needed(program.train_step) - sharding.bytes_per_device(
             (program.abstract_state, program.abstract_constants))
-        accumulation.check_fits(needed + bytes_besides(program), 'a training step')
-        if 3 * needed > accumulation.memory_limit():
-            machine.give_memory_back()
+        accumulation.require_memory(needed + bytes_besides(program))
 
 
 def initial_or_restored_state(run: Run, checkpoints: Checkpointer, params: PyTree | None
