@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from vit_jax.models.convolution import convolve
 from vit_jax.models.dropout import MASKS
 
 KERNELS = ('auto', 'xla', 'cpu', 'gpu')  # auto: as xla, where training/chosen.py does not choose
@@ -87,9 +88,14 @@ def remat_mlp(kernel: str, function: Callable[..., Array]) -> Callable[..., Arra
         kept.dots_saveable, kept.save_only_these_names(MASKS)))
 
 
-def patches(kernel: str) -> type[nn.Module]:
+def patches(kernel: str) -> Callable[..., nn.Module]:
     """nn.Conv of patches that do not overlap, computed by one of KERNELS."""
-    return GpuPatches if kernel == 'gpu' else nn.Conv
+    return GpuPatches if kernel == 'gpu' else functools.partial(
+        nn.Conv, conv_general_dilated_cls=lambda: _convolve)
+
+
+def _convolve(x, kernel, strides, padding, **_):  # dilations and groups, which patches lack
+    return convolve(x, kernel, strides, padding)
 
 
 class GpuPatches(nn.Conv):

@@ -19,6 +19,7 @@ from vit_jax import fields
 from vit_jax.errors import UserError, check_names
 from vit_jax.fields import SWITCH, number, one_of, several, whole
 from vit_jax.models.axial_resnet import AxialAttention
+from vit_jax.models.convolution import convolve
 from vit_jax.models.stack import Dtype, RematPolicy, Unroll, check_images, remat, stack
 
 
@@ -44,10 +45,8 @@ class StdConv(nn.Module):
         variance = (kernel**2).mean((0, 1, 2))
         scale = (jnp.sqrt(variance) + self.epsilon if self.epsilon_on == 'std' else
                  jnp.sqrt(variance + self.epsilon))
-        y = jax.lax.conv_general_dilated(
-            x, (kernel / scale).astype(self.dtype), (self.stride, self.stride),
-            ((pad, pad), (pad, pad)) if self.fixed_padding else 'SAME',
-            dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        y = convolve(x, (kernel / scale).astype(self.dtype), (self.stride, self.stride),
+                     ((pad, pad), (pad, pad)) if self.fixed_padding else 'SAME')
         return nn.with_logical_constraint(y, ('batch', 'rows', 'columns', 'features'))
 
 

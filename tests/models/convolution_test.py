@@ -1,0 +1,74 @@
+"""Gradients of convolutions are JAX's own, in the form that XLA computes fast on a CPU."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support.programs import program_on, small_config
+from vit_jax.models.convolution import LAYOUT, convolve
+
+# kernel, stride, padding, image: of ResNets, of patches, of which the last also lacks a remainder.
+CASES = [((1, 1), 1, 'SAME', (6, 5)), ((1, 1), 2, 'SAME', (6, 5)),
+         ((1, 1), 1, [(1, 1)] * 2, (4, 4)), ((3, 3), 1, 'SAME', (6, 5)),
+         ((3, 3), 2, 'SAME', (8, 7)), ((3, 3), 2, [(1, 1)] * 2, (8, 7)),
+         ((7, 7), 2, [(3, 3)] * 2, (16, 15)), ((4, 2), (4, 2), 'VALID', (9, 7))]
+
+
+def gradients(convolution, dtype, kernel, stride, padding, size):
+    keys = jax.random.split(jax.random.key(0), 3)
+    strides = (stride, stride) if isinstance(stride, int) else stride
+
+    def normal(key, shape):  # the same numbers for both dtypes
+        return jax.random.normal(key, shape, jnp.bfloat16).astype(dtype)
+
+    y, backward = jax.vjp(lambda x, kernel: convolution(x, kernel, strides, padding),
+                          normal(keys[0], (3, *size, 4)), normal(keys[1], (*kernel, 4, 5)))
+    return y, *backward(normal(keys[2], y.shape))
+
+
+def of_jax(x, kernel, strides, padding):
+    return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=LAYOUT)
+
+
+@pytest.mark.parametrize('case', CASES, ids=str)
+def test_gradients_are_those_of_jax(case):
+    for found, expected in zip(gradients(convolve, jnp.float32, *case),
+                               gradients(of_jax, jnp.float32, *case), strict=True):
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    for found, expected in zip(gradients(convolve, jnp.bfloat16, *case),
+                               gradients(of_jax, jnp.float32, *case), strict=True):
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_allclose(found.astype(jnp.float32), expected,
+                                   atol=1e-2 * np.abs(expected).max())
+
+
+def convolutions(text):
+    """How the convolutions of a program compiled by XLA see their arguments and results."""
+    return re.findall(r' convolution\(.*dim_labels=(\S+?)[,\s]', text)
+
+
+@pytest.mark.parametrize('family', ['vit', 'hybrid', 'resnet'])
+def test_in_a_loop_all_have_the_form_that_is_fast(family):
+    """Others take 20 to 60 times as long; the parts of a batch and residual units are loops."""
+    def found(program):
+        return convolutions(program.train_step.as_text() + ' ')
+
+    parts = found(program_on(small_config(family, accum_steps=2), data=1))
+    assert set(parts) == {'b01f_01io->b01f'}
+
+
+def test_other_platforms_compute_what_jax_derives():
+    """The same convolutions, in any order; on a CPU others, which shows that this can fail."""
+    def lowered(convolution, platform):
+        x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+        gradient = jax.grad(lambda x, kernel: convolution(x, kernel, (2, 2), 'SAME').sum(), (0, 1))
+        text = jax.jit(gradient).trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
+        return sorted(re.findall(r'stablehlo.convolution\([^)]*\)(.*)', text))
+
+    assert lowered(convolve, 'tpu') == lowered(of_jax, 'tpu')
+    assert lowered(convolve, 'cuda') == lowered(of_jax, 'cuda')
+    assert lowered(convolve, 'cpu') != lowered(of_jax, 'cpu')
