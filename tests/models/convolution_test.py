@@ -53,7 +53,7 @@ def convolutions(text):
 
 @pytest.mark.parametrize('family', ['vit', 'hybrid', 'resnet'])
 def test_in_a_loop_all_have_the_form_that_is_fast(family):
-    """Others take 20 to 60 times as long; the parts of a batch and residual units are loops."""
+    """Others take 15 to 60 times as long; the parts of a batch and residual units are loops."""
     def found(program):
         return convolutions(program.train_step.as_text() + ' ')
 
