@@ -54,11 +54,8 @@ def convolutions(text):
 @pytest.mark.parametrize('family', ['vit', 'hybrid', 'resnet'])
 def test_in_a_loop_all_have_the_form_that_is_fast(family):
     """Others take 15 to 60 times as long; the parts of a batch and residual units are loops."""
-    def found(program):
-        return convolutions(program.train_step.as_text() + ' ')
-
-    parts = found(program_on(small_config(family, accum_steps=2), data=1))
-    assert set(parts) == {'b01f_01io->b01f'}
+    program = program_on(small_config(family, accum_steps=2), data=1)
+    assert set(convolutions(program.train_step.as_text())) == {'b01f_01io->b01f'}
 
 
 def test_other_platforms_compute_what_jax_derives():
