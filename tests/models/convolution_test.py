@@ -46,6 +46,29 @@ def test_gradients_are_those_of_jax(case):
                                    atol=1e-2 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize('case', [CASES[1], CASES[5], CASES[7]], ids=str)
+def test_every_derivative_is_that_of_jax(case):
+    """Forward, forward of backward, backward of backward, and of each example by itself."""
+    kernel, stride, padding, size = case
+    strides = (stride, stride) if isinstance(stride, int) else stride
+    keys = jax.random.split(jax.random.key(0), 4)
+    primals, tangents = ((jax.random.normal(keys[i], (3, *size, 4)),
+                          jax.random.normal(keys[i + 1], (*kernel, 4, 5))) for i in (0, 2))
+
+    def of(convolution):
+        def function(x, kernel):
+            return jnp.sin(convolution(x, kernel, strides, padding))
+
+        backward = jax.grad(lambda *arguments: function(*arguments).sum(), (0, 1))
+        squares = jax.grad(lambda *arguments: sum(jnp.sum(g**2) for g in backward(*arguments)))
+        each = jax.vmap(lambda x, kernel: backward(x[None], kernel), (0, None))
+        return jax.jit(lambda: (jax.jvp(function, primals, tangents), squares(*primals),
+                                jax.jvp(backward, primals, tangents), each(*primals)))()
+
+    for found, expected in zip(*map(jax.tree.leaves, (of(convolve), of(of_jax))), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
 def convolutions(text):
     """How the convolutions of a program compiled by XLA see their arguments and results."""
     return re.findall(r' convolution\(.*dim_labels=(\S+?)[,\s]', text)

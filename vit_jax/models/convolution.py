@@ -10,6 +10,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 LAYOUT = ('NHWC', 'HWIO', 'NHWC')
@@ -26,78 +29,104 @@ def convolve(x: Float[Array, 'batch height width in_features'],
     return _convolve(x, kernel, tuple(strides), tuple(map(tuple, padding)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _convolve(x, kernel, strides, padding):
-    return _plain(x, kernel, strides, padding)
-
-
 def _plain(x, kernel, strides, padding, **dilation):
     return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=LAYOUT,
                                         **dilation)
 
 
-def _forward(x, kernel, strides, padding):
-    return _plain(x, kernel, strides, padding), (x, kernel)  # the primitive of stack.REMAT_POLICIES
+_convolve = jax.custom_jvp(_plain, nondiff_argnums=(2, 3))
 
 
-def _backward(strides, padding, kept, gradient):
-    of_pixels = kept[1].shape[:2] == (1, 1) and not any(map(any, padding))
-    gradients = (_of_pixels if of_pixels else _of_windows)(*kept, gradient, strides, padding)
-    derived = _derived(*kept, gradient, strides, padding)
-    return tuple(jax.lax.platform_dependent(cpu=cpu, default=default)
-                 for cpu, default in zip(gradients, derived, strict=True))
+@functools.partial(_convolve.defjvp, symbolic_zeros=True)
+def _differentiate(strides, padding, primals, tangents):
+    (x, kernel), (of_x, of_kernel) = primals, tangents
+    terms = [_tangent.bind(*arguments, strides=strides, padding=padding)
+             for arguments in ((of_x, kernel), (x, of_kernel))
+             if not any(isinstance(each, SymbolicZero) for each in arguments)]
+    y = _plain(x, kernel, strides, padding)  # the primitive of stack.REMAT_POLICIES
+    return y, functools.reduce(jnp.add, terms)
 
 
-def _derived(x, kernel, gradient, strides, padding):
-    """How to compute the gradients of x and of the kernel, each by itself, as JAX derives them."""
-    def of_x():
-        return jax.linear_transpose(lambda x: _plain(x, kernel, strides, padding), x)(gradient)[0]
-
-    def of_kernel():
-        return jax.linear_transpose(lambda kernel: _plain(x, kernel, strides, padding), kernel
-                                    )(gradient)[0]
-
-    return of_x, of_kernel
+# Of a tangent, which is linear in one of the arguments: _plain, but for how it is transposed.
+_tangent = Primitive('convolution_tangent')
+_tangent.def_impl(_plain)
+mlir.register_lowering(_tangent, mlir.lower_fun(_plain, multiple_results=False))
 
 
-def _of_windows(x, kernel, gradient, strides, padding):
-    """The same, as the convolutions into which XLA would transpose these."""
-    low = [before for before, _ in padding]
-    size, inputs = kernel.shape[:2], x.shape[1:3]
-    spread = [(n - 1) * stride + 1 for n, stride in zip(gradient.shape[1:3], strides, strict=True)]
+@_tangent.def_abstract_eval
+def _shape(*arguments, **parameters):
+    y = jax.eval_shape(functools.partial(_plain, **parameters), *arguments)
+    return jax.core.ShapedArray(y.shape, y.dtype)
 
-    def pads(low, out, given, window):  # so that `out` places are left
-        return [(before, n + w - 1 - g - before)
-                for before, n, g, w in zip(low, out, given, window, strict=True)]
 
-    def of_x():
-        before = [n - 1 - before for n, before in zip(size, low, strict=True)]
+def _batch(arguments, axes, **parameters):
+    return jax.vmap(functools.partial(_plain, **parameters), axes)(*arguments), 0
+
+
+batching.primitive_batchers[_tangent] = _batch
+
+
+def _transpose_x(gradient, x, kernel, strides, padding):
+    """The gradient of x, of which only x.aval is known."""
+    x = x.aval
+
+    def by_pixels():
+        found = _product('bhwo,io->bhwi', gradient, kernel[0, 0]).astype(x.dtype)
+        return _transposed(lambda x: x[:, ::strides[0], ::strides[1]], x, found)
+
+    def by_windows():
+        low = [n - 1 - before for n, (before, _) in zip(kernel.shape[:2], padding, strict=True)]
         return _plain(gradient, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1),
-                      pads(before, inputs, spread, size), lhs_dilation=strides)
+                      _pads(low, x.shape[1:3], _spread(gradient, strides), kernel.shape[:2]),
+                      lhs_dilation=strides)
 
-    def of_kernel():
+    return jax.lax.platform_dependent(
+        cpu=by_pixels if _of_pixels(kernel, padding) else by_windows,
+        default=lambda: _transposed(lambda x: _plain(x, kernel, strides, padding), x, gradient))
+
+
+def _transpose_kernel(gradient, x, kernel, strides, padding):
+    """The gradient of the kernel, of which only kernel.aval is known."""
+    kernel = kernel.aval
+
+    def by_pixels():
+        return _product('bhwi,bhwo->io', x[:, ::strides[0], ::strides[1]], gradient
+                        ).astype(kernel.dtype)[None, None]
+
+    def by_windows():
+        low = [before for before, _ in padding]
         return _plain(x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3), (1, 1),
-                      pads(low, size, inputs, spread), rhs_dilation=strides
-                      ).transpose(1, 2, 0, 3)
+                      _pads(low, kernel.shape[:2], x.shape[1:3], _spread(gradient, strides)),
+                      rhs_dilation=strides).transpose(1, 2, 0, 3)
 
-    return of_x, of_kernel
-
-
-def _of_pixels(x, kernel, gradient, strides, padding):
-    """The same of a 1x1 convolution without padding, as products of matrices."""
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-
-    def pixels(x):
-        return x[:, ::strides[0], ::strides[1]]
-
-    def of_x():
-        found = product('bhwo,io->bhwi', gradient, kernel[0, 0]).astype(x.dtype)
-        return jax.linear_transpose(pixels, x)(found)[0]
-
-    def of_kernel():
-        return product('bhwi,bhwo->io', pixels(x), gradient).astype(kernel.dtype)[None, None]
-
-    return of_x, of_kernel
+    return jax.lax.platform_dependent(
+        cpu=by_pixels if _of_pixels(kernel, padding) else by_windows,
+        default=lambda: _transposed(lambda kernel: _plain(x, kernel, strides, padding), kernel,
+                                    gradient))
 
 
-_convolve.defvjp(_forward, _backward)
+ad.defbilinear(_tangent, _transpose_x, _transpose_kernel)
+
+
+def _of_pixels(kernel, padding):
+    """Whether the convolution is a product of matrices."""
+    return kernel.shape[:2] == (1, 1) and not any(map(any, padding))
+
+
+def _product(axes, *factors):
+    return jnp.einsum(axes, *factors, preferred_element_type=jnp.float32)
+
+
+def _transposed(linear, argument, gradient):
+    return jax.linear_transpose(linear, argument)(gradient)[0]
+
+
+def _spread(gradient, strides):
+    """Height and width of a gradient with zeros between its entries."""
+    return [(n - 1) * stride + 1 for n, stride in zip(gradient.shape[1:3], strides, strict=True)]
+
+
+def _pads(low, out, given, window):
+    """The padding, `low` before, with which a window leaves `out` places of those `given`."""
+    return [(before, n + w - 1 - g - before)
+            for before, n, g, w in zip(low, out, given, window, strict=True)]
