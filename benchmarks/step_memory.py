@@ -29,7 +29,7 @@ def options():
 def predict(given):
     """Bytes of the peak."""
     command = [sys.executable, '-m', 'vit_jax.plan', f'--config=configs/vit.py:{given.model}',
-               '--chip=cpu', '--devices=1', '--no-search', '--json',
+               '--chip=cpu', '--devices=1', '--no-search', '--json', '--config.accum_steps=1',
                f'--config.batch_size={given.batch_size}', f'--config.model.dtype={given.dtype}']
     done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE)
     if done.returncode:  # it has said why
@@ -50,7 +50,7 @@ def measure(given):
     from vit_jax.training.program import Program
 
     config = config_lib.base(given.model)
-    config.update(batch_size=given.batch_size, num_steps=10)
+    config.update(batch_size=given.batch_size, accum_steps=1, num_steps=10)
     config.model.update(dtype=given.dtype, representation_size=config.model.hidden_size,
                         dropout_rate=0.1)
     program = Program(config_lib.complete(config_lib.checked(config), 1000, 1000),

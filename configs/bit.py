@@ -64,7 +64,7 @@ def get_config(arg: str = 'r50x1,cifar10'):
         rest for limit, *rest in SCHEDULES if num_examples < limit)
     config.num_steps = steps
     config.batch_size = 512
-    config.accum_steps = 0  # in as few parts as fit in memory: 1 where 512 images do
+    config.accum_steps = 0  # in as few parts as fit in memory; on a CPU no fewer than are fastest
     config.image_size = (crop,) * 2
     config.augment.update(crop='resize', crop_ratio=crop / larger, mixup=mixup)
     # The whole image is squashed in evaluation; mean and standard deviation are the weights'.

@@ -374,9 +374,11 @@ def test_a_run_goes_on_with_the_default_of_a_field_that_it_did_not_have(name, fi
 
 
 def test_what_was_chosen_holds_where_the_config_leaves_the_choice():
-    automatic, two = (config_lib.checked(tiny(accum_steps=n)) for n in (0, 2))
+    fastest, automatic, two = (config_lib.checked(tiny(accum_steps=n)) for n in (-1, 0, 2))
+    assert config_lib.complete(fastest, 50, 2).accum_steps == -1
     assert config_lib.complete(automatic, 50, 2).accum_steps == 0
-    assert config_lib.complete(automatic, 50, 2, accum_steps=4).accum_steps == 4
+    for each in (fastest, automatic):
+        assert config_lib.complete(each, 50, 2, accum_steps=4).accum_steps == 4
     assert config_lib.complete(two, 50, 2, accum_steps=4).accum_steps == 2
 
 

@@ -164,7 +164,7 @@ def _check(config):
     if config.patience and not config.eval_every:
         raise UserError(f'patience is {config.patience} and eval_every 0, which evaluates only at '
                         'the end: set eval_every to a number of steps, or patience to 0.')
-    if config.accum_steps and config.batch_size % config.accum_steps:
+    if config.accum_steps > 0 and config.batch_size % config.accum_steps:
         raise UserError(f'batch_size {config.batch_size} is not divisible by accum_steps '
                         f'{config.accum_steps}.')
 
@@ -212,7 +212,8 @@ def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: 
     elif len(weights) not in (0, num_classes):
         raise UserError(f'loss.class_weights are {len(weights)} and {config.dataset.name!r} has '
                         f'{num_classes} classes: give one for each, in the order of the labels.')
-    config.accum_steps = config.accum_steps or accum_steps
+    if config.accum_steps < 1:
+        config.accum_steps = accum_steps or config.accum_steps
     return ml_collections.FrozenConfigDict(config)
 
 
@@ -274,7 +275,7 @@ def differences(old, new) -> list[str]:
     for field in sorted(old.keys() | new.keys()):
         a, b = old.get(field, 'absent'), new.get(field, 'absent')
         moved = field in ('dataset.name', 'pretrained') and may_have_moved(a, b)
-        chosen = field == 'accum_steps' and b == 0  # 'automatic' keeps what was chosen first
+        chosen = field == 'accum_steps' and b in (-1, 0)  # which keeps what was chosen first
         if a != b and not (moved or chosen or any(fnmatch.fnmatch(field, p) for p in MAY_DIFFER)):
             lines.append(f'{field}: {a!r} in the workdir, {b!r} now')
     return lines

@@ -17,8 +17,9 @@ FIELDS = {  # by dotted name
     'seed': Field(0, whole(-2**63, 2**63 - 1)._replace(words='a whole number of 64 bits'),
                   'of parameters, order of images, crops, MixUp and dropout'),
     'batch_size': Field(4096, whole(1), 'images of a step, over all devices'),
-    'accum_steps': Field(1, whole(0), 'parts of a batch that are computed one after another '
-                         '(gradient accumulation); 0: the fewest that fit in memory'),
+    'accum_steps': Field(-1, whole(-1), 'parts of a batch that are computed one after another '
+                         '(gradient accumulation); -1: as many as are fastest, 1 but on a CPU; 0: '
+                         'the fewest of these that fit in memory'),
     'num_steps': Field(0, whole(0), 'length of the run: either this'),
     'num_epochs': Field(0.0, number(least=0), 'or this; the other is 0'),
     'image_size': Field((224, 224), SIDES, 'height and width in pixels'),

@@ -34,8 +34,17 @@ def test_a_cpu_computes_about_as_many_tokens_at_once(batch_size, devices, side, 
     assert parts.fastest(model, batch_size, (side, side), devices, 'tpu') == 1
 
 
+@pytest.mark.parametrize(('name', 'side', 'expected'), [
+    ('ti16', 224, 4), ('s32', 224, 1), ('r_ti16', 224, 4), ('r26_s32', 224, 4), ('r50x1', 224, 4),
+    ('r50x1', 480, 32), ('r50x1', 96, 1)])
+def test_training_takes_about_eight_images_of_224_pixels_at_once(name, side, expected):
+    model = models.build(name, 10)
+    assert parts.fastest(model, 64, (side, side), 2, 'cpu', train=True) == expected
+    assert parts.fastest(model, 64, (side, side), 2, 'tpu', train=True) == 1
+
+
 @pytest.mark.parametrize('name', ['r50x1', 'r_ti16'])
-def test_resnets_and_hybrids_are_computed_at_once(name):
+def test_outputs_of_resnets_and_hybrids_are_computed_at_once(name):
     assert parts.fastest(models.build(name, 10), 64, (224, 224), 1, 'cpu') == 1
 
 

@@ -9,10 +9,11 @@ from vit_jax.training import accumulation
 class Program:
     """Pretends that a step needs 1000 bytes and 100 for every image of a part of the batch."""
 
-    def __init__(self, batch_size, devices, curve=0, accum_steps=0, asked=None):
+    def __init__(self, batch_size, devices, curve=0, accum_steps=0, asked=None, fastest_parts=1):
         self.config = types.SimpleNamespace(batch_size=batch_size, accum_steps=accum_steps)
         self.mesh = types.SimpleNamespace(shape={'data': devices, 'fsdp': 1, 'tensor': 1})
         self.curve, self.asked = curve, [] if asked is None else asked
+        self.fastest_parts = fastest_parts
 
     def with_accum_steps(self, accum_steps):
         return Program(self.config.batch_size, self.mesh.shape['data'], self.curve, accum_steps,
@@ -42,6 +43,15 @@ def test_fewest_parts_that_fit(usable, accum_steps, reserved, monkeypatch):
     assert choose(monkeypatch, program, usable, reserved) == accum_steps
     assert len(program.asked) <= 3
     assert program.config.accum_steps == 0
+
+
+@pytest.mark.parametrize(('usable', 'expected'), [(1800, 8), (1799, 16)])
+def test_no_fewer_than_are_computed_fastest(usable, expected, monkeypatch):
+    """Which are compiled alone where they fit: larger steps would take their time for nothing."""
+    program = Program(batch_size=256, devices=4, fastest_parts=8)
+    assert choose(monkeypatch, program, usable) == expected
+    assert program.asked[0] == 8
+    assert len(program.asked) == {8: 1, 16: 2}[expected]
 
 
 def test_what_compiling_takes_is_not_free_any_more(monkeypatch):

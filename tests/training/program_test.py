@@ -8,7 +8,8 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from tests.support.programs import MESHES, program_on, small_config
 from vit_jax.errors import UserError
-from vit_jax.training import pretrained, sharding
+from vit_jax.models import parts
+from vit_jax.training import accumulation, pretrained, sharding
 from vit_jax.training.program import Program
 from vit_jax.workdir import checkpoint
 
@@ -251,6 +252,14 @@ def test_weights_and_smoothed_labels_are_for_training_alone(changed):
         found.append((float(program.eval_step(params, batch)['loss']), train(program, 1)[1][0]))
     assert found[0][0] == found[1][0]
     assert found[0][1] != found[1][1]
+
+
+def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
+    """Which is not the whole where four of its sixteen images, of 65 tokens, fit in caches."""
+    monkeypatch.setattr(parts, 'TRAINED_AT_ONCE', 4 * 65)
+    programs = {n: program_on(small_config(accum_steps=n), data=1) for n in (-1, 0, 1)}
+    programs[0] = accumulation.choose(programs[0])
+    assert [each.config.accum_steps for each in programs.values()] == [4, 4, 1]
 
 
 def test_config_that_changes_later_changes_no_step():

@@ -83,6 +83,7 @@ def test_a_run_that_goes_on_keeps_what_it_has_chosen(tmp_path):
     (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
     again = resolve(tmp_path, accum_steps=0, **{'model.unroll': 0}).config
     assert (again.accum_steps, again.model.remat_policy, again.model.unroll) == (2, 'products', 12)
+    assert resolve(tmp_path, accum_steps=-1, **{'model.unroll': 1}).config.accum_steps == 2
     assert resolve(tmp_path, accum_steps=2, **{'model.unroll': 1}).config.model.unroll == 1
     with pytest.raises(UserError, match='seed: 0 in the workdir, 1 now'):
         resolve(tmp_path, accum_steps=0, seed=1)

@@ -7,24 +7,29 @@ import flax.linen as nn
 import jax
 from jaxtyping import PyTree
 
-# Of each device, without gradients. What a layer computes of this many stays in a CPU's caches;
-# far fewer are slow to multiply. Measured with 197 tokens of an image: docs/experiments.md.
-TOKENS_AT_ONCE = 800
+# Of each device. What a layer computes of this many stays in a CPU's caches; far fewer are slow to
+# multiply, and in training every part adds its gradients to those of the parts before. Measured
+# with 197 tokens of an image: docs/experiments.md.
+TOKENS_AT_ONCE, TRAINED_AT_ONCE = 800, 1600
+PIXELS_OF_A_TOKEN = 16 * 16  # in training, where a ResNet takes most of the time
 
 
 def fastest(model: nn.Module, batch_size: int, image_size: tuple[int, int], devices: int,
-            platform: str = '') -> int:
-    """The number of parts in which outputs without gradients are computed fastest; 1 is the whole.
+            platform: str = '', train: bool = False) -> int:
+    """The number of parts in which a batch is computed fastest; 1 is the whole.
 
-    On a CPU a part of a transformer's batch has TOKENS_AT_ONCE tokens on each device, or fewer,
-    down to half as many, so that the parts are equal. ResNets, hybrids (which are slower in parts),
-    masked patches (which are drawn by the place in a batch) and other platforms compute all at
-    once. The `platform` is by default that of this process, and `devices` share the batch.
+    On a CPU a part has TOKENS_AT_ONCE tokens on each device, or fewer, down to half as many, so
+    that the parts are equal; with `train`, for outputs and gradients, TRAINED_AT_ONCE. Outputs of
+    ResNets and hybrids (which are slower in parts), masked patches (which are drawn by the place in
+    a batch) and all on other platforms are computed at once. The `platform` is by default that of
+    this process, and `devices` share the batch.
     """
-    transformer = hasattr(model, 'pool') and model.resnet is None
-    if (platform or jax.default_backend()) != 'cpu' or not transformer:
+    masks, has_resnet = not hasattr(model, 'resnet'), bool(getattr(model, 'resnet', None))
+    if (platform or jax.default_backend()) != 'cpu' or masks or has_resnet and not train:
         return 1
-    most = max(1, TOKENS_AT_ONCE // (math.prod(model.grid(image_size)) + model.prefix))
+    tokens = (math.prod(image_size) / PIXELS_OF_A_TOKEN if has_resnet else
+              math.prod(model.grid(image_size)) + model.prefix)
+    most = max(1, int((TRAINED_AT_ONCE if train else TOKENS_AT_ONCE) / tokens))
     images = batch_size // devices
     at_once = max(n for n in range(1, most + 1) if images % n == 0)
     return images // at_once if 2 * at_once >= most else 1

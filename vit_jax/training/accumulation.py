@@ -1,4 +1,4 @@
-"""Chooses into how many parts a batch is split so that a training step fits in device memory."""
+"""Chooses into how many parts a batch is split: as fits in memory and, on a CPU, in caches."""
 
 import functools
 import logging
@@ -23,9 +23,10 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
            ) -> Program:
     """The program that splits its batch into the fewest parts with which a training step fits.
 
-    Memory grows linearly with the images per device: two small steps are compiled, the line through
-    them proposes a size, and the compiler's own figure for that size decides. Several processes
-    decide by the one with the least memory. How `program` itself splits the batch does not matter.
+    They are at least as many as are computed fastest, which is the whole but on a CPU. Memory grows
+    linearly with the images per device: two small steps are compiled, the line through them
+    proposes a size, and the compiler's own figure for that size decides. Several processes decide
+    by the one with the least memory. How `program` itself splits the batch does not matter.
 
     Args:
       reserved: bytes of a device that batches take besides the one of the step.
@@ -35,8 +36,8 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
     Raises UserError when not even one image per device fits.
     """
     images = program.config.batch_size // sharding.batch_parts(program.mesh)  # per device and step
-    programs = {images // n: program.with_accum_steps(n)
-                for n in range(1, images + 1) if images % n == 0}  # by images at a time
+    programs = {images // n: program.with_accum_steps(n)  # by images at a time
+                for n in range(program.fastest_parts, images + 1) if images % n == 0}
     needed = functools.cache(lambda at_once: size_of(programs[at_once]))
     few, many = (min(programs, key=lambda n: abs(n - probe)) for probe in PROBES)
     slope = (needed(many) - needed(few)) / (many - few) if many > few else 0.0
@@ -45,7 +46,7 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
     limit -= reserved
     for at_once, chosen in programs.items():
         estimated = needed(few) + slope * (at_once - few)
-        if (estimated <= limit or at_once == 1) and needed(at_once) <= limit:
+        if (estimated <= limit or not slope or at_once == 1) and needed(at_once) <= limit:
             log.info('each batch is computed in %d part(s) of %d images per device: %.1f of %.1f '
                      'GB', images // at_once, at_once, needed(at_once) / 1e9, limit / 1e9)
             return chosen

@@ -73,7 +73,7 @@ def _best(config, trains):
     free = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (-1, 1, 1)
     if not free or trains and config.model.get('hidden_size', 0) > WIDEST:
         return 1
-    return devices_for_batch(config.batch_size // (config.accum_steps or 1))
+    return devices_for_batch(config.batch_size // max(config.accum_steps, 1))
 
 
 def shown_devices(config: ConfigDict) -> int:

@@ -33,7 +33,7 @@ class Program:
     `config` is that config with what it leaves open chosen for the devices, see chosen.py.
 
     The steps split the batch into `config.accum_steps` equal parts, 0 counting as 1; those that
-    evaluate into `eval_parts`, which are as many or more.
+    evaluate into `eval_parts`, which are as many or more; training is fastest in `fastest_parts`.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
     jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, what the training step takes
     besides: the parameters of a teacher, or (). `lr_factors` are from optimizer.lr_factors.
@@ -109,11 +109,16 @@ class Program:
     def _set_steps(self, config):
         """Everything that depends on the split of the batch."""
         sharding.check_batch(config.batch_size, config.accum_steps, self.mesh)
+        fastest = functools.partial(
+            parts.fastest, self.model, config.batch_size, config.image_size,
+            sharding.batch_parts(self.mesh), self._platform)
+        self.fastest_parts = fastest(train=True)
+        if config.accum_steps == -1:
+            config = FrozenConfigDict(config_lib.changed(
+                config, {'accum_steps': self.fastest_parts}))
         self.config = config
         accum_steps = config.accum_steps or 1
-        self.eval_parts = max(accum_steps, parts.fastest(
-            self.model, config.batch_size, config.image_size, sharding.batch_parts(self.mesh),
-            self._platform))
+        self.eval_parts = max(accum_steps, fastest())
         everywhere = sharding.replicated(self.mesh)
         train_step = functools.partial(
             steps.train_step, model=self.model, tx=self._tx, schedule=self._schedule,

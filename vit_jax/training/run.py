@@ -255,8 +255,8 @@ def announce(run: Run, state: TrainState) -> None:
              f'{config.recipe}: ' if config.recipe else '', run.train_data.num_examples,
              run.eval_data.num_examples, config.dataset.num_classes, jax.device_count(),
              jax.devices()[0].device_kind, run.workdir)
-    log.info('computed with %s', ', '.join(f'model.{field}={config.model[field]}' for field in
-                                           chosen.OPEN if field in config.model))
+    log.info('computed with accum_steps=%d, %s', config.accum_steps, ', '.join(
+        f'model.{field}={config.model[field]}' for field in chosen.OPEN if field in config.model))
     if run.program.lr_factors is not None:
         sizes = [x.size for x in jax.tree.leaves(state.params)]
         factors = jax.tree.leaves(run.program.lr_factors)
