@@ -18,8 +18,8 @@ FIELDS = {  # by dotted name
                   'of parameters, order of images, crops, MixUp and dropout'),
     'batch_size': Field(4096, whole(1), 'images of a step, over all devices'),
     'accum_steps': Field(-1, whole(-1), 'parts of a batch that are computed one after another '
-                         '(gradient accumulation); -1: as many as are fastest, 1 but on a CPU; 0: '
-                         'the fewest of these that fit in memory'),
+                         '(gradient accumulation); -1: as many as are fastest, one except on a '
+                         'CPU; 0: at least these, so that they fit in memory'),
     'num_steps': Field(0, whole(0), 'length of the run: either this'),
     'num_epochs': Field(0.0, number(least=0), 'or this; the other is 0'),
     'image_size': Field((224, 224), SIDES, 'height and width in pixels'),

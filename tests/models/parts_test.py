@@ -44,8 +44,10 @@ def test_training_takes_about_eight_images_of_224_pixels_at_once(name, side, exp
 
 
 @pytest.mark.parametrize('name', ['r50x1', 'r_ti16'])
-def test_outputs_of_resnets_and_hybrids_are_computed_at_once(name):
-    assert parts.fastest(models.build(name, 10), 64, (224, 224), 1, 'cpu') == 1
+def test_outputs_of_resnets_and_hybrids_are_computed_in_large_parts(name):
+    model = models.build(name, 10)
+    assert parts.fastest(model, 64, (224, 224), 1, 'cpu') == 1
+    assert parts.fastest(model, 512, (224, 224), 2, 'cpu') == 4
 
 
 def test_masked_patches_are_drawn_for_the_whole_batch():

@@ -260,6 +260,8 @@ def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
     programs = {n: program_on(small_config(accum_steps=n), data=1) for n in (-1, 0, 1)}
     programs[0] = accumulation.choose(programs[0])
     assert [each.config.accum_steps for each in programs.values()] == [4, 4, 1]
+    assert [each.eval_parts for each in programs.values()] == [2, 2, 2]  # of 800 tokens
+    assert programs[0].with_accum_steps(8).eval_parts == 8  # for want of memory
 
 
 def test_config_that_changes_later_changes_no_step():

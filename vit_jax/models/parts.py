@@ -11,25 +11,28 @@ from jaxtyping import PyTree
 # multiply, and in training every part adds its gradients to those of the parts before. Measured
 # with 197 tokens of an image: docs/experiments.md.
 TOKENS_AT_ONCE, TRAINED_AT_ONCE = 800, 1600
-PIXELS_OF_A_TOKEN = 16 * 16  # in training, where a ResNet takes most of the time
+# Where a ResNet takes most of the time. Its outputs are slower in small parts; large ones take
+# less memory, and as long.
+PIXELS_OF_A_TOKEN, RESNET_TOKENS_AT_ONCE = 16 * 16, 12_800
 
 
 def fastest(model: nn.Module, batch_size: int, image_size: tuple[int, int], devices: int,
             platform: str = '', train: bool = False) -> int:
     """The number of parts in which a batch is computed fastest; 1 is the whole.
 
-    On a CPU a part has TOKENS_AT_ONCE tokens on each device, or fewer, down to half as many, so
-    that the parts are equal; with `train`, for outputs and gradients, TRAINED_AT_ONCE. Outputs of
-    ResNets and hybrids (which are slower in parts), masked patches (which are drawn by the place in
-    a batch) and all on other platforms are computed at once. The `platform` is by default that of
-    this process, and `devices` share the batch.
+    On a CPU a part has TOKENS_AT_ONCE tokens on each device (RESNET_TOKENS_AT_ONCE in ResNets and
+    hybrids), or fewer, down to half as many, so that the parts are equal; with `train`, for outputs
+    and gradients, TRAINED_AT_ONCE. Masked patches, which are drawn by the place in a batch, and all
+    on other platforms are computed at once. The `platform` is by default that of this process, and
+    `devices` share the batch.
     """
     masks, has_resnet = not hasattr(model, 'resnet'), bool(getattr(model, 'resnet', None))
-    if (platform or jax.default_backend()) != 'cpu' or masks or has_resnet and not train:
+    if (platform or jax.default_backend()) != 'cpu' or masks:
         return 1
     tokens = (math.prod(image_size) / PIXELS_OF_A_TOKEN if has_resnet else
               math.prod(model.grid(image_size)) + model.prefix)
-    most = max(1, int((TRAINED_AT_ONCE if train else TOKENS_AT_ONCE) / tokens))
+    outputs = RESNET_TOKENS_AT_ONCE if has_resnet else TOKENS_AT_ONCE
+    most = max(1, int((TRAINED_AT_ONCE if train else outputs) / tokens))
     images = batch_size // devices
     at_once = max(n for n in range(1, most + 1) if images % n == 0)
     return images // at_once if 2 * at_once >= most else 1

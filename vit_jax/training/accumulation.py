@@ -23,7 +23,7 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
            ) -> Program:
     """The program that splits its batch into the fewest parts with which a training step fits.
 
-    They are at least as many as are computed fastest, which is the whole but on a CPU. Memory grows
+    They are at least as many as are computed fastest, more than one on a CPU only. Memory grows
     linearly with the images per device: two small steps are compiled, the line through them
     proposes a size, and the compiler's own figure for that size decides. Several processes decide
     by the one with the least memory. How `program` itself splits the batch does not matter.

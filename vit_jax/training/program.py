@@ -32,8 +32,8 @@ class Program:
 
     `config` is that config with what it leaves open chosen for the devices, see chosen.py.
 
-    The steps split the batch into `config.accum_steps` equal parts, 0 counting as 1; those that
-    evaluate into `eval_parts`, which are as many or more; training is fastest in `fastest_parts`.
+    The training step splits the batch into `config.accum_steps` equal parts, 0 counting as 1, and
+    is fastest in `fastest_parts`; steps that evaluate split it into `eval_parts`.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
     jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, what the training step takes
     besides: the parameters of a teacher, or (). `lr_factors` are from optimizer.lr_factors.
@@ -118,7 +118,8 @@ class Program:
                 config, {'accum_steps': self.fastest_parts}))
         self.config = config
         accum_steps = config.accum_steps or 1
-        self.eval_parts = max(accum_steps, fastest())
+        # More than the fastest are for want of memory, which evaluation would lack, too.
+        self.eval_parts = max(accum_steps if accum_steps > self.fastest_parts else 1, fastest())
         everywhere = sharding.replicated(self.mesh)
         train_step = functools.partial(
             steps.train_step, model=self.model, tx=self._tx, schedule=self._schedule,
