@@ -26,9 +26,9 @@ def fastest(model: nn.Module, batch_size: int, image_size: tuple[int, int], devi
     on other platforms are computed at once. The `platform` is by default that of this process, and
     `devices` share the batch.
     """
-    masks, has_resnet = not hasattr(model, 'resnet'), bool(getattr(model, 'resnet', None))
-    if (platform or jax.default_backend()) != 'cpu' or masks:
+    if (platform or jax.default_backend()) != 'cpu' or hasattr(model, 'vit'):  # MaskedPatches
         return 1
+    has_resnet = model.resnet is not None
     tokens = (math.prod(image_size) / PIXELS_OF_A_TOKEN if has_resnet else
               math.prod(model.grid(image_size)) + model.prefix)
     outputs = RESNET_TOKENS_AT_ONCE if has_resnet else TOKENS_AT_ONCE
