@@ -1,3 +1,5 @@
+import pytest
+
 from vit_jax.measuring import rounds
 
 
@@ -43,6 +45,21 @@ def test_steps_that_begin_with_a_full_queue():
     assert counts[:-2] == [rounds.WARM_UP, 1, 2, 4, 8, 16, 32, 32]
     assert counts[-2:] == [6, 6]
     assert timing == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(('growing', 'warm_ups'), [(0, 1), (2, 3), (99, rounds.MOST_WARM_UPS)])
+def test_the_warm_up_lasts_while_a_process_gets_more_memory(growing, warm_ups, monkeypatch):
+    peak, counts = 1e9, []
+    monkeypatch.setattr(rounds.memory, 'peak_resident', lambda: peak)
+
+    def run(count):
+        nonlocal peak
+        counts.append(count)
+        peak += 7e8 if len(counts) <= growing else 1e6
+        return 5.0
+
+    rounds.in_turn({'x': run}, rounds=1, seconds=2.0)
+    assert counts == [*[rounds.WARM_UP] * warm_ups, 1, 1]
 
 
 def test_fast_steps_fill_their_turn():
