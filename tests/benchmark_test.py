@@ -102,11 +102,13 @@ def test_no_more_than_two_steps_are_on_the_devices(monkeypatch):
     assert max(most) == 2
 
 
-def test_operations_of_a_gpu_are_named_where_it_computes_many_at_once(tmp_path):
+def test_operations_of_a_trace(tmp_path):
+    """A GPU's are named where it computes many at once; a loop is what it repeats."""
     events = [{'name': name, 'dur': microseconds, 'args': {'hlo_op': operation}}
               for name, microseconds, operation in (
                   ('nvjet_128x128', 30, 'command_buffer_1'), ('loop_fusion', 10, 'loop_fusion.2'),
-                  ('nvjet_128x128', 50, 'command_buffer_1'), ('softmax', 20, 'command_buffer_2'))]
+                  ('nvjet_128x128', 50, 'command_buffer_1'), ('softmax', 20, 'command_buffer_2'),
+                  ('while', 900, 'while.4'), ('call', 70, 'call'))]
     with gzip.open(tmp_path / 'host.trace.json.gz', 'wt') as file:
         json.dump({'traceEvents': [*events, {'name': 'a thread'}]}, file)
     assert profile.operations(str(tmp_path), 2, {}) == [

@@ -13,6 +13,9 @@ import jax
 
 from vit_jax.errors import UserError
 
+# Operations that last as long as those within them.
+CONTAINERS = re.compile(r'(while|conditional|call)(\.\d+)?$')
+
 
 def make(directory: str) -> None:
     """Makes the directory for a trace; UserError where there can be none."""
@@ -83,7 +86,7 @@ def operations(directory: str, steps: int, place_of: Mapping[str, str]) -> list[
         operation = event.get('args', {}).get('hlo_op')
         if operation and operation.startswith('command_buffer'):  # of a GPU: many kernels at once
             operation = event['name']
-        if operation:
+        if operation and not CONTAINERS.match(operation):
             place = place_of.get(operation) or re.sub(r'\.\d+$', '', operation)
             seconds[place] += event['dur'] / 1e6 / steps
     return seconds.most_common()
