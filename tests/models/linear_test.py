@@ -159,12 +159,15 @@ def test_by_a_gpu_cublas_can_compute_gelu_of_inference():
 def test_products_round_their_result_once():
     a, b = random_images(5, 300).astype(jnp.bfloat16), random_images(300, 4, seed=2)
     exact = np.asarray(a, np.float64) @ np.asarray(b.astype(jnp.bfloat16), np.float64)
-    found = linear.product('ij,jk->ik', a, b)
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2 ** -8, atol=1e-5)
-    gradients = jax.grad(lambda a, b: linear.product('ij,jk->ik', a, b).sum(), (0, 1))(a, b)
-    assert [x.dtype for x in gradients] == [jnp.bfloat16, jnp.float32]
+    bias = 10 * random_images(4, seed=3)
+    for expected, arguments in ((exact, (a, b)), (exact + bias, (a, b, bias))):
+        found = linear.product('ij,jk->ik', *arguments)
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=2 ** -8, atol=1e-5)
+    gradients = jax.grad(lambda *x: linear.product('ij,jk->ik', *x).sum(), (0, 1, 2))(a, b, bias)
+    assert [x.dtype for x in gradients] == [jnp.bfloat16, jnp.float32, jnp.float32]
     np.testing.assert_allclose(gradients[1][:, 0], np.asarray(a, np.float64).sum(0), atol=1e-5)
+    np.testing.assert_array_equal(gradients[2], [5, 5, 5, 5])
 
 
 @pytest.mark.parametrize('batch', [1, 3])
@@ -232,15 +235,19 @@ def test_by_a_gpu_the_backward_pass_of_an_mlp_keeps_products_and_bits():
                     ('uint8', outer // 8), ('uint8', hidden // 8)]
 
 
+@pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
 @pytest.mark.parametrize(('fields', 'shape'), [
     (dict(patch_size=(2, 4)), (2, 8, 12, 3)), (dict(partial_patches='drop'), (2, 11, 14, 3)),
     (dict(patch_size=(1, 1), resnet=variants.hybrid_resnet(units=(1, 1))), (2, 16, 32, 3))],
     ids=str)
-def test_patches_are_those_of_a_convolution(fields, shape):
+def test_patches_are_those_of_a_convolution(fields, shape, kernel):
     images = random_images(*shape)
     params = randomised(build('xla', **fields), images)
     expected, found = (apply(build(kernel, **fields), {'params': params}, images)
-                       for kernel in ('xla', 'gpu'))
+                       for kernel in ('xla', kernel))
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
-    convolved = str(jax.make_jaxpr(build('gpu', **fields).apply)({'params': params}, images))
-    assert 'window_strides=(1, 1)' in convolved
+    program = str(jax.make_jaxpr(build(kernel, **fields).apply)({'params': params}, images))
+    if kernel == 'gpu':
+        assert 'window_strides=(1, 1)' in program
+    else:
+        assert ('conv_general_dilated' in program) == ('resnet' in fields)

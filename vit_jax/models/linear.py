@@ -2,9 +2,10 @@
 
 The form for CPUs is one for bfloat16. With XLA's kernels for CPUs (jaxlib 0.10.1) a product of
 bfloat16 matrices with a bfloat16 result runs at half the speed of the same with a float32 result,
-rounded afterwards; and a sum over the rows of a batch, the gradient of every bias and scale, takes
-several times as long as a product with ones. On a GPU (jaxlib 0.11.2) XLA adds up these rows in
-bfloat16, with errors of 14 to 18 % in a small model.
+rounded afterwards, to which the bias is added before, as each rounding takes seven operations; a
+convolution is computed in float32; and a sum over the rows of a batch, the gradient of every bias
+and scale, takes several times as long as a product with ones. On a GPU (jaxlib 0.11.2) XLA adds up
+these rows in bfloat16, with errors of 14 to 18 % in a small model.
 """
 
 import functools
@@ -90,12 +91,37 @@ def remat_mlp(kernel: str, function: Callable[..., Array]) -> Callable[..., Arra
 
 def patches(kernel: str) -> Callable[..., nn.Module]:
     """nn.Conv of patches that do not overlap, computed by one of KERNELS."""
-    return GpuPatches if kernel == 'gpu' else functools.partial(
-        nn.Conv, conv_general_dilated_cls=lambda: _convolve)
+    return {'cpu': CpuPatches, 'gpu': GpuPatches}.get(kernel, functools.partial(
+        nn.Conv, conv_general_dilated_cls=lambda: _convolve))
 
 
 def _convolve(x, kernel, strides, padding, **_):  # dilations and groups, which patches lack
     return convolve(x, kernel, strides, padding)
+
+
+def _patches(layer, images):
+    """([batch, rows, columns, numbers of a patch], kernel [numbers of a patch, features])."""
+    (height, width), channels = layer.kernel_size, images.shape[-1]
+    kernel = layer.param('kernel', layer.kernel_init, (height, width, channels, layer.features),
+                         layer.param_dtype)
+    rows, columns = images.shape[1] // height, images.shape[2] // width
+    x = images[:, :rows * height, :columns * width].astype(layer.dtype).reshape(
+        -1, rows, height, columns, width, channels)
+    numbers = height * width * channels
+    return (x.swapaxes(2, 3).reshape(-1, rows, columns, numbers),
+            kernel.reshape(numbers, layer.features))
+
+
+class CpuPatches(nn.Conv):
+    """nn.Conv of patches that do not overlap, with the same parameters, as a product."""
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'batch height width channels']
+                 ) -> Float[Array, 'batch rows columns features']:
+        x, kernel = _patches(self, images)
+        bias = (self.param('bias', self.bias_init, (self.features,), self.param_dtype)
+                if self.use_bias else None)
+        return product('abcw,wm->abcm', x, kernel, bias)
 
 
 class GpuPatches(nn.Conv):
@@ -107,17 +133,10 @@ class GpuPatches(nn.Conv):
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels']
                  ) -> Float[Array, 'batch rows columns features']:
-        (height, width), channels = self.kernel_size, images.shape[-1]
-        kernel = self.param('kernel', self.kernel_init, (height, width, channels, self.features),
-                            self.param_dtype).astype(self.dtype)
-        rows, columns = images.shape[1] // height, images.shape[2] // width
-        x = images[:, :rows * height, :columns * width].astype(self.dtype).reshape(
-            -1, rows, height, columns, width, channels)
+        x, kernel = _patches(self, images)
         # No product of matrices: XLA would lay out all that follows with the images side by side.
-        y = jax.lax.conv_general_dilated(
-            x.swapaxes(2, 3).reshape(-1, rows, columns, height * width * channels),
-            kernel.reshape(1, 1, -1, self.features), (1, 1), 'VALID',
-            dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        y = jax.lax.conv_general_dilated(x, kernel.astype(self.dtype)[None, None], (1, 1), 'VALID',
+                                         dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
         if not self.use_bias:
             return y
         bias = self.param('bias', self.bias_init, (self.features,), self.param_dtype)
@@ -130,8 +149,7 @@ class CpuDense(nn.DenseGeneral):
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens ...']) -> Float[Array, 'batch tokens ...']:
         axes, kernel, bias = _parameters(self, x)
-        y = product(axes, x.astype(self.dtype), kernel)
-        return y + broadcast(bias, y.shape, y.dtype, 'cpu')
+        return product(axes, x.astype(self.dtype), kernel, bias)
 
 
 class GpuDense(nn.DenseGeneral):
@@ -190,27 +208,30 @@ class CpuLayerNorm(nn.LayerNorm):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def product(axes: str, a: Array, b: Array) -> Array:
-    """jnp.einsum(axes, a, b) of values rounded to a's dtype, summed in float32, of a's dtype.
+def product(axes: str, a: Array, b: Array, bias: Array | None = None) -> Array:
+    """jnp.einsum(axes, a, b) + bias of values rounded to a's dtype, of which the result is.
 
-    Gradients are products of the same kind. That of `b` is rounded only where b is not float32.
+    It is summed in float32, with the bias, and rounded once. Gradients are products of the same
+    kind. Those of `b` and `bias` are rounded only where these are not float32.
     """
-    return _einsum(axes, a, b.astype(a.dtype), a.dtype)
+    y = _einsum(axes, a, b.astype(a.dtype))
+    return (y if bias is None else y + bias).astype(a.dtype)
 
 
-def _einsum(axes, a, b, dtype):
-    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32).astype(dtype)
+def _einsum(axes, a, b):
+    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32)
 
 
-def _product_forward(axes, a, b):
-    return product(axes, a, b), (a, b)
+def _product_forward(axes, a, b, bias=None):
+    return product(axes, a, b, bias), (a, b, bias)
 
 
 def _product_backward(axes, kept, gradient):
-    a, b = kept
+    a, b, bias = kept
     left, right, out = axes.replace('->', ',').split(',')
-    return (_einsum(f'{out},{right}->{left}', gradient, b.astype(a.dtype), a.dtype),
-            _einsum(f'{left},{out}->{right}', a, gradient, b.dtype))
+    return (_einsum(f'{out},{right}->{left}', gradient, b.astype(a.dtype)).astype(a.dtype),
+            _einsum(f'{left},{out}->{right}', a, gradient).astype(b.dtype),
+            None if bias is None else _sum_of_rows(gradient, bias, 'cpu'))
 
 
 product.defvjp(_product_forward, _product_backward)
@@ -230,15 +251,19 @@ def _broadcast_forward(x, shape, dtype, kernel):
 
 
 def _broadcast_backward(shape, dtype, kernel, x, gradient):
+    return (_sum_of_rows(gradient, x, kernel),)
+
+
+def _sum_of_rows(gradient, x, kernel):
     rows = gradient.reshape(-1, x.size)
     if kernel == 'cpu':
-        sums = jnp.matmul(jnp.ones((ROWS, len(rows)), dtype), rows,
+        sums = jnp.matmul(jnp.ones((ROWS, len(rows)), rows.dtype), rows,
                           preferred_element_type=jnp.float32)[0]
     else:
         # The barrier gives the sum a kernel of its own. As part of what computes the rows, it would
         # slow down writing them.
         sums = jax.lax.optimization_barrier(rows).sum(0, dtype=jnp.float32)
-    return (sums.reshape(x.shape).astype(x.dtype),)
+    return sums.reshape(x.shape).astype(x.dtype)
 
 
 broadcast.defvjp(_broadcast_forward, _broadcast_backward)
