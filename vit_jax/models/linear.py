@@ -209,7 +209,7 @@ class CpuLayerNorm(nn.LayerNorm):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def product(axes: str, a: Array, b: Array, bias: Array | None = None) -> Array:
-    """jnp.einsum(axes, a, b) + bias of values rounded to a's dtype, of which the result is.
+    """jnp.einsum(axes, a, b) + bias, of a's dtype, to which `b` is rounded.
 
     It is summed in float32, with the bias, and rounded once. Gradients are products of the same
     kind. Those of `b` and `bias` are rounded only where these are not float32.
