@@ -37,7 +37,7 @@ class BlockFields:
                                 'cpu: the fastest on a CPU; cudnn: flash attention of NVIDIA GPUs, '
                                 'in bfloat16; auto: chosen for the machine'] = 'auto'
     linear_kernel: Annotated[str, one_of(*linear.KERNELS), 'what computes linear layers and GELUs '
-                             'of the blocks, with cpu LayerNorms, with gpu patches and dropout; '
+                             'of patches and blocks, with cpu LayerNorms, with gpu dropout; '
                              'cpu: the fastest in bfloat16 on a CPU; gpu: on an NVIDIA GPU; auto: '
                              'chosen for the machine'] = 'auto'
     layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '

@@ -99,17 +99,19 @@ def _convolve(x, kernel, strides, padding, **_):  # dilations and groups, which 
     return convolve(x, kernel, strides, padding)
 
 
-def _patches(layer, images):
-    """([batch, rows, columns, numbers of a patch], kernel [numbers of a patch, features])."""
+def _patches_and_parameters(layer, images):
+    """([batch, rows, columns, numbers of a patch], kernel [numbers of a patch, features], bias)."""
     (height, width), channels = layer.kernel_size, images.shape[-1]
     kernel = layer.param('kernel', layer.kernel_init, (height, width, channels, layer.features),
                          layer.param_dtype)
+    bias = (layer.param('bias', layer.bias_init, (layer.features,), layer.param_dtype)
+            if layer.use_bias else None)
     rows, columns = images.shape[1] // height, images.shape[2] // width
     x = images[:, :rows * height, :columns * width].astype(layer.dtype).reshape(
         -1, rows, height, columns, width, channels)
     numbers = height * width * channels
     return (x.swapaxes(2, 3).reshape(-1, rows, columns, numbers),
-            kernel.reshape(numbers, layer.features))
+            kernel.reshape(numbers, layer.features), bias)
 
 
 class CpuPatches(nn.Conv):
@@ -118,10 +120,7 @@ class CpuPatches(nn.Conv):
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels']
                  ) -> Float[Array, 'batch rows columns features']:
-        x, kernel = _patches(self, images)
-        bias = (self.param('bias', self.bias_init, (self.features,), self.param_dtype)
-                if self.use_bias else None)
-        return product('abcw,wm->abcm', x, kernel, bias)
+        return product('abcw,wm->abcm', *_patches_and_parameters(self, images))
 
 
 class GpuPatches(nn.Conv):
@@ -133,14 +132,11 @@ class GpuPatches(nn.Conv):
     @nn.compact
     def __call__(self, images: Float[Array, 'batch height width channels']
                  ) -> Float[Array, 'batch rows columns features']:
-        x, kernel = _patches(self, images)
+        x, kernel, bias = _patches_and_parameters(self, images)
         # No product of matrices: XLA would lay out all that follows with the images side by side.
         y = jax.lax.conv_general_dilated(x, kernel.astype(self.dtype)[None, None], (1, 1), 'VALID',
                                          dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
-        if not self.use_bias:
-            return y
-        bias = self.param('bias', self.bias_init, (self.features,), self.param_dtype)
-        return y + broadcast(bias, y.shape, y.dtype, 'gpu')
+        return y if bias is None else y + broadcast(bias, y.shape, y.dtype, 'gpu')
 
 
 class CpuDense(nn.DenseGeneral):
