@@ -120,8 +120,12 @@ def test_libtpu_without_chips_is_quiet():
     assert (result.returncode, result.stderr) == (-signal.SIGTERM, '')
 
 
-@pytest.mark.parametrize('keeps', [True, False])
-def test_memory_of_a_step_is_there_for_the_next(keeps):
+@pytest.mark.parametrize(('begin', 'keeps'), [
+    ('', False), ('machine.keep_memory()', True),
+    ('machine.keep_memory(); machine.keep_at_most(600_000_000)', True),
+    ('machine._use_huge_pages = id;machine.keep_memory(); machine.keep_at_most(500_000_000)', True),
+    ('machine.keep_memory(); machine.keep_at_most(0)', False)])
+def test_memory_of_a_step_is_there_for_the_next(begin, keeps):
     """400 MB that a thread has freed are not cleared page by page again."""
     program = f"""
 import resource, threading
@@ -133,14 +137,36 @@ def faults():
     thread.start(), thread.join()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-if {keeps}:
-    machine.keep_memory()
+{begin}
 faults()
 print(faults())
 """
     out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
                          stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
     assert (int(out) < 1000) == keeps
+
+
+@pytest.mark.parametrize('limited', [False, True])
+def test_no_more_memory_is_kept_than_asked_for(limited):
+    """Of 1 GB in pieces with small blocks between them 300 MB stay, or all of it."""
+    program = f"""
+import psutil
+from vit_jax import machine
+
+machine.keep_memory()
+if {limited}:
+    machine.keep_at_most(300_000_000)
+before = psutil.Process().memory_info().rss
+pieces, between = [], []
+for n in range(10):
+    pieces.append(b'x' * 100_000_000)
+    between.append(bytes(2000))
+pieces.clear()
+print(psutil.Process().memory_info().rss - before)
+"""
+    out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
+                         stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
+    assert (int(out) > 900_000_000) != limited
 
 
 @pytest.mark.skipif(mmap.PAGESIZE != 4096 or not HUGE_PAGES.exists()

@@ -85,9 +85,8 @@ def check_address_space(needed: float) -> None:
 
 
 # Of glibc's malloc.h, with the values that keep everything: no memory goes back to the system, none
-# comes from mmap, and all threads share what is free; and the first two as they were.
+# comes from mmap, and all threads share what is free.
 _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
-_KEEP_NOT = {'M_TRIM_THRESHOLD': (-1, 128 * 1024), 'M_MMAP_MAX': (-4, 65536)}
 # Of devices that the CPU is shown as, one may be far behind the others where another program keeps
 # its core busy. XLA would complain of that after 20 s, and abort after 60.
 _PATIENT = ('--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600',
@@ -113,17 +112,17 @@ def keep_memory() -> None:
         _use_huge_pages(library)
 
 
-def give_memory_back() -> None:
-    """Ends what `keep_memory` began: for a step that needs much of what there is.
+def keep_at_most(size: int) -> None:
+    """Limits what `keep_memory` keeps for buffers to come to `size` bytes beside what is in use.
 
-    Blocks of malloc that are kept lie between others, and a step may find none that is large enough
-    for it: small models took up to three times the memory of the compiler's figure.
+    Else a process grows: small blocks in use at the ends of a kept buffer keep out the next one.
     """
     library = ctypes.CDLL(None)
     if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
-        for parameter, value in _KEEP_NOT.values():
-            library.mallopt(parameter, value)
-        library.malloc_trim(0)
+        library.malloc.restype = ctypes.c_void_p
+        library.free(ctypes.c_void_p(library.malloc(ctypes.c_size_t(size))))  # so much is there
+        library.mallopt(_KEEP['M_MMAP_MAX'][0], 65536)  # as it was
+        library.malloc_trim(ctypes.c_size_t(size))
 
 
 def _use_huge_pages(library):
@@ -134,11 +133,13 @@ def _use_huge_pages(library):
     # What malloc holds would be missing elsewhere; larger pages come with far larger huge ones.
     if scarce or limited or mmap.PAGESIZE != 4096:
         return
-    size, page = ctypes.c_size_t(available_memory()), ctypes.c_size_t(mmap.PAGESIZE)
-    library.aligned_alloc.restype = ctypes.c_void_p
-    if memory := ctypes.c_void_p(library.aligned_alloc(page, size)):  # else that is too much
-        library.madvise(memory, size, mmap.MADV_HUGEPAGE)
-        library.free(memory)
+    size, library.malloc.restype = available_memory(), ctypes.c_void_p
+    # Not aligned_alloc: what it cuts off may stay above, and `keep_at_most` without effect.
+    if memory := library.malloc(ctypes.c_size_t(size)):  # else that is too much
+        page = -(-memory // mmap.PAGESIZE) * mmap.PAGESIZE
+        library.madvise(ctypes.c_void_p(page), ctypes.c_size_t(size - mmap.PAGESIZE),
+                        mmap.MADV_HUGEPAGE)
+        library.free(ctypes.c_void_p(memory))
 
 
 def keep_compiled() -> None:

@@ -67,10 +67,13 @@ def check_fits(needed: float, what: str) -> None:
 
 
 def require_memory(needed: float) -> None:
-    """Makes room for training steps of `needed` bytes of a device; raises as `check_fits`."""
+    """Makes room for training steps of `needed` bytes of a device; raises as `check_fits`.
+
+    On a CPU half of the memory is for a step and what is kept for the next ones.
+    """
     check_fits(needed, 'a training step')
-    if 3 * needed > memory_limit():
-        machine.give_memory_back()
+    kept = memory_limit() / 2 - needed
+    machine.keep_at_most(max(0, int(kept * jax.local_device_count())))
 
 
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
