@@ -74,7 +74,7 @@ def test_steps_inference_and_input(tmp_path):
     assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
 
 
-def test_steps_keep_no_more_memory_than_there_is_beside_one(monkeypatch):
+def test_steps_keep_half_of_what_is_free_at_most(monkeypatch):
     """As in training: what malloc kept of a step of 9 GB grew to more than 23."""
     calls, program = [], programs.program_on(programs.small_config(), data=1)
     monkeypatch.setattr(machine, 'keep_at_most', calls.append)

@@ -122,8 +122,8 @@ def test_libtpu_without_chips_is_quiet():
 
 @pytest.mark.parametrize(('begin', 'keeps'), [
     ('', False), ('machine.keep_memory()', True),
-    ('machine.keep_memory(); machine.keep_at_most(600_000_000)', True),
-    ('machine._use_huge_pages = id;machine.keep_memory(); machine.keep_at_most(500_000_000)', True),
+    ('machine.keep_memory(); machine.keep_at_most(int(6e8))', True),
+    ('machine._use_huge_pages = id; machine.keep_memory(); machine.keep_at_most(int(6e8))', True),
     ('machine.keep_memory(); machine.keep_at_most(0)', False)])
 def test_memory_of_a_step_is_there_for_the_next(begin, keeps):
     """400 MB that a thread has freed are not cleared page by page again."""

@@ -133,7 +133,8 @@ def _use_huge_pages(library):
     # What malloc holds would be missing elsewhere; larger pages come with far larger huge ones.
     if scarce or limited or mmap.PAGESIZE != 4096:
         return
-    size, library.malloc.restype = available_memory(), ctypes.c_void_p
+    size = available_memory()
+    library.malloc.restype = ctypes.c_void_p
     # Not aligned_alloc: what it cuts off may stay above, and `keep_at_most` without effect.
     if memory := library.malloc(ctypes.c_size_t(size)):  # else that is too much
         page = -(-memory // mmap.PAGESIZE) * mmap.PAGESIZE

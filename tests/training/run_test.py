@@ -143,7 +143,7 @@ def test_batches_read_ahead_and_the_process_take_memory(run):
 
 
 @pytest.mark.parametrize(('limit', 'kept'), [(1e9, 0), (9e9, 8 * 4e9)])
-def test_from_step_to_step_is_kept_what_is_free_beside_a_step(limit, kept, run, monkeypatch):
+def test_half_of_what_is_free_is_for_a_step_and_what_is_kept(limit, kept, run, monkeypatch):
     """What malloc keeps lies in pieces: steps once took four times the compiler's figure."""
     calls = []
     monkeypatch.setattr(machine, 'keep_at_most', calls.append)

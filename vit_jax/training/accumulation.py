@@ -67,12 +67,9 @@ def check_fits(needed: float, what: str) -> None:
 
 
 def require_memory(needed: float) -> None:
-    """Makes room for training steps of `needed` bytes of a device; raises as `check_fits`.
-
-    On a CPU half of the memory is for a step and what is kept for the next ones.
-    """
+    """Makes room for training steps of `needed` bytes of a device; raises as `check_fits`."""
     check_fits(needed, 'a training step')
-    kept = memory_limit() / 2 - needed
+    kept = memory_limit() / 2 - needed  # the other half is for evaluations and the input pipeline
     machine.keep_at_most(max(0, int(kept * jax.local_device_count())))
 
 
