@@ -205,33 +205,27 @@ def _check_splits(dataset):
 
     That is so where it does not exist, or shares images with those that trained or chose.
     """
-    from vit_jax.data.sources import open_source, shared_split, split_name
+    from vit_jax.data.sources import open_split, shared_split, split_name
 
     if not dataset.test_split:
         raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
                         '--config.dataset.test_split=test')
 
-    def opened(split, classes=None):
-        return open_source(dataset.name, split, dataset.data_dir, classes, dataset.label)
-
     trained = split_name(dataset.train_split.partition('+')[0])
-    classes = opened(trained).class_names
+    classes = open_split(dataset, trained).class_names
+    opened = functools.cache(functools.partial(open_split, dataset, class_names=classes))
     for field in ('test_split', 'final_split'):
         try:
-            opened(dataset[field], classes)
+            opened(dataset[field])
         except UserError as error:
             raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}') from error
-
-    @functools.cache
-    def size(name):
-        return opened(name, classes).num_examples
 
     for scoring, used, why in (
             ('test_split', 'eval_split', 'choose the winner'),
             ('test_split', 'final_split', 'the winner trains on'),
             ('test_split', 'train_split', 'all members train on'),
             ('eval_split', 'train_split', 'all members train on')):
-        if shared_split(dataset[used], dataset[scoring], size):
+        if shared_split(dataset[used], dataset[scoring], opened):
             parts = dict(train='[:90%]', eval='[90%:]', final='')
             if trained in map(split_name, dataset.test_split.split('+')):
                 parts = dict(train='[:80%]', eval='[80%:90%]', final='[:90%]', test='[90%:]')

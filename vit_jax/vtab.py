@@ -144,14 +144,14 @@ def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
 
     Raises UserError when they are and cannot be used, now and not after hours of training.
     """
-    from vit_jax.data.sources import open_source
+    from vit_jax.data.sources import open_split
 
     missing = {}
     for task, config in configs.items():
         dataset = config.dataset
         try:
             for split in (dataset.final_split, dataset.test_split):
-                source = open_source(dataset.name, split, dataset.data_dir, label=dataset.label)
+                source = open_split(dataset, split)
                 if (classes := len(source.class_names)) != (dataset.num_classes or classes):
                     raise UserError(f"'{dataset.name}' has {classes} classes, and the recipe "
                                     f'{dataset.num_classes}: prepare the set again.')

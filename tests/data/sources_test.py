@@ -2,6 +2,7 @@
 
 import io
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_two_slices_make_the_whole_and_agree_with_tfds(cut):
     ('train[-10:]', 'train[:90]', False), ('train[-10:]', 'train[:91]', True)])
 def test_overlap(split, other, shared):
     for pair in ((split, other), (other, split)):
-        found = sources.shared_split(*pair, lambda name: 100)
+        found = sources.shared_split(*pair, lambda name: SimpleNamespace(num_examples=100))
         assert found == ('train' if shared else None)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -87,6 +87,11 @@ def open_source(name: str, split: str, data_dir: str = '',
     return source
 
 
+def open_split(dataset: Mapping, split: str, class_names: Sequence[str] | None = None) -> Source:
+    """A split of what `dataset`, that section of a config, names; the rest is as in open_source."""
+    return open_source(dataset['name'], split, dataset['data_dir'], class_names, dataset['label'])
+
+
 def _is_directory(name):
     if tf.io.gfile.isdir(os.path.expanduser(name)):
         return True
@@ -134,15 +139,15 @@ def split_range(split: str, num_examples: int) -> tuple[int, int]:
     return first, max(first, last)
 
 
-def shared_split(split: str, other: str, size: Callable[[str], int]) -> str | None:
+def shared_split(split: str, other: str, opened: Callable[[str], Source]) -> str | None:
     """The split of which both, slices or sums of slices, have some of the same examples.
 
-    None if there is none. `size` tells how many examples a split has, by its name.
+    None if there is none. `opened` opens a whole split by its name, to see how many it has.
     """
     for parts in itertools.product(split.split('+'), other.split('+')):
         name, other_name = map(split_name, parts)
         if name == other_name:
-            total = size(name)
+            total = opened(name).num_examples
             (first, last), (begin, end) = (split_range(part, total) for part in parts)
             if max(first, begin) < min(last, end):
                 return name

@@ -73,8 +73,7 @@ def photos(model: Model) -> list[tuple[np.ndarray, str]]:
     Raises UserError where no image can be read.
     """
     dataset = model.dataset
-    source = sources.open_source(dataset['name'], dataset['eval_split'], dataset['data_dir'],
-                                 model.weights.classes, dataset['label'])
+    source = sources.open_split(dataset, dataset['eval_split'], model.weights.classes)
     batch_size = model.batch_size(READ)
     batch = next(iter(pipeline.eval_batches(source, **split.batch_settings(
         model.weights, split.make_mesh(batch_size), batch_size, dataset['files_at_once']))))

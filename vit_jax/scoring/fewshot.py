@@ -59,12 +59,12 @@ def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tupl
     from vit_jax.data import sources, subsets  # imports TensorFlow
 
     test_split = dataset['eval_split']
-    if sources.shared_split(train_split, test_split,
-                            lambda name: split.opened(dataset, name).num_examples):
+    opened = functools.partial(sources.open_split, dataset)
+    if sources.shared_split(train_split, test_split, opened):
         raise UserError(f'--fewshot_split {train_split} and --split {test_split} have images in '
                         'common: expected some to learn from and others to be scored on.')
-    train = subsets.subset(split.opened(dataset, train_split), subset, train_split)
-    test = split.opened(dataset, test_split, train.class_names)
+    train = subsets.subset(opened(train_split), subset, train_split)
+    test = opened(test_split, train.class_names)
     fewshot.check_single_label(train, dataset['name'])
     split.check_equal_data(train, test)
     return train, test

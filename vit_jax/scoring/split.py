@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -72,6 +72,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     `path` is a JSON file, or the directory `mappings` that ObjectNet comes with.
     """
     from vit_jax.data.relabelled import mapped
+    from vit_jax.data.sources import open_split
 
     if os.path.isdir(path):
         names = record.read_json(os.path.join(path, 'objectnet_to_imagenet_1k.json'), dict)
@@ -83,7 +84,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     if not loaded.classes and loaded.num_classes != 1000:  # not taken for ImageNet's
         raise UserError(f'--mapping={path} goes by the names of classes, and {loaded.source} has '
                         'none: add --classes=FILE.')
-    source = opened(dataset, dataset['eval_split'])
+    source = open_split(dataset, dataset['eval_split'])
     if source.multi_label:
         raise UserError(f'--mapping={path} is for images of one class, and those of '
                         f'{dataset["name"]} have several labels.')
@@ -105,20 +106,14 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
     Weights of other programs may name the same classes differently: then their order is trusted,
     and a warning says so. Raises UserError when the classes are not the same.
     """
-    source = opened(dataset, dataset['eval_split'])
+    from vit_jax.data.sources import open_split  # imports TensorFlow
+
+    source = open_split(dataset, dataset['eval_split'])
     if description.names_tell(loaded, source.class_names) and (
             source.class_names != tuple(loaded.classes)):
-        source = opened(dataset, dataset['eval_split'], tuple(loaded.classes))
+        source = open_split(dataset, dataset['eval_split'], tuple(loaded.classes))
     description.check_classes(loaded, source.class_names, dataset['name'])
     return source
-
-
-def opened(dataset: dict[str, Any], split: str, class_names: Sequence[str] | None = None):
-    """A split of the data set, see sources.open_source."""
-    from vit_jax.data import sources  # imports TensorFlow
-
-    return sources.open_source(dataset['name'], split, dataset['data_dir'], class_names,
-                               dataset['label'])
 
 
 def broken(batches: Any) -> list[str]:

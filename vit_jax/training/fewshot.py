@@ -73,20 +73,16 @@ def open_data(config: ConfigDict, dataset: ConfigDict, train: sources.Source, te
         raise UserError(f'evals.fewshot.dataset is {config.dataset!r}: add '
                         'evals.fewshot.train_split and evals.fewshot.test_split, its splits.')
     name, label = (config.dataset, '') if config.dataset else (dataset.name, dataset.label)
-
-    def size(split):
-        return sources.open_source(name, split, dataset.data_dir, label=label).num_examples
-
+    opened = functools.partial(sources.open_source, name, data_dir=dataset.data_dir, label=label)
     try:
-        if sources.shared_split(train_split, test_split, size):
+        if sources.shared_split(train_split, test_split, opened):
             raise UserError(f'it would learn from {train_split} and be scored on {test_split}, '
                             'which have images in common: set evals.fewshot.train_split or '
                             'evals.fewshot.test_split.')
         if config.dataset or config.train_split:
-            train = sources.open_source(name, train_split, dataset.data_dir,
-                                        None if config.dataset else train.class_names, label)
+            train = opened(train_split, class_names=None if config.dataset else train.class_names)
         if config.dataset or config.test_split:
-            test = sources.open_source(name, test_split, dataset.data_dir, train.class_names, label)
+            test = opened(test_split, class_names=train.class_names)
     except UserError as error:
         raise type(error)(f'few-shot needs {name} (evals.fewshot): {str(error).rstrip(".")}. '
                           'Without few-shot: --config.evals.fewshot.shots=') from error

@@ -166,8 +166,7 @@ def _class_counts(config, data):
 
 def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
     """The training split, or its subset, and that of evaluation, the same on all processes."""
-    whole = sources.open_source(dataset.name, dataset.train_split, dataset.data_dir,
-                                label=dataset.label)
+    whole = sources.open_split(dataset, dataset.train_split)
     train = subsets.subset(whole, dataset.subset, dataset.train_split)
     if dataset.subset and dataset.num_examples == whole.num_examples:  # as recipes state it
         dataset.num_examples = train.num_examples
@@ -175,8 +174,7 @@ def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
     if len(names) < 2:
         raise UserError(f"'{dataset.name}' has one class, '{names[0]}': a classifier needs two or "
                         'more, in a directory one folder SPLIT/CLASS/ for each.')
-    evaluation = sources.open_source(dataset.name, dataset.eval_split, dataset.data_dir, names,
-                                     dataset.label)
+    evaluation = sources.open_split(dataset, dataset.eval_split, names)
     if train.multi_label != evaluation.multi_label:
         kinds = ['several labels' if x.multi_label else 'one label' for x in (train, evaluation)]
         raise UserError(f'the images of {dataset.train_split} have {kinds[0]} each, those of '
@@ -284,11 +282,8 @@ def announce(run: Run, state: TrainState) -> None:
 
 
 def _splits_share_images(dataset):
-    def size(split):
-        return sources.open_source(dataset.name, split, dataset.data_dir,
-                                   label=dataset.label).num_examples
-
     try:
-        return sources.shared_split(dataset.train_split, dataset.eval_split, size)
+        return sources.shared_split(dataset.train_split, dataset.eval_split,
+                                    functools.partial(sources.open_split, dataset))
     except UserError:  # TFDS knows more ways to write a split
         return None
