@@ -51,7 +51,7 @@ B16 = '--config=configs/vit.py:b16'
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    ([B16, '--devices=8', '--chip=v5x'], "unknown chip 'v5x'. Did you mean v5p, v5e?"),
+    ([B16, '--devices=8', '--chip=v5x'], "--chip is 'v5x'. Did you mean v5p, v5e?"),
     ([B16, '--devices=12', '--chip=v5e'],
      '12 devices are no slice of v5e. The nearest are: 4 (2x2), 8 (2x4), 16 (4x4), 32 (4x8).'),
     ([B16, '--devices=8', '--chip=v5e', '--topology=2x2'], '--topology=2x2 is no slice of 8 v5e'),

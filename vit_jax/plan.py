@@ -17,7 +17,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import cli, machine
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, check_at_least
+from vit_jax.errors import UserError, check_at_least, check_choice
 from vit_jax.planning import report, targets
 from vit_jax.planning.estimate import Target
 from vit_jax.training import accumulation, chips, pretrained, teacher
@@ -67,8 +67,9 @@ def resolve(config: ConfigDict) -> FrozenConfigDict:
 def make_target(options: argparse.Namespace) -> Target:
     """The devices to compile for; raises UserError when there are none of that kind or number."""
     name, number = options.chip, options.devices
-    chip = chips.get(name)
+    check_choice('--chip', name, chips.CHIPS)
     check_at_least('--devices', number, 1)
+    chip = chips.CHIPS[name]
     if options.topology and not chip.dims:
         raise UserError(f'--topology={options.topology}: only TPUs have one, not {name}.')
     if chip.dims:

@@ -95,7 +95,7 @@ def test_roofline():
             'sent_bytes': {'all-gather': 45 * 10**10, 'all-reduce': 45 * 10**10}}
     assert estimate.step_seconds(target(0), work) == pytest.approx({
         'arithmetic': 1.0, 'memory': 1.0, 'links': 2.0, 'least': 2.0, 'one_after_another': 4.0})
-    assert chips.get('h100').flops == 989e12
+    assert chips.CHIPS['h100'].flops == 989e12
     cpu = estimate.Target('cpu', jax.devices(), True, 0)
     assert estimate.step_seconds(cpu, work) is None
 

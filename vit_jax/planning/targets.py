@@ -29,7 +29,7 @@ def shapes(chip: chips.Chip) -> dict[int, tuple[int, ...]]:
 
 def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
     """The shape of a TPU slice: that of a topology such as '4x8x8', else the most compact one."""
-    chip = chips.get(name)
+    chip = chips.CHIPS[name]
     valid = shapes(chip)
     if not topology and devices in valid:
         return valid[devices]

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-from vit_jax.errors import UserError, nearest_names
-
 
 class Chip(NamedTuple):
     """What one jax device can do. Upper bounds: no program reaches all of them."""
@@ -38,14 +36,6 @@ CHIPS = {
     'b200': Chip(('B200',), 2250e12, 180e9, 8000e9, 900e9, node=8, network=50e9),
     'cpu': Chip(('cpu',), None, None, None, None),  # this machine: memory only, no times
 }
-
-
-def get(name: str) -> Chip:
-    """The chip of a name of CHIPS; raises UserError, with the nearest names, for other names."""
-    if name not in CHIPS:
-        raise UserError(f'unknown chip {name!r}. {nearest_names(name, CHIPS)}'
-                        f'Chips: {", ".join(CHIPS)}.')
-    return CHIPS[name]
 
 
 def peak_flops(device_kind: str) -> float | None:
