@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 LAYOUT = ('NHWC', 'HWIO', 'NHWC')
 Padding = tuple[tuple[int, int], tuple[int, int]]
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def convolve(x: Float[Array, 'batch height width in_features'],
@@ -111,10 +112,6 @@ ad.defbilinear(_tangent, _transpose_x, _transpose_kernel)
 def _of_pixels(kernel, padding):
     """Whether the convolution is a product of matrices."""
     return kernel.shape[:2] == (1, 1) and not any(map(any, padding))
-
-
-def _product(axes, *factors):
-    return jnp.einsum(axes, *factors, preferred_element_type=jnp.float32)
 
 
 def _transposed(linear, argument, gradient):

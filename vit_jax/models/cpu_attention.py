@@ -6,10 +6,14 @@ with float32 copies of the operands, at a third of the speed. The backward pass 
 exponentials of the forward pass, and what divides them acts on the smaller arrays beside them.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 @jax.custom_vjp
@@ -50,10 +54,6 @@ def _backward(kept, gradient):
 
 
 attend.defvjp(_forward, _backward)
-
-
-def _product(axes, a, b):
-    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32)
 
 
 def _scale(query):

@@ -27,6 +27,7 @@ GELU = {
     'erf': functools.partial(nn.gelu, approximate=False),  # timm and Hugging Face
     'quick': lambda x: x * nn.sigmoid(1.702 * x),  # OpenAI's CLIP
 }
+_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 ROWS = 8  # of ones: a product with fewer is computed vector by vector, ten times as slowly
 
 
@@ -212,10 +213,6 @@ def product(axes: str, a: Array, b: Array, bias: Array | None = None) -> Array:
     """
     y = _einsum(axes, a, b.astype(a.dtype))
     return (y if bias is None else y + bias).astype(a.dtype)
-
-
-def _einsum(axes, a, b):
-    return jnp.einsum(axes, a, b, preferred_element_type=jnp.float32)
 
 
 def _product_forward(axes, a, b, bias=None):
