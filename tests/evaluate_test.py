@@ -16,7 +16,7 @@ from tests.support.runs import TINY, load
 from vit_jax import config as config_lib
 from vit_jax import evaluate, weights
 from vit_jax.errors import UserError
-from vit_jax.scoring.split import data_and_loss
+from vit_jax.scoring.split import dataset_of
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
 
@@ -81,7 +81,7 @@ def test_the_label_of_a_run_is_that_of_its_evaluation(tfds_directory, tmp_path, 
 
 
 def test_another_data_set_does_not_take_the_label_of_the_run(run):
-    found, _ = data_and_loss(weights.load(str(run)), str(run), {'name': None})
+    found = dataset_of(str(run), {'name': None})
     assert found['label'] == ''
     config = json.loads((run / 'config.json').read_text())
     config['dataset']['label'] = 'place'
@@ -90,11 +90,11 @@ def test_another_data_set_does_not_take_the_label_of_the_run(run):
     (workdir / 'config.json').write_text(json.dumps(config))
     (workdir / 'classes.json').write_text('[]')
     for given, label in ((None, 'place'), (config['dataset']['name'], 'place'), ('other', '')):
-        found, _ = data_and_loss(weights.load(str(run)), str(workdir), {'name': given})
+        found = dataset_of(str(workdir), {'name': given})
         assert found['label'] == label
     del config['dataset']['label']  # as in workdirs of older versions
     (workdir / 'config.json').write_text(json.dumps(config))
-    assert data_and_loss(weights.load(str(run)), str(workdir), {'name': None})[0]['label'] == ''
+    assert dataset_of(str(workdir), {'name': None})['label'] == ''
 
 
 def test_a_checkpoint_of_a_workdir(run, scored, capsys):

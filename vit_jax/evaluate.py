@@ -42,13 +42,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     consensus.check_equal_arrays('the weights', params)
     results = []
     for name, scored in targets:
-        dataset, loss = split.data_and_loss(loaded, options.workdir, {
+        dataset = split.dataset_of(options.workdir, {
             'name': name, 'data_dir': options.data_dir, 'eval_split': scored,
             'label': options.label})
         given = loaded, model, params, dataset
         if options.fewshot is None:
             result, table = classes.score(
-                *given, loss, batch_size=options.batch_size, labels=options.labels,
+                *given, batch_size=options.batch_size, labels=options.labels,
                 mapping=options.mapping, save_to=options.save), classes.table
         else:
             result, table = fewshot.score(

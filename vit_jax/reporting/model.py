@@ -20,13 +20,12 @@ from vit_jax.workdir import record
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Weights, the module and its float32 parameters, and those sections of the run's config."""
+    """Weights, the module and its float32 parameters, and that section of the run's config."""
 
     weights: Weights
     module: nn.Module
     params: PyTree
     dataset: dict[str, Any]
-    loss: dict[str, Any]
     masked: bool  # whether the run predicts hidden patches, and so has no classes
 
     def facts(self) -> dict[str, Any]:
@@ -53,6 +52,5 @@ def load(workdir: str, config: Mapping[str, Any]) -> Model:
         raise UserError(f'{workdir} has no checkpoint.')
     loaded = weights.load(workdir)
     description.check_rgb(loaded)
-    dataset, loss = split.data_and_loss(loaded, workdir, {'name': None})
-    return Model(loaded, models.build(loaded.model, loaded.num_classes),
-                 loaded.float32_params(), dataset, loss, config['masked']['target'] != 'none')
+    return Model(loaded, models.build(loaded.model, loaded.num_classes), loaded.float32_params(),
+                 split.dataset_of(workdir, {'name': None}), config['masked']['target'] != 'none')

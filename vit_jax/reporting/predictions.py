@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from vit_jax.data import pipeline
 from vit_jax.errors import Inapplicable, UserError
@@ -40,13 +39,14 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
     batches = pipeline.eval_batches(source, with_index=True, **split.batch_settings(
         model.weights, mesh, batch_size, model.dataset['files_at_once']))
     thumbnails: dict[int, str] = {}  # as the page has them, which takes less memory
-    totals = scoring.total(model.module, model.params, model.loss, mesh,
+    loss = model.weights.loss
+    totals = scoring.total(model.module, model.params, loss, mesh,
                            _limited(batches, model, most, seconds, thumbnails), with_logits=True)
     rows, names = totals['rows'], source.class_names
     if not len(rows['index']):
         raise UserError(f'none of the images of {model.dataset["eval_split"]} can be evaluated.')
-    values = _probabilities(rows['logits'], model.loss['name'])
-    if rows['label'].ndim == 2 and model.loss['name'] == 'softmax':  # compared between images
+    values = np.asarray((jax.nn.sigmoid if loss == 'sigmoid' else jax.nn.softmax)(rows['logits']))
+    if rows['label'].ndim == 2 and loss == 'softmax':  # compared between images
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
 
     def example(k):
@@ -81,7 +81,3 @@ def _limited(batches, model, most, seconds, thumbnails):
             thumbnails[int(index)] = pictures.uri(pictures.thumbnail(image, SIDE))
         if len(thumbnails) >= most or time.monotonic() - begin > seconds:
             return
-
-
-def _probabilities(logits: Float[np.ndarray, 'images classes'], loss: str) -> np.ndarray:
-    return np.asarray((jax.nn.sigmoid if loss == 'sigmoid' else jax.nn.softmax)(logits))

@@ -25,13 +25,13 @@ from vit_jax.weights import Weights
 log = logging.getLogger(__name__)
 
 
-def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, Any],
-          loss: dict[str, Any], *, batch_size: int, labels: str | None = None,
-          mapping: str | None = None, save_to: str | None = None) -> dict[str, Any]:
+def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, Any], *,
+          batch_size: int, labels: str | None = None, mapping: str | None = None,
+          save_to: str | None = None) -> dict[str, Any]:
     """Scores the weights on a split.
 
     Args:
-      dataset, loss: from split.data_and_loss.
+      dataset: from split.dataset_of.
       labels, mapping: paths of JSON files with other labels, see data/relabelled.py.
       save_to: where `save` writes what the model gives.
 
@@ -43,7 +43,7 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     """
     from vit_jax.data import pipeline  # imports TensorFlow
 
-    mesh = split.make_mesh(batch_size)
+    mesh, loss = split.make_mesh(batch_size), loaded.loss or 'softmax'
     if save_to and consensus.is_main():  # now, not after the work
         check_destination(save_to, '.npz')
     source = split.open_labelled_source(dataset, loaded, labels, mapping)
@@ -51,7 +51,7 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
         loaded, mesh, batch_size, dataset['files_at_once']))
     totals = total(model, params, loss, mesh, batches, with_logits=bool(save_to))
     rows, given = totals['rows'], dict(totals['rows'])
-    if source.multi_label and loss['name'] == 'softmax':  # which is compared between images
+    if source.multi_label and loss == 'softmax':  # which is compared between images
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
     result = {'dataset': dataset['name'], 'split': dataset['eval_split'],
               **classification.metrics(totals), 'broken': split.broken(batches),
@@ -66,19 +66,19 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     return result
 
 
-def total(model: nn.Module, params: PyTree, loss: dict[str, Any], mesh: jax.sharding.Mesh,
-          batches: Iterable, with_logits: bool) -> dict[str, Any]:
+def total(model: nn.Module, params: PyTree, loss: str, mesh: jax.sharding.Mesh, batches: Iterable,
+          with_logits: bool) -> dict[str, Any]:
     """Sums over all batches: those of classification.logit_sums.
 
     With `rows` for every image: index, label, predicted (the most probable class), its probability
     (confidence), and right, whether it is a label. Logits where labels are several, or if asked
     for. The loss softmax is that of targets spread evenly over the labels of an image.
     """
-    make_probabilities = jax.nn.sigmoid if loss['name'] == 'sigmoid' else jax.nn.softmax
-    given_loss = losses.make_loss(**loss)
+    make_probabilities = jax.nn.sigmoid if loss == 'sigmoid' else jax.nn.softmax
+    given_loss = losses.make_loss(loss)
 
     def loss_of(logits, labels):
-        if labels.ndim == 2 and loss['name'] == 'softmax':
+        if labels.ndim == 2 and loss == 'softmax':
             labels /= jnp.maximum(labels.sum(axis=-1, keepdims=True), 1)
         return given_loss(logits, labels)
 

@@ -26,7 +26,7 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     """Few-shot accuracy on `dataset`, whose eval_split is scored.
 
     Args:
-      dataset: from split.data_and_loss.
+      dataset: from split.dataset_of.
       shots, l2: '1,5,10', the values that are tried.
       train_split: where examples are drawn; None: that of `dataset`, and its subset.
       name: one of representation.NAMES.

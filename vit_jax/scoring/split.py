@@ -17,28 +17,24 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 
-def data_and_loss(loaded: Weights, workdir: str | None, given: Mapping[str, Any]
-                  ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The section `dataset` of the config of a run, or the defaults, and the loss to be scored.
+def dataset_of(workdir: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `dataset` of the config of a run, or the defaults.
 
     Values of `given` that are not empty, by field of `dataset`, replace those of the config. Raises
     UserError where neither says what to score.
     """
-    base = config_lib.base()
-    dataset, loss = base.dataset.to_dict(), {'name': base.loss.name}
+    dataset = config_lib.base().dataset.to_dict()
     if workdir:
         if not (found := record.find(workdir)):
             raise UserError(f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
                             'one (WORKDIR/checkpoints/STEP): for other weights, write '
                             '--pretrained.')
-        config, _ = record.read(found[0])
-        dataset, loss = dataset | config['dataset'], {'name': config['loss']['name']}
+        dataset |= record.read(found[0])[0]['dataset']
         if given['name'] not in (None, dataset['name']):
             dataset['label'] = dataset['subset'] = ''  # the run's are of its own data set
     elif not (given['name'] and given['eval_split']):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
-    return (dataset | {field: value for field, value in given.items() if value},
-            {'name': loaded.loss} if loaded.loss else loss)
+    return dataset | {field: value for field, value in given.items() if value}
 
 
 def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str | None,
