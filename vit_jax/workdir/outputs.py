@@ -97,7 +97,7 @@ class Outputs:
         self._checkpoints.scores[step] = values[self._checkpoints.metric]
         if consensus.is_main():
             curves.draw(self._metrics.rows, self._workdir, self._num_classes,
-                        self.meter.taken(self._metrics.rows))
+                        progress.taken(self._metrics.rows, self.meter.batch_size))
         precision = values.get('eval/mean_average_precision')
         more = '' if precision is None else f'  mAP {100 * precision:.2f} %'
         few = ''.join(f'  {name} {100 * value:.2f} %' for name, value in values.items()
@@ -190,8 +190,9 @@ class Outputs:
         files = {'checkpoint': folder(step),
                  'best saved': '' if saved in (None, step) else folder(saved),
                  'curves': os.path.join(self._workdir, curves.FILE), 'metrics': self._metrics.path}
+        seconds = progress.taken(rows, self.meter.batch_size)
         return '\n'.join([
-            f'done: {step} steps in {progress.duration(self.meter.taken(rows))}, eval accuracy '
+            f'done: {step} steps in {progress.duration(seconds)}, eval accuracy '
             f'{100 * accuracy:.2f} %',
             f'  best        {metric} {value} at step {best}',
             *(f'  {name:10}  {path}' for name, path in files.items() if os.path.exists(path))])

@@ -17,7 +17,7 @@ class Meter:
 
         `peak_flops` is the FLOP/s of one device, None where it is not known.
         """
-        self._batch_size, self._num_steps = batch_size, num_steps
+        self.batch_size, self._num_steps = batch_size, num_steps
         self._flops_per_step, self._peak_flops = flops_per_step, peak_flops
         self.start(0)
 
@@ -43,14 +43,10 @@ class Meter:
         seconds = max(time.perf_counter() - self._since - self._paused, 1e-9)
         steps_per_sec = (step - self._first) / seconds
         return {
-            'images_per_sec': steps_per_sec * self._batch_size,
+            'images_per_sec': steps_per_sec * self.batch_size,
             'data_wait': self._waited / seconds,
             'eta_sec': (self._num_steps - step) / steps_per_sec if steps_per_sec else 0.0,
             'flops_per_sec': steps_per_sec * self._flops_per_step}
-
-    def taken(self, rows: Iterable[Mapping[str, float]]) -> float:
-        """Seconds that the run has taken, see the function of this name."""
-        return taken(rows, self._batch_size)
 
     def report(self, step: int) -> dict[str, float]:
         """Speed per second of training since `start`, and starts again.
