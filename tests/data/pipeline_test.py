@@ -167,15 +167,6 @@ def test_more_processes_than_examples_cannot_train_on_sequential_files(tmp_path)
         data.batches(1, 0, 0, 8, split='train[:3]')
 
 
-def test_batch_size_that_does_not_divide_is_named():
-    data = Data('digits', batch_size=9)
-    message = 'batch_size is 9, which is not a multiple of the number of processes, 2: take 8'
-    with pytest.raises(UserError, match=message):
-        data.training(0, 0, 2)
-    with pytest.raises(UserError, match=message):
-        data.evaluation(0, 2)
-
-
 # Of the endings of Pillow: one for each way in which the files of tests.support.images begin.
 ENDINGS = {'png': '.png', 'jpeg': '.JPG', 'gif': '.gif', 'bmp': '.bmp', 'webp': '.webp',
            'avif': '.avif', 'tiff': '.tif', 'ppm': '.ppm', 'jpeg2000': '.jp2'}

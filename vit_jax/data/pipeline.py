@@ -39,7 +39,7 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
     """Endless batches of one process, from `start_step` on.
 
     Args:
-      batch_size: of all processes.
+      batch_size: of all processes, a multiple of their number (sharding.check_batch).
       image_size: (height, width) in pixels.
       augment, preprocess: those sections of a config.
       shuffle_buffer, files_at_once: how a source that is read in sequence is shuffled.
@@ -52,9 +52,9 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
       classes] of a multi-label source; mask bool [local], all true; local = batch_size / number
       of processes.
 
-    Raises UserError if the settings do not fit and, later, if too many images are broken.
+    Raises UserError for fewer examples than processes and, later, if too many images are broken.
     """
-    local = _local_batch_size(batch_size, share)
+    local = batch_size // share[1]
     if source.pieces is not None and source.num_examples < share[1]:
         raise UserError(
             f'{source.num_examples} examples are too few for {share[1]} processes, each of which '
@@ -94,7 +94,7 @@ def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int]
     of padding and of broken images are zero, with mask false. Batches may have the `index` of each
     example in the split, int32 [local], too.
     """
-    local = _local_batch_size(batch_size, share)
+    local = batch_size // share[1]
     broken = BrokenImages(source, max_broken_fraction)
     size = tuple(image_size)
     num_batches = -(-source.num_examples // batch_size)  # rounded up
@@ -214,11 +214,3 @@ def _run(batches, items_of_batch, broken, step):
             return
         except tf.errors.OpError as error:
             broken.discover(items_of_batch(step).with_options(options), error)
-
-
-def _local_batch_size(batch_size, share):
-    local, rest = divmod(batch_size, share[1])
-    if rest:
-        raise UserError(f'batch_size is {batch_size}, which is not a multiple of the number of '
-                        f'processes, {share[1]}: take {(local or 1) * share[1]}')
-    return local
