@@ -175,7 +175,7 @@ def test_a_peer_beside_it(fields):
     (['--rounds=0'], '--rounds is 0: expected a whole number, at least 1'),
     (['--seconds=nan'], '--seconds is nan: expected a finite number above 0'),
     (['--seconds=inf'], '--seconds is inf'), (['--seconds=0'], '--seconds is 0.0'),
-    ([f'--profile={__file__}'], 'cannot be made (File exists)'),
+    ([f'--profile={__file__}'], 'cannot be written (File exists)'),
     (['--peer=keras'], "--peer is 'keras'"),
     (['--peer=timm', '--config.model.pool=map', '--config.optimizer.name=lion'],
      "--peer=timm is for plain ViTs that learn labels: model.pool is 'map' "

@@ -23,7 +23,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import cli, machine
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_choice, named
 from vit_jax.measuring import peers, profile, report, rounds, workloads
 from vit_jax.training import accumulation, chosen, sharding
 from vit_jax.training.program import Program
@@ -39,8 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for part in parts:
         check_choice('--parts', part, PARTS)
     rounds.check(options)
-    if options.profile:
-        profile.make(options.profile)
+    if options.profile:  # now, not after the work
+        with named(options.profile):
+            os.makedirs(options.profile, exist_ok=True)
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
     machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))

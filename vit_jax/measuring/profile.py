@@ -11,19 +11,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from vit_jax.errors import UserError
-
 # Operations that last as long as those within them.
 CONTAINERS = re.compile(r'(while|conditional|call)(\.\d+)?$')
-
-
-def make(directory: str) -> None:
-    """Makes the directory for a trace; UserError where there can be none."""
-    try:
-        os.makedirs(directory, exist_ok=True)
-    except OSError as error:
-        raise UserError(f'--profile={directory} cannot be made ({error.strerror}): name a '
-                        'directory that can be written.') from error
 
 
 def trace(run: Callable[[int], float], steps: int, directory: str) -> None:
