@@ -15,7 +15,7 @@ from flax import traverse_util
 
 from vit_jax import fields, models
 from vit_jax.config_fields import ALIASES, FIELDS
-from vit_jax.errors import UserError, nearest_names
+from vit_jax.errors import UserError, nearest_names, some
 from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
 
@@ -107,8 +107,7 @@ def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') 
         if name not in needed and not any(x.startswith(f'{name}.') for x in needed):
             raise UserError(no_field(name, needed, whose))
     if lacking := [name for name in needed if name not in given]:
-        more = f' and {len(lacking) - 3} more' if len(lacking) > 3 else ''
-        raise UserError(f'{whose} lacks {", ".join(lacking[:3])}{more}: start from '
+        raise UserError(f'{whose} lacks {some(lacking, 3)}: start from '
                         'vit_jax.config.base() and change fields of it, of a whole section by '
                         'config.SECTION.update(FIELD=VALUE).')
 

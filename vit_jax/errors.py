@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,12 @@ def nearest_names(name: str, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(given.lower(), names, n=3, cutoff=0.5)
     near = [one for lower in close for one in names[lower]][:3]
     return f'Did you mean {", ".join(near)}? ' if near else ''
+
+
+def some(names: Sequence[str], most: int = 5, between: str = ', ') -> str:
+    """The first names, and how many more there are."""
+    more = f'{between.removeprefix(",")}and {len(names) - most} more' if len(names) > most else ''
+    return between.join(names[:most]) + more
 
 
 def check_choice(field: str, value: str, valid: Collection[str]) -> None:

@@ -7,11 +7,10 @@ only split is 'train'.
 import functools
 import logging
 import os
-from collections.abc import Sequence
 
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
-from vit_jax.errors import UserError, is_utf8
+from vit_jax.errors import UserError, is_utf8, some
 
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.
@@ -150,8 +149,3 @@ def has_image(folder: str) -> bool:
     """Whether there is an image file anywhere below a folder."""
     walk = tf.io.gfile.walk if '://' in folder else os.walk  # os.walk follows no links into loops
     return any(is_image(name) for _, _, names in walk(folder) for name in names)
-
-
-def some(names: Sequence[str]) -> str:
-    """The first five names, and how many more there are."""
-    return ', '.join(names[:5]) + (f' and {len(names) - 5} more' if len(names) > 5 else '')

@@ -15,7 +15,7 @@ from jaxtyping import Float32, Int32
 from vit_jax.data import folders
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 
 TABLE, CLASSES = 'labels.csv', 'classes.txt'
 _HEADERS = ['file', 'labels'], ['file', 'label']  # the second one of single labels
@@ -71,12 +71,12 @@ def images(root: str, folder: str, class_names: Sequence[str] | None
     rows, several = _rows(path, kinds)
     if inner := [name for name, kind in found.items() if kind == 'folder' and
                  folders.has_image(os.path.join(folder, name))]:
-        raise UserError(f"'{folder}' has {TABLE} and folders with images: {folders.some(inner)}. "
+        raise UserError(f"'{folder}' has {TABLE} and folders with images: {some(inner)}. "
                         f'{TABLE} names images beside it: move them there, or move it away if the '
                         'folders are the classes.')
     if missing := [name for name in kinds if name not in rows]:
         raise UserError(f"{path} has no row for {len(missing)} image(s) beside it: "
-                        f'{folders.some(missing)}. Add rows FILE,LABEL;LABEL, or move them away.')
+                        f'{some(missing)}. Add rows FILE,LABEL;LABEL, or move them away.')
     named = sorted({label for labels in rows.values() for label in labels})
     where = 'the training split or the weights'
     if class_names is None:
@@ -88,8 +88,8 @@ def images(root: str, folder: str, class_names: Sequence[str] | None
     if len(numbers) < len(class_names):
         raise UserError(f'{where} names a class twice: each stands once, class 0 first.')
     if unknown := [name for name in named if name not in numbers]:
-        raise UserError(f'{path} has labels of unknown classes: {folders.some(unknown)}; those of '
-                        f'{where} are: {folders.some(class_names)}. Correct or remove them.')
+        raise UserError(f'{path} has labels of unknown classes: {some(unknown)}; those of '
+                        f'{where} are: {some(class_names)}. Correct or remove them.')
     labels = {name: [numbers[label] for label in row] for name, row in rows.items()}
     return tuple(class_names), [(name, labels[name] if several else labels[name][0], kind)
                                 for name, kind in kinds.items()], several

@@ -17,7 +17,7 @@ from vit_jax.data import folders, label_lists
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES, is_image
 from vit_jax.data.sequential import Pieces
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.
@@ -118,7 +118,7 @@ def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
     counts = np.bincount(source.labels, minlength=len(source.class_names))
     if empty := [source.class_names[k] for k in np.flatnonzero(counts == 0)]:
         raise UserError(f'{field} needs examples of every class, and {len(empty)} of {len(counts)} '
-                        f'have none: {folders.some(empty)}. Take a larger split, or remove empty '
+                        f'have none: {some(empty)}. Take a larger split, or remove empty '
                         'folders.')
     return counts
 

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 
 SHOWN = 20  # differences that one message lists
 
@@ -73,9 +73,8 @@ def check_equal(what: str, fields: dict[str, Any]) -> None:
              for name in sorted(first.keys() | other.keys())
              if other.get(name, 'absent') != first.get(name, 'absent')]
     if lines:
-        more = f'\n  and {len(lines) - SHOWN} more' if len(lines) > SHOWN else ''
         raise UserError(f'{what} of the processes differs. Start all with the same:\n  '
-                        + '\n  '.join(lines[:SHOWN]) + more)
+                        + some(lines, SHOWN, '\n  '))
 
 
 def check_equal_arrays(what: str, tree: PyTree) -> None:

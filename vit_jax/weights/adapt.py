@@ -10,7 +10,7 @@ import numpy as np
 from flax import traverse_util
 from jaxtyping import Float
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 
 HEAD = ('head', 'pre_logits')  # the whole pre-training head is removed (ViT section 3.2)
 
@@ -187,9 +187,8 @@ def _resize_tokens(array, source_grid, grid, method, prefix):
 def _check_names(ours, theirs):
     different = sorted(ours.keys() ^ theirs.keys())
     if different:
-        lines = [f'  {name}: ' + (f'only in the model, {ours[name].shape}' if name in ours
-                                  else f'only in the weights, {theirs[name].shape}')
+        lines = [f'{name}: ' + (f'only in the model, {ours[name].shape}' if name in ours
+                                else f'only in the weights, {theirs[name].shape}')
                  for name in different]
-        more = f'\n  and {len(lines) - 12} more' if len(lines) > 12 else ''
-        raise UserError('the pre-trained weights are of another architecture than the model:\n'
-                        + '\n'.join(lines[:12]) + more)
+        raise UserError('the pre-trained weights are of another architecture than the model:\n  '
+                        + some(lines, 12, '\n  '))

@@ -9,7 +9,7 @@ from typing import Any
 import flax.traverse_util
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 from vit_jax.weights import address, files, hub, published, table
 from vit_jax.weights import model as model_lib
 from vit_jax.weights.layouts import LAYOUTS, detect, own
@@ -68,10 +68,9 @@ def _check_finite(loaded):
             bad = x.size - np.count_nonzero(np.isfinite(np.asarray(x, np.float32)))
         found += [f'{bad:,} of {x.size:,} in {name}'] * bool(bad)
     if found:
-        more = f' and {len(found) - 4} more arrays' if len(found) > 4 else ''
-        raise UserError(f'{loaded.source} has values that are not finite: {", ".join(found[:4])}'
-                        f'{more}. Its training diverged, or the file is damaged: take an earlier '
-                        'checkpoint, or copy or download it again. To go on with them, evaluate, '
+        raise UserError(f'{loaded.source} has values that are not finite: {some(found, 4)}. Its '
+                        'training diverged, or the file is damaged: take an earlier checkpoint, '
+                        'or copy or download it again. To go on with them, evaluate, '
                         'predict and convert have --allow-nonfinite.')
 
 

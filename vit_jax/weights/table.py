@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 
 # How ours becomes theirs, and theirs ours except for the axes of heads, which `fit` splits.
 KINDS = {
@@ -116,9 +116,8 @@ def fit(found: Found, unknown: list[str], templates: Mapping[str, np.ndarray],
                for name in sorted(templates.keys() - flat.keys())]
     lines += dict.fromkeys(f'no {entry.theirs}' for entry in missing)
     if lines:
-        more = f'\n  and {len(lines) - 10} more' if len(lines) > 10 else ''
         raise UserError('the arrays do not fit the model that their sizes and config.json '
-                        'describe:\n  ' + '\n  '.join(lines[:10]) + more)
+                        'describe:\n  ' + some(lines, 10, '\n  '))
     return {name: x.reshape(templates[name].shape) for name, x in flat.items()}
 
 
