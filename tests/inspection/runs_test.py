@@ -105,9 +105,9 @@ def test_unknown_pretraining(tmp_path, caplog):
     other = write_run(tmp_path / 'a', rows(0.9), pretrained='hf:someone/weights')
     known = write_run(tmp_path / 'b', rows(0.8))
     assert runs.with_pretraining((other, known))['run'].tolist() == [known]
-    assert 'left out, as their pre-training is not known' in caplog.text
+    assert 'left out, as they are of unknown pre-training' in caplog.text
     assert caplog.text.count(other) == 1
-    with pytest.raises(Inapplicable, match='the pre-training of these runs is not known'):
+    with pytest.raises(Inapplicable, match='these runs are of unknown pre-training'):
         runs.with_pretraining((other,))
 
 
@@ -137,7 +137,7 @@ def test_runs_without_what_a_figure_needs(tmp_path):
     empty = write_run(tmp_path / 'a', [{'step': 1, 'train/loss': 2.0}])
     with pytest.raises(Inapplicable, match=f'{empty} has no evaluation: there is no eval/accuracy'):
         runs.evaluations((empty,))
-    with pytest.raises(Inapplicable, match='no few-shot accuracies: train with --config.evals'):
+    with pytest.raises(Inapplicable, match='no few-shot accuracies .train with --config.evals'):
         runs.with_few_shots((write_run(tmp_path / 'b', rows(0.5)),))
     with pytest.raises(UserError, match='is not the workdir of a run'):
         runs.evaluations((str(tmp_path),))

@@ -102,26 +102,20 @@ def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     Raises Inapplicable if there are none.
     """
     table = evaluations(workdirs)
-    scored = np.isfinite(table['accuracy'])
-    if not scored.any():
-        raise Inapplicable('these runs predict colours of hidden patches and no classes: give runs '
-                           'that were fine-tuned from them')
-    table = _only(table, scored, 'they predict colours of hidden patches and no classes (give '
-                  'runs that were fine-tuned from them)')
-    known = np.isfinite(table['flops'])
-    if not known.any():
-        raise Inapplicable('the pre-training of these runs is not known: config.pretrained of '
-                           'none is the workdir of a run')
-    return _only(table, known, 'their pre-training is not known (config.pretrained is not the '
-                 'workdir of a run)')
+    table = _only(table, np.isfinite(table['accuracy']), 'predict colours of hidden patches and no '
+                  'classes (give runs that were fine-tuned from them)')
+    return _only(table, np.isfinite(table['flops']), 'are of unknown pre-training '
+                 '(config.pretrained is not the workdir of a run)')
 
 
 def _only(table, chosen, why):
-    """The chosen rows; a line of the log names runs that have none."""
+    """The chosen rows, Inapplicable if there are none; the log names runs that have none."""
+    if not chosen.any():
+        raise Inapplicable(f'these runs {why}')
     rows = {name: x[chosen] for name, x in table.items()
             if not (re.match(FEWSHOT, name) and np.isnan(x[chosen]).all())}
     if left_out := [run for run in dict.fromkeys(table['run']) if run not in rows['run']]:
-        log.warning('left out, as %s: %s', why, ', '.join(left_out))
+        log.warning('left out, as they %s: %s', why, ', '.join(left_out))
     return rows
 
 
@@ -129,10 +123,7 @@ def with_few_shots(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The rows of `evaluations` with few-shot accuracies; Inapplicable if no run has any."""
     table = evaluations(workdirs)
     found = [x for name, x in table.items() if re.match(FEWSHOT, name)]
-    if not found:
-        raise Inapplicable('these runs have no few-shot accuracies: train with '
-                           '--config.evals.fewshot.shots=5')
-    return _only(table, np.isfinite(found).any(0), 'they have no few-shot accuracies (train with '
+    return _only(table, np.isfinite(found).any(0), 'have no few-shot accuracies (train with '
                  '--config.evals.fewshot.shots=5)')
 
 
