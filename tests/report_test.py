@@ -38,7 +38,7 @@ def test_two_runs_and_no_images(workdir, tmp_path, monkeypatch, caplog):
     (['nowhere'], 'nowhere is not the workdir of a run: it has no config.json.'),
     (['RUN', '--images=-1'], '--images is -1: expected a whole number, at least 0.'),
     (['RUN', '--out=nowhere/x.html'], 'nowhere/x.html cannot be written: there is no directory'),
-    (['RUN', '--out=x.png'], '--out=x.png cannot be written: expected a name that ends in .html.')])
+    (['RUN', '--out=x.png'], 'x.png cannot be written: expected a name that ends in .html.')])
 def test_mistakes(options, message, workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = [option.replace('RUN', str(workdir)) for option in options]

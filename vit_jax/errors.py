@@ -105,8 +105,8 @@ def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None
                         "models.fields('b16') or models.fields('r50x1'), and change fields.")
 
 
-def check_destination(path: str, ending: str = '', folder: bool = False) -> None:
-    """Raises UserError unless `path`, with this `ending`, is in a directory, and is none itself.
+def check_destination(path: str, *endings: str, folder: bool = False) -> None:
+    """Raises UserError unless `path`, with one of `endings`, is in a directory, and is none itself.
 
     With `folder`, the path may be a directory that exists. Called before the work, so that nothing
     is computed that cannot be written.
@@ -115,8 +115,8 @@ def check_destination(path: str, ending: str = '', folder: bool = False) -> None
         raise UserError(f'{path} cannot be written: it is a directory. Name a file.')
     if not os.path.isdir(os.path.dirname(path) or '.'):
         raise UserError(f'{path} cannot be written: there is no directory {os.path.dirname(path)}.')
-    if not path.endswith(ending):
-        raise UserError(f'{path} cannot be written: expected a name that ends in {ending}.')
+    if not path.endswith(endings or ''):
+        raise UserError(f'{path} cannot be written: expected a name that ends in {endings[0]}.')
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 
 from vit_jax import cli, machine, reporting
-from vit_jax.errors import UserError, check_at_least, check_destination
+from vit_jax.errors import check_at_least, check_destination
 from vit_jax.processes import launch
 from vit_jax.workdir import record
 
@@ -41,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         machine.check_backend()
     out = options.out or os.path.join(options.workdirs[0] if len(options.workdirs) == 1 else '.',
                                       reporting.FILE)
-    check_destination(out)
-    if not out.endswith(('.html', '.htm')):
-        raise UserError(f'--out={out} cannot be written: expected a name that ends in .html.')
+    check_destination(out, '.html', '.htm')
     runs = [collect.run(workdir, options.images) for workdir in workdirs]
     record.write_text(out, page.of_one(runs[0]) if len(runs) == 1 else
                       page.of_several(runs, list(workdirs.values())))
