@@ -90,7 +90,7 @@ def test_parts_that_are_missing_say_why():
 
 
 def test_figures_that_do_not_apply_say_why():
-    inspection = {'filters': None, 'similarity': None, 'explorer': None, 'distances': None,
+    inspection = {'filters': None, 'similarity': None, 'explorer': None,
                   'missing': dict.fromkeys(('filters', 'similarity', 'explorer'),
                                            'a ResNet has no attention')}
     read, data = check(page.of_one(made(inspection=inspection)))

@@ -108,7 +108,8 @@ def made(num_classes=3, names=None, **changes):
                'label': name, 'rollout': picture,
                **attention.photo(observed(seed=seed), (1, 1))} for seed, name in enumerate(
                    names[:2])]
-    explorer = {'photos': photos, 'heads': 3, 'blocks': (1, 1)}
+    explorer = {'photos': photos, 'heads': 3, 'blocks': (1, 1),
+                'distances': [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]}
     return {
         'name': 'run', 'workdir': 'runs/run', 'config': config, 'classes': names, 'rows': rows,
         'compared_with': 'configs/quickstart.py', 'differences': [],
@@ -126,7 +127,7 @@ def made(num_classes=3, names=None, **changes):
                                        rng.uniform(0, 1, 16) > 0.5),
             'mistakes': [example], 'hits': [example]},
         'inspection': {'filters': picture, 'similarity': picture, 'explorer': explorer,
-                       'distances': [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], 'missing': {}}} | changes
+                       'missing': {}}} | changes
 
 
 def without(found, *parts):

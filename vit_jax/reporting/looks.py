@@ -24,9 +24,8 @@ MOST_WEIGHTS = 500_000_000  # of a photo: 2 GB
 def inspect(model: Model) -> dict[str, Any]:
     """The figures of section 4.5, and what an explorer of attention needs.
 
-    Returns `filters` and `similarity` (pictures), `distances` [layers, heads] in pixels,
-    `rollouts` (pictures) and `explorer`, see `explore`; instead of what does not apply to the
-    model, None, and in `missing` why, by the same key.
+    Returns `filters` and `similarity` (pictures) and `explorer`, see `explore`; instead of what
+    does not apply to the model, None, and in `missing` why, by the same key.
     """
     found: dict[str, Any] = {'missing': {}}
     attempt(found, 'filters', lambda: pictures.uri(mosaic(_stretched(
@@ -34,7 +33,6 @@ def inspect(model: Model) -> dict[str, Any]:
     attempt(found, 'similarity', lambda: pictures.uri(similarity(parameters.position_similarity(
         model.module, model.params, model.weights.image_size())[0])))
     attempt(found, 'explorer', lambda: explore(model))
-    found['distances'] = found['explorer'] and found['explorer'].pop('distances')
     return found
 
 
@@ -43,17 +41,16 @@ def explore(model: Model) -> dict[str, Any]:
 
     Returns `photos`, each with `image`, `label`, `rollout` (the photo, dark where rollout finds
     little of it) and what attention.photo returns; `heads`, `blocks` (sides of what is taken
-    together, of queries and keys) and `distances`.
+    together, of queries and keys) and `distances` [layers, heads] in pixels.
     """
     observe = observing.observer(model.module)  # raises what does not apply
     grid = model.module.grid(model.weights.image_size())
-    first = int(model.module.pool == 'cls')
     layers = model.module.num_layers * (2 if model.module.attention == 'axial' else 1)
     heads = model.module.block.num_heads
     if layers * heads * (math.prod(grid) + model.module.prefix) ** 2 > MOST_WEIGHTS:
         raise Inapplicable(f'the attention of a photo has {layers} layers, {heads} heads and '
                            f'{math.prod(grid)} x {math.prod(grid)} patches, too many for a page.')
-    sizes = attention.block_sizes(grid, layers * heads * PHOTOS, bool(first))
+    sizes = attention.block_sizes(grid, layers * heads * PHOTOS, model.module.pool == 'cls')
     shown, far = [], []
     for image, label in photos(model):
         seen = observe(model.params, image[None])

@@ -40,23 +40,20 @@ def of_one(run: Mapping[str, Any]) -> str:
               'cards': cards(run), 'curves': drawn,
               # Images so small that their pixels are to be seen.
               'tiny': bool(run['model']) and max(run['model']['image_size']) <= pictures.SMALL,
-              'class_counts': None, 'confusion': None, 'confused': None, 'reliability': None,
-              'per_class': None, 'attention_distances': None, 'canvas': (224, 224)}
+              'counts': None, 'confusion': None, 'confused': None, 'reliability': None,
+              'per_class': None, 'distances': None, 'canvas': (224, 224)}
     if (data := run['data']) and data['splits'][0]['counts'] and (
             len(run['classes']) <= MOST_CLASSES):
-        values['class_counts'] = charts.counts(run['classes'], data['splits'][0]['counts'])
+        values['counts'] = charts.counts(run['classes'], data['splits'][0]['counts'])
     if found := run['predictions']:
         values |= _predictions(run, found)
     explorer = (run['inspection'] or {}).get('explorer')
     if explorer:
-        values['attention_distances'] = charts.distances(run['inspection']['distances'])
+        values['distances'] = charts.distances(explorer['distances'])
         height, width = run['model']['image_size']
         values['canvas'] = (224, round(224 * height / width))
-    for name, chart in (('counts', values['class_counts']), ('confusion', values['confusion']),
-                        ('reliability', values['reliability']),
-                        ('distances', values['attention_distances'])):
-        if chart and 'spec' in chart:
-            specs[name] = chart['spec']
+    specs |= {name: values[name]['spec'] for name in (
+        'counts', 'confusion', 'reliability', 'distances') if 'spec' in (values[name] or ())}
     where = run['config']['recipe'] or run['config']['dataset.name']
     return _rendered(values, [run], run['name'], f'{where} · {run["workdir"]}',
                      {'charts': specs, 'explorer': explorer and {
