@@ -16,7 +16,7 @@ from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vit_jax.data import resizing
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError
 
 # Not every format of Pillow: it also runs Ghostscript for PostScript and opens films and PDF files.
 _CHOSEN = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
@@ -50,7 +50,6 @@ def load(path: str, image_size: tuple[int, int], preprocess: Mapping
 
     `image_size` is (height, width) in pixels; `preprocess` has the fields of `config.preprocess`.
     """
-    check_choice('the resize method of the weights', preprocess['resize'], resizing.METHODS)
     try:
         rgb = decode(read(path))
     except FileNotFoundError:

@@ -14,7 +14,6 @@ from PIL import Image
 
 RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
               'lanczos3': Image.Resampling.LANCZOS}
-METHODS = (*RESAMPLING, 'area')
 
 # What is antialiased is resized as a whole, unless that takes this many times the pixels of the
 # crop.
