@@ -19,12 +19,12 @@ from vit_jax.errors import UserError, nearest_names, some
 from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
 
+OPEN = [f'model.{field}' for field in models.OPEN]
 # A run may continue with other values of these; every other field decides the result.
 # Of these model.linear_kernel decides which numbers dropout draws.
 MAY_DIFFER = ('recipe', 'report', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric',
-              'patience', 'mesh.*', 'model.unroll', 'model.remat_policy',
-              'model.attention_kernel', 'model.linear_kernel', 'evals.*',
-              'dataset.*_dir', 'dataset.max_broken_fraction', 'trackers',
+              'patience', 'mesh.*', *OPEN, 'evals.*', 'dataset.*_dir',
+              'dataset.max_broken_fraction', 'trackers',
               'transfer.take',  # the values that were taken are compared themselves
               'teacher.weights')  # so is teacher.checksum
 
@@ -252,9 +252,7 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
     """
     values = {name: value for name, value in flatten(dict(config)).items()
               if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked')
-              or name in ('accum_steps', 'mesh.host_devices', 'model.unroll',
-                          'model.remat_policy', 'model.attention_kernel',
-                          'model.linear_kernel')}
+              or name in ('accum_steps', 'mesh.host_devices', *OPEN)}
     known = all_fields()
     try:
         for name in values:

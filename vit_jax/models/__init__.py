@@ -17,6 +17,9 @@ from vit_jax.models.resnet import Backbone, ResNet
 from vit_jax.models.stack import check_images as check_images
 from vit_jax.models.vit import ViT
 
+# The fields that say how a model is computed, each with the value that leaves it to the machine.
+OPEN = {'unroll': 0, 'remat_policy': 'auto', 'attention_kernel': 'auto', 'linear_kernel': 'auto'}
+
 
 def build(model: str | Mapping, num_classes: int, **overrides) -> nn.Module:
     """Builds a model, to be applied to float32 images [batch, height, width, channels] in [-1, 1].

@@ -20,8 +20,7 @@ from vit_jax.workdir import metrics, progress, record
 log = logging.getLogger(__name__)
 
 # What the data and the machine decide where a config leaves it open: no choice of the run.
-FOUND = {'recipe', 'accum_steps', 'mesh.host_devices', 'model.unroll', 'model.remat_policy',
-         'model.attention_kernel', 'model.linear_kernel', 'dataset.num_examples',
+FOUND = {'recipe', 'accum_steps', 'mesh.host_devices', *config_lib.OPEN, 'dataset.num_examples',
          'dataset.num_classes', 'dataset.multi_label', 'teacher.checksum'}
 DEFAULTS = 'the defaults of all fields'
 PARTS = ('data', 'model', 'predictions', 'inspection')  # what the files of a workdir do not tell

@@ -14,12 +14,9 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from vit_jax import config as config_lib
 from vit_jax import machine
 from vit_jax.errors import UserError
-from vit_jax.models import kernels
+from vit_jax.models import OPEN, kernels
 from vit_jax.workdir import record
 
-# The value with which each field leaves the choice to the machine.
-OPEN = {'unroll': 0, 'remat_policy': 'auto', 'attention_kernel': 'auto',
-        'linear_kernel': 'auto'}
 # Without their loops, models of many layers and ResNets take minutes to compile; on a GPU H/14, of
 # 32 layers, took one.
 MOST_LAYERS = 12
@@ -133,5 +130,5 @@ def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_open(model: Mapping[str, Any], field: str) -> bool:
-    """Whether `config.model` leaves the choice of one of the fields in OPEN."""
+    """Whether `config.model` leaves the choice of one of the fields in models.OPEN."""
     return field in model and model[field] == OPEN[field]
