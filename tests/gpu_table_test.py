@@ -1,7 +1,13 @@
 """The table of a GPU (benchmarks/gpu.py, docs/performance.md)."""
 
 import argparse
+import contextlib
+import json
+import sys
+import time
 
+import jax
+import psutil
 import pytest
 
 from benchmarks import gpu
@@ -23,6 +29,47 @@ def test_a_report_gives_a_row_for_each_part():
         '| 50.0% | 38.4% | 42.7% |',
         '| b16,jft | 512 | inference | 12,000 (10,800 - 13,200) | 10,000 (9,000 - 11,000) '
         '| **1.20** | 50.0% | 38.4% | 42.7% |']
+
+
+def test_where_timm_fails_its_cells_are_empty(capsys, caplog, monkeypatch, tmp_path):
+    shares = dict(share_of_matmul=0.5, share_of_data_sheet=0.25)
+    report = dict(device='NVIDIA H200', batch_size=4, subjects={
+        part: subject(2.0, **shares) for part in ('train', 'inference')})
+    monkeypatch.setattr(gpu, 'measure', lambda *_: report)
+    assert gpu.main(['--rows', 'ti16=4', f'--out={tmp_path}/reports.jsonl']) == 1
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        f'| ti16 | 4 | {part} | 2 (1.8 - 2.2) | - | - | 50.0% | 25.0% |'
+        for part in ('train', 'inference')]
+    assert 'not measured: ti16 by timm, as said above' in caplog.text
+    found = json.loads((tmp_path / 'reports.jsonl').read_text())
+    assert found['subjects'] == report['subjects']
+    assert found['versions']['jax'] == jax.__version__
+
+
+def test_a_row_that_hangs_ends_with_all_its_processes(tmp_path, monkeypatch):
+    program = tmp_path / 'python'
+    program.write_text(f'#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/peer\nwait\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, 'executable', str(program))
+    options = argparse.Namespace(rounds=1, seconds=1.0, timeout=5)
+    with pytest.raises(UserError, match='no result after 5 s'):
+        gpu.measure('b16', 8, options)
+    peer = int((tmp_path / 'peer').read_text())
+    begin = time.monotonic()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(peer).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < begin + 30
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize('output', ['', 'no JSON', '{"cut": '])
+def test_a_row_without_a_report(output, tmp_path, monkeypatch):
+    program = tmp_path / 'python'
+    program.write_text(f"#!/bin/sh\necho '{output}'\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, 'executable', str(program))
+    with pytest.raises(UserError, match='exit code 3 of -m vit_jax.benchmark --config=configs/vi'):
+        gpu.measure('b16', 8, argparse.Namespace(rounds=1, seconds=1.0, timeout=9))
 
 
 @pytest.mark.parametrize('row', ['b16', 'b16=', 'b16=many'])

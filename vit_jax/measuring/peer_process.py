@@ -38,8 +38,7 @@ def _prepare(peer, config, dtype, compiled) -> Callable[[bool, int], float]:
     """The function (whether to train, how many steps) -> seconds."""
     import torch
 
-    cuda = torch.cuda.is_available()
-    device = 'cuda' if cuda else 'cpu'
+    device = 'cuda' if (cuda := torch.cuda.is_available()) else 'cpu'
     torch.manual_seed(0)
     model = {'timm': _timm, 'transformers': _transformers}[peer](config).to(device)
     images = torch.randn(config['batch_size'], 3, *config['image_size'], device=device)
@@ -48,6 +47,7 @@ def _prepare(peer, config, dtype, compiled) -> Callable[[bool, int], float]:
         model = model.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
         torch.set_float32_matmul_precision('high')
+        torch.backends.cudnn.benchmark = True  # as timm's own benchmark has it
     optimizer = _optimizer(model, config['optimizer'])
     clip_norm, loss_of = config['optimizer']['clip_norm'], _loss(config)
     forward = torch.compile(model) if compiled else model
@@ -97,7 +97,7 @@ def _optimizer(model, fields: dict[str, Any]):
     rate, decay = fields['learning_rate'], fields['weight_decay']
     if fields['name'] == 'adam':
         return torch.optim.AdamW(model.parameters(), rate, (fields['b1'], fields['b2']),
-                                 weight_decay=decay)
+                                 weight_decay=decay, fused=torch.cuda.is_available() or None)
     return torch.optim.SGD(model.parameters(), rate, fields['momentum'], weight_decay=decay)
 
 

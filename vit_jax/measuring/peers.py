@@ -66,7 +66,7 @@ class Peer:
         if beyond:
             raise UserError(f'--peer={name} is for plain ViTs that learn labels: '
                             f'{"; ".join(beyond)}.')
-        self.name, self._images = name, config.batch_size
+        self.name, self._images, self._prepared = name, config.batch_size, 0
         self._process = subprocess.Popen(
             [sys.executable, *program], text=True, bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -78,6 +78,18 @@ class Peer:
     def __exit__(self, *_):
         self._process.kill()
         self._process.communicate()
+
+    def prepare(self, parts: Sequence[str]) -> None:
+        """Lets it compute a step of 'train' and 'inference', or one, while others compile."""
+        for part in parts:
+            self._say([part == 'train', 1])
+        self._prepared = len(parts)
+
+    def wait(self) -> None:
+        """Returns once it is ready for its turns, with what it prepares; raises if it fails."""
+        for _ in range(self._prepared):
+            self._answer()
+        self.peak_memory()
 
     def workload(self, training: bool, flops: int) -> Workload:
         """Its training step, or its inference, with the FLOPs that count for both projects."""
@@ -93,6 +105,9 @@ class Peer:
 
     def _ask(self, question):
         self._say(question)
+        return self._answer()
+
+    def _answer(self):
         try:
             answer = json.loads(self._process.stdout.readline())
         except json.JSONDecodeError:
