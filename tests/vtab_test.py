@@ -324,6 +324,8 @@ def test_a_signal_ends_all(tasks, monkeypatch):
     (['--tasks=b'], 'the data of none of the tasks are on this machine'),
     (['--config.dataset.label=colour'], "the task a: dataset.label (--label) is 'colour', and only "
      "TFDS sets have several to choose from: leave it empty for 'digits'."),
+    (['--coordinator=localhost:1', '--num_processes=2', '--process_id=0'],
+     'vit_jax.vtab runs as one process and was started as one of 2'),
     (['--config.batchsize=3'], 'Did you mean batch_size')])
 def test_mistakes(tasks, arguments, message):
     check_message(command(tasks, *arguments), message)

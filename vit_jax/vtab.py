@@ -35,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.make_parser('vtab', __doc__)
     parser.add_argument('--workdir', required=True, help='for the workdirs of all tasks')
     parser.add_argument('--tasks', help='some of them, with commas between; default: all')
+    cli.add_process_options(parser)
     options, others = parser.parse_known_args(argv)
+    launch.refuse_several('vit_jax.vtab', options.num_processes)
     groups, configs = read_tasks(others, options.tasks)
-    launch.refuse_several('vit_jax.vtab')
     machine.check_backend(chosen.host_devices({
         os.path.join(options.workdir, task): config for task, config in configs.items()}))
     code = run(groups, configs, options.workdir)
