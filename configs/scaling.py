@@ -3,7 +3,8 @@
     python -m vit_jax.main --config=configs/scaling.py --config.dataset.name=DIR --workdir=DIR
     python -m vit_jax.main --config=configs/scaling.py:depth,64 --config.dataset.name=DIR \
         --workdir=DIR
-    python -m vit_jax.plan --config=configs/scaling.py:all,2 --chip=v5p --devices=64
+    python -m vit_jax.plan --config=configs/scaling.py:all,2 --chip=v5p --devices=64 \
+        --config.dataset.num_examples=303000000 --config.dataset.num_classes=18291
 
 The argument is DIMENSION,VALUE: one of depth (layers), width (numbers of a token), mlp (hidden
 numbers of the MLP) and patch (pixels), the others being those of the base; or all,FACTOR. Without
