@@ -103,7 +103,9 @@ def for_platform(config: ConfigDict, platform: str, device: jax.Device | None = 
             and model.num_layers <= unroll):  # a loop would copy what is kept
         platform = 'cudnn'
     choices = CHOICES.get(platform, CHOICES['gpu']) | fastest
-    if has_resnet or model.num_layers > choices['unroll']:
+    recomputes = not is_open(model, 'remat_policy') and model.remat_policy != 'none'
+    # Without a loop XLA for CPUs merges what the backward pass computes again with what was kept.
+    if has_resnet or model.num_layers > choices['unroll'] or platform == 'cpu' and recomputes:
         choices = choices | {'unroll': 1}
     return FrozenConfigDict(config_lib.changed(config, {
         f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}))
