@@ -125,4 +125,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a row's processes end, too
     cli.leave(main())

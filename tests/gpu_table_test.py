@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import subprocess
 import sys
 import time
 
@@ -46,20 +47,49 @@ def test_where_timm_fails_its_cells_are_empty(capsys, caplog, monkeypatch, tmp_p
     assert found['versions']['jax'] == jax.__version__
 
 
-def test_a_row_that_hangs_ends_with_all_its_processes(tmp_path, monkeypatch):
+@pytest.fixture
+def hanging(tmp_path):
+    """A program that waits for another one, of which it writes the number to tmp_path / 'peer'."""
     program = tmp_path / 'python'
     program.write_text(f'#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/peer\nwait\n')
     program.chmod(0o755)
-    monkeypatch.setattr(sys, 'executable', str(program))
+    return str(program)
+
+
+def wait_until(condition):
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begin + 60
+        time.sleep(0.05)
+
+
+def has_ended(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_a_row_that_hangs_ends_with_all_its_processes(hanging, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'executable', hanging)
     options = argparse.Namespace(rounds=1, seconds=1.0, timeout=5)
     with pytest.raises(UserError, match='no result after 5 s'):
         gpu.measure('b16', 8, options)
     peer = int((tmp_path / 'peer').read_text())
-    begin = time.monotonic()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while psutil.Process(peer).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < begin + 30
-            time.sleep(0.05)
+    wait_until(lambda: has_ended(peer))
+
+
+def test_a_signal_ends_all_processes(hanging, tmp_path):
+    program = f"""
+import runpy, sys
+sys.executable, sys.argv = {hanging!r}, ['gpu', '--rows', 'b16=8']
+runpy.run_module('benchmarks.gpu', run_name='__main__')"""
+    process = subprocess.Popen([sys.executable, '-c', program])
+    file = tmp_path / 'peer'
+    wait_until(lambda: file.exists() and file.read_text().endswith('\n'))
+    process.terminate()
+    assert process.wait(timeout=60) == 130
+    peer = int(file.read_text())
+    wait_until(lambda: has_ended(peer))
 
 
 @pytest.mark.parametrize('output', ['', 'no JSON', '{"cut": '])
