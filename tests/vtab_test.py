@@ -229,7 +229,7 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
         'tasks': {'a': {'group': 'First', 'test_accuracy': 0.5},
                   'c': {'group': 'Second', 'test_accuracy': 0.75},
                   'd': {'group': 'Second', 'test_accuracy': None}},
-        'missing': ['b'],
+        'failed': [], 'missing': ['b'],
         'means': {'First': {'test_accuracy': 0.5, 'tasks': 1, 'of': 2},
                   'Second': {'test_accuracy': 0.75, 'tasks': 1, 'of': 2},
                   'all': {'test_accuracy': 0.625, 'tasks': 2, 'of': 4}}}
@@ -260,7 +260,8 @@ def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
     lines = [' '.join(line.split()) for line in result.stderr.splitlines()]
     assert {'a failed', 'b no data', 'c failed', 'd 25.00 %'} < set(lines)
     path = tasks.parent / 'all' / 'vtab.json'
-    assert json.loads(path.read_text())['missing'] == ['a', 'b', 'c']
+    written = json.loads(path.read_text())
+    assert (written['failed'], written['missing']) == (['a', 'c'], ['b'])
     words.update(d='the disk is full')
     assert '3 of 4 tasks failed, as said above: a, c, d' in command(tasks).stderr
     assert json.loads(path.read_text())['tasks'] == {'d': {'group': 'Second',

@@ -128,7 +128,7 @@ def _conclude(groups, configs, directory, scores, failed):
     log.info('accuracy on the test splits, after training on the final splits:\n%s',
              table(groups, scores, failed))
     path = os.path.join(directory, 'vtab.json')
-    record.write_json(path, as_json(groups, scores))
+    record.write_json(path, as_json(groups, scores, failed))
     log.info('numbers: %s', path)
     if others := [name for name in sorted(os.listdir(directory)) if name not in configs and
                   os.path.isfile(os.path.join(directory, name, record.CONFIG))]:
@@ -195,12 +195,14 @@ def _percent(accuracy, otherwise):
     return otherwise if accuracy is None else f'{100 * accuracy:.2f} %'
 
 
-def as_json(groups: Mapping[str, str], scores: Mapping[str, float | None]) -> dict[str, Any]:
-    """The content of vtab.json; accuracies in [0, 1]."""
+def as_json(groups: Mapping[str, str], scores: Mapping[str, float | None],
+            failed: Collection[str] = ()) -> dict[str, Any]:
+    """The content of vtab.json, of what `table` has; accuracies in [0, 1]."""
     return {
         'tasks': {task: {'group': groups[task], 'test_accuracy': accuracy}
                   for task, accuracy in scores.items()},
-        'missing': [task for task in groups if task not in scores],
+        'failed': list(failed),
+        'missing': [task for task in groups if task not in scores and task not in failed],
         'means': {group: {'test_accuracy': mean, 'tasks': count, 'of': total}
                   for group, (mean, count, total) in means(groups, scores).items()}}
 
