@@ -311,8 +311,14 @@ def test_a_complete_config_has_the_numbers_of_the_data_and_refuses_others():
     with pytest.raises(AttributeError, match='immutable'):
         config.seed = 1
     with pytest.raises(UserError, match='dataset.num_classes is 7 in the config but .* has 8. If '
-                                        'the data is right, add --config.dataset.num_classes=8'):
+                                        'the data is right, add --config.dataset.num_classes=0, '):
         resolved(tiny(dataset__num_classes=7), 50, 8)
+    with pytest.raises(UserError) as error:
+        resolved(tiny(dataset__num_examples=60, dataset__num_classes=7,
+                      dataset__multi_label=True), 50, 8)
+    assert str(error.value).endswith(
+        'add --config.dataset.num_examples=0 --config.dataset.num_classes=0 '
+        '--config.dataset.multi_label=False, which takes what the data have')
 
 
 def test_weights_of_classes():

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.support.datasets import write_images
 from tests.support.runs import (
     ROOT,
     TINY,
@@ -49,6 +50,13 @@ def test_workdir_that_is_a_file(run_main, tmp_path):
     (tmp_path / 'run').write_text('')
     check_message(run_main(tmp_path / 'run'),
                   f'error: --workdir {tmp_path}/run is a file: name a directory.')
+
+
+def test_a_workdir_among_the_photos_is_not_made(tmp_path):
+    write_images(tmp_path, ['ant', 'bee'], 2)
+    check_message(run_here(*arguments(tmp_path / 'run', fields={'dataset.name': tmp_path})),
+                  f'error: --workdir {tmp_path}/run is in {tmp_path}, whose folders are the classe')
+    assert not (tmp_path / 'run').exists()
 
 
 def test_the_error_is_in_the_log_of_the_workdir_too(run_main, tmp_path):

@@ -243,6 +243,9 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog):
                                ([image, '--batch_size=0'], 'batch_size is 0'),
                                ([image, '--features=f.csv'], '=f.csv: representations are '
                                 'written as .npz files; expected a name that ends so'),
+                               (['--csv', image, image], f'--csv={image} names an image, which '
+                                'the table would replace: expected the name of the table, as in'),
+                               ([image, f'--csv={tmp_path}/no.jpg'], 'no.jpg names an image'),
                                ([image, '--top=0'], 'top is 0: expected a whole number'),
                                ([image, f'--csv={tmp_path}/no/x.csv'], 'there is no directory')]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1

@@ -331,6 +331,22 @@ def test_impossible_repeats(repeats, seed, message, config, tmp_path):
         sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path), repeats)
 
 
+@pytest.mark.parametrize('name', ['config.json', 'train/ant/0.png'])
+def test_a_sweep_has_a_directory_of_its_own(name, config, tmp_path, monkeypatch):
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text('{}')
+    directory, message = tmp_path, 'holds a run of its own'
+    if name != 'config.json':
+        config.dataset.name, message = str(tmp_path), 'whose folders are the classes of the data'
+        directory = tmp_path / 'train' / 'sweep'
+        monkeypatch.setattr(sweep, '_with_splits', lambda config: config)
+    with pytest.raises(UserError, match=message):
+        sweep.run(config, {LR: [0.1, 0.2]}, str(directory))
+    assert not runs
+    assert len(list(tmp_path.rglob('*.*'))) == 1
+
+
 def test_a_mark_of_an_older_version_counts(config, tmp_path, monkeypatch):
     """It lacks fields that are newer."""
     runs = pretend(monkeypatch, lambda config: 0.5)

@@ -266,6 +266,8 @@ def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
     assert '3 of 4 tasks failed, as said above: a, c, d' in command(tasks).stderr
     assert json.loads(path.read_text())['tasks'] == {'d': {'group': 'Second',
                                                            'test_accuracy': 0.25}}
+    path.with_name('config.json').write_text('{}')
+    assert f'{path.parent} holds a run of its own' in command(tasks).stderr
 
 
 def test_tasks_go_on_with_as_many_devices_as_those_of_an_older_version(tasks, monkeypatch):

@@ -191,14 +191,14 @@ def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: 
     run has chosen, is used where the config leaves the choice.
     """
     config = config.copy_and_resolve_references()
-    for name, found in (('num_examples', num_examples), ('num_classes', num_classes),
-                        ('multi_label', multi_label)):
-        stated = config.dataset[name]
-        if stated not in (0, found):
-            raise UserError(
-                f'dataset.{name} is {stated} in the config but {config.dataset.name!r} has '
-                f'{found}. If the data is right, add --config.dataset.{name}={found}')
-        config.dataset[name] = found
+    known = dict(num_examples=num_examples, num_classes=num_classes, multi_label=multi_label)
+    if wrong := [name for name in known if config.dataset[name] not in (0, known[name])]:
+        raise UserError('; '.join(
+            f'dataset.{name} is {config.dataset[name]} in the config but {config.dataset.name!r} '
+            f'has {known[name]}' for name in wrong) + '. If the data is right, add ' + ' '.join(
+                f'--config.dataset.{name}={type(known[name])()}' for name in wrong)
+            + ', which takes what the data have')
+    config.dataset.update(known)
     if multi_label and config.loss.name != 'sigmoid':
         raise UserError(f'loss.name is {config.loss.name}, whose targets sum to one, and the '
                         f'images of {config.dataset.name!r} have several labels: add '

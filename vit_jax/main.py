@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.show_details()
     workdir = cli.default_workdir(argv) if options.workdir is None else options.workdir
     recipe = recipe_of(argv)
+    record.require_apart(workdir, config.dataset)
     from vit_jax.training import chosen, loop  # imports TensorFlow, for which --help need not wait
 
     machine.use_cpu_as(config.mesh.host_devices)  # each of several, which start JAX as they join

@@ -51,6 +51,9 @@ def predict(options: argparse.Namespace) -> None:
     if options.features and not options.features.endswith('.npz'):
         raise UserError(f'--features={options.features}: representations are written as .npz '
                         'files; expected a name that ends so. A table of classes is --csv.')
+    if options.csv and (images.is_image(options.csv) or options.csv in options.images):
+        raise UserError(f'--csv={options.csv} names an image, which the table would replace: '
+                        'expected the name of the table, as in --csv=FILE.csv')
     paths = find_images(options.images)
     machine.use_cpu_as(chosen.devices_for_batch(min(options.batch_size, len(paths))))
     loaded = cli.read_weights(options)

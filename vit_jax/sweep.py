@@ -149,6 +149,8 @@ def run(config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str, r
     for each in configs:  # now, and not after hours of training
         config_lib.checked(each)
         config_lib.checked(each, {'seed': each.seed + repeats - 1})
+    record.require_no_run(directory)
+    record.require_apart(directory, config.dataset)
     record.log_to(directory)
     log.info('the sweep tries %s', '  '.join(map(name_of, members)))
     scores = []

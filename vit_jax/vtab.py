@@ -87,6 +87,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     if len(missing) == len(configs):
         raise UserError('the data of none of the tasks are on this machine: prepare some as said '
                         'above, or name where they are by --config.dataset.data_dir=DIRECTORY.')
+    record.require_no_run(directory)
     record.log_to(directory)
     code, scores, failed = _train(
         {task: config for task, config in configs.items() if task not in missing}, directory)

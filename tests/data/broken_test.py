@@ -114,6 +114,15 @@ def test_all_broken_images_are_listed_at_once(kind, tmp_path):
     assert len(message.splitlines()) == 5
 
 
+def test_one_that_no_batch_has_met_is_listed_without_a_word_of_tensorflow(tmp_path, caplog):
+    """TensorFlow would warn of a function that several threads trace at the same time."""
+    data = write_directory(tmp_path, max_broken_fraction=0.0)
+    next(tmp_path.glob('train/*')).joinpath('link.png').symlink_to('nowhere')
+    with pytest.raises(UserError, match='too many images are broken: 1 of 54, 1.85%'):
+        data.batches(1)
+    assert {line.name for line in caplog.records} == {'vit_jax.data'}
+
+
 def test_a_split_without_any_readable_image_stops_in_the_first_batch(tmp_path):
     data = write_directory(tmp_path, count=6, max_broken_fraction=1.0)
     break_files(data, range(6))

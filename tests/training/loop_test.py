@@ -200,7 +200,7 @@ def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_p
 
 
 @pytest.mark.slow
-def test_signal_as_the_run_ends(tmp_path, monkeypatch):
+def test_signal_as_the_run_ends(tmp_path, monkeypatch, caplog):
     """Nothing is left to do, but what called the run, such as a sweep, is not to go on."""
     draw = curves.draw  # the last thing of an evaluation
 
@@ -212,6 +212,8 @@ def test_signal_as_the_run_ends(tmp_path, monkeypatch):
     assert loop.train(config(num_steps=6), str(tmp_path)) == 143
     assert [row['step'] for row in rows(tmp_path, 'eval/loss')] == [6]
     assert (tmp_path / 'checkpoints' / '6').is_dir()
+    assert caplog.messages[-1] == ('the run is complete; python -m vit_jax.report '
+                                   f'{tmp_path} writes its page')
     assert loop.train(config(num_steps=6), str(tmp_path)) == 0
 
 

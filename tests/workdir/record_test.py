@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.support.datasets import write_images
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.workdir import record
@@ -88,6 +89,57 @@ def test_damaged_record(content, message, tmp_path):
     (tmp_path / 'config.json').write_text(content)
     with pytest.raises(UserError, match=message):
         go_on(tmp_path)
+
+
+@pytest.mark.parametrize('content', ['{"architectures": ["ViTForImageClassification"]}', 'x', '3'])
+def test_the_config_of_another_program_is_not_replaced(content, tmp_path):
+    path = tmp_path / 'config.json'
+    path.write_text(content)
+    with pytest.raises(UserError, match='config.json is not the config of a run, and would be re'):
+        record.begun(str(tmp_path))
+    assert path.read_text() == content
+
+
+def test_a_run_that_has_saved_nothing_may_be_another(tmp_path):
+    record.write(str(tmp_path), run_config(), CLASSES)
+    assert record.begun(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize('name', ['sweep.json', 'vtab.json'])
+def test_one_run_and_several_do_not_share_a_directory(name, tmp_path):
+    record.require_no_run(str(tmp_path))
+    (tmp_path / name).write_text('{}')
+    with pytest.raises(UserError, match=rf'holds several runs \({name}\): take another --workdir'):
+        record.begun(str(tmp_path))
+    (tmp_path / 'run').mkdir()
+    go_on(tmp_path / 'run')
+    with pytest.raises(UserError, match=r'run holds a run of its own \(.*/config.json\): take an'):
+        record.require_no_run(str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize(('photos', 'workdir', 'split', 'refused'), [
+    ('.', '.', 'train[:90%]', '.'), ('.', 'run', 'train', '.'), ('.', 'ant/run', 'train', '.'),
+    ('train', '.', 'train', ''), ('train', 'run', 'train[:90%]', ''),
+    ('train', 'train/run', 'train', 'train'), ('train', 'link', 'train', 'train'),
+    ('.', '../run', 'train', '')])
+def test_a_run_is_not_among_its_photos(photos, workdir, split, refused, tmp_path):
+    data = tmp_path / 'data'
+    write_images(data / photos, ['ant', 'bee'], 1)
+    (data / 'link').symlink_to(data / 'train' / 'run')
+    dataset = run_config(dataset__name=str(data), dataset__train_split=split).dataset
+    workdir = str(data / workdir)
+    if not refused:
+        record.require_apart(workdir, dataset)
+        return
+    with pytest.raises(UserError) as error:
+        record.require_apart(workdir, dataset)
+    assert str(error.value).startswith(f'--workdir {workdir} is in {(data / refused).resolve()}, ')
+
+
+def test_the_name_of_a_data_set_is_no_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ('cifar10', 'digits', 'gs://bucket/photos'):
+        record.require_apart('run', run_config(dataset__name=name).dataset)
 
 
 def damage(path, how):

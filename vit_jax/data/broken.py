@@ -164,6 +164,7 @@ class BrokenImages:
         else:
             items = tf.data.Dataset.range(source.num_examples).batch(256).map(
                 lambda index: {**source.fetch(index), 'index': index}).unbatch()
+        self._decode.get_concrete_function(items.element_spec)  # here, and not in each thread
         items = iter(items)
         with concurrent.futures.ThreadPoolExecutor() as pool:
             while time.monotonic() < end and (part := list(itertools.islice(items, 64))):

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 
 import jax
@@ -39,6 +40,8 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
     programs = {images // n: program.with_accum_steps(n)  # by images at a time
                 for n in range(program.fastest_parts, images + 1) if images % n == 0}
     needed = functools.cache(lambda at_once: size_of(programs[at_once]))
+    begin = time.perf_counter()
+    log.info('compiling small training steps, to choose accum_steps by the memory that they need')
     few, many = (min(programs, key=lambda n: abs(n - probe)) for probe in PROBES)
     slope = (needed(many) - needed(few)) / (many - few) if many > few else 0.0
     if limit is None:  # after compiling, for which the process has taken memory
@@ -47,8 +50,9 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
     for at_once, chosen in programs.items():
         estimated = needed(few) + slope * (at_once - few)
         if (estimated <= limit or not slope or at_once == 1) and needed(at_once) <= limit:
-            log.info('each batch is computed in %d part(s) of %d images per device: %.1f of %.1f '
-                     'GB', images // at_once, at_once, needed(at_once) / 1e9, limit / 1e9)
+            log.info('accum_steps is %d: %d images at a time need %.2g of %.3g GB of a device '
+                     '(compiled in %.1f s)', images // at_once, at_once, needed(at_once) / 1e9,
+                     limit / 1e9, time.perf_counter() - begin)
             return chosen
     raise UserError(f'a step with one image per device needs {needed(1) / 1e9:.1f} GB and '
                     f'{limit / 1e9:.1f} GB may be used. Choose a smaller model or more memory.')

@@ -68,6 +68,8 @@ def train(config: ConfigDict, workdir: str) -> int:
             outputs.conclude(int(state.step), interrupts.received)
         received = max(consensus.gather(interrupts.received or 0))  # also after the last step
     received = received or interrupts.received  # while the files were being closed
+    if received and outputs.is_complete(int(state.step)):
+        log.warning('the run is complete; python -m vit_jax.report %s writes its page', workdir)
     return 128 + received if received else 0
 
 
@@ -84,8 +86,9 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
         return state
     begin = time.perf_counter()
     outputs.show('compiling the training step')
-    train_step = program.train_step  # compiled now, unless choosing accum_steps has done it
-    log.info('compiled the training step in %.1f s', time.perf_counter() - begin)
+    train_step = program.train_step
+    if (seconds := time.perf_counter() - begin) > 0.05:  # else choosing accum_steps has compiled it
+        log.info('compiled the training step in %.1f s', seconds)
     run_lib.require_memory(program)
     outputs.meter.start(step)
     batches = sharding.feed(outputs.meter.timed(run.train_batches(start_step=step)), program.mesh)

@@ -25,10 +25,12 @@ class Weights:
     image has one, or 'sigmoid', for classes that are independent; None if it is not stated.
     """
 
-    params: dict  # nested, NumPy arrays, as model.init gives them; dtypes as in the source
+    # Nested, NumPy arrays, as model.init gives them; dtypes as in the source.
+    params: dict = dataclasses.field(repr=False)
     model: dict  # all fields, for models.build(model, num_classes)
     num_classes: int  # outputs of the head, 0 for none
-    classes: list[str] | None  # their names, None if the source does not state them
+    # Their names, None if the source does not state them.
+    classes: list[str] | None = dataclasses.field(repr=False)
     preprocess: dict | None
     layout: str  # a key of LAYOUTS, or 'workdir'
     source: str

@@ -6,11 +6,14 @@ import fcntl
 import json
 import logging
 import os
+import pathlib
 import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, is_utf8, writing
@@ -21,6 +24,7 @@ log = logging.getLogger(__name__)
 CONFIG, CLASSES, LOCK, LOG = 'config.json', 'classes.json', '.lock', 'train.log'
 CHECKPOINTS = 'checkpoints'  # one folder for each saved step
 RECIPE = 'recipe.json'  # the file that --config named, and its fields without those overridden
+OF_SEVERAL = ('sweep.json', 'vtab.json')  # in the directory of several runs
 # Fields that every version has written.
 NEEDED = {'accum_steps', 'dataset', 'image_size', 'loss', 'model', 'num_epochs', 'num_steps',
           'preprocess'}
@@ -159,10 +163,40 @@ def saved_steps(directory: str) -> list[int]:
 def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:
     """Config and class names of the run that has saved a checkpoint, the same on all processes.
 
-    None where nothing has been saved: any run may use such a workdir.
+    None where nothing has been saved: any run may use such a workdir. Raises UserError where it has
+    what another program or command has written, and a run would replace.
     """
-    return consensus.from_main(
-        lambda: read(workdir) if saved_steps(checkpoint_directory(workdir)) else None)
+    return consensus.from_main(lambda: read(workdir) if saved_steps(
+        checkpoint_directory(workdir)) else _require_free(workdir))
+
+
+def _require_free(workdir):
+    path = os.path.join(workdir, CONFIG)
+    try:
+        foreign = os.path.isfile(path) and not read_json(path, dict).keys() >= NEEDED
+    except UserError:
+        foreign = True
+    if foreign:
+        raise UserError(f'{path} is not the config of a run, and would be replaced: take another '
+                        '--workdir, or move the file away.')
+    if found := [name for name in OF_SEVERAL if os.path.exists(os.path.join(workdir, name))]:
+        raise UserError(f'{workdir} holds several runs ({found[0]}): take another --workdir.')
+
+
+def require_no_run(directory: str) -> None:
+    """Raises UserError if the directory for several runs is the workdir of one."""
+    if os.path.exists(path := os.path.join(directory, CONFIG)):
+        raise UserError(f'{directory} holds a run of its own ({path}): take another --workdir.')
+
+
+def require_apart(workdir: str, dataset: ConfigDict) -> None:
+    """Raises UserError for a workdir among the photos of `config.dataset`, as one more class."""
+    root = os.path.expanduser(dataset.name)
+    split = os.path.join(root, dataset.train_split.partition('[')[0])
+    photos = os.path.realpath(split if os.path.isdir(split) else root)
+    if os.path.isdir(root) and pathlib.Path(os.path.realpath(workdir)).is_relative_to(photos):
+        raise UserError(f'--workdir {workdir} is in {photos}, whose folders are the classes of '
+                        'the data: take another --workdir.')
 
 
 def require_same_run(workdir: str, old: tuple[Mapping, Sequence[str]], config: Mapping,
