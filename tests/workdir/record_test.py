@@ -113,13 +113,14 @@ def test_one_run_and_several_do_not_share_a_directory(name, tmp_path):
         record.begun(str(tmp_path))
     (tmp_path / 'run').mkdir()
     go_on(tmp_path / 'run')
-    with pytest.raises(UserError, match=r'run holds a run of its own \(.*/config.json\): take an'):
+    with pytest.raises(UserError, match=r'run holds a run or a model of its own \(.*config.json'):
         record.require_no_run(str(tmp_path / 'run'))
 
 
 @pytest.mark.parametrize(('photos', 'workdir', 'split', 'refused'), [
     ('.', '.', 'train[:90%]', '.'), ('.', 'run', 'train', '.'), ('.', 'ant/run', 'train', '.'),
     ('train', '.', 'train', ''), ('train', 'run', 'train[:90%]', ''),
+    ('train', 'run', 'train+more', ''),
     ('train', 'train/run', 'train', 'train'), ('train', 'link', 'train', 'train'),
     ('.', '../run', 'train', '')])
 def test_a_run_is_not_among_its_photos(photos, workdir, split, refused, tmp_path):

@@ -184,15 +184,16 @@ def _require_free(workdir):
 
 
 def require_no_run(directory: str) -> None:
-    """Raises UserError if the directory for several runs is the workdir of one."""
+    """Raises UserError if the directory of several runs has one run, or a model."""
     if os.path.exists(path := os.path.join(directory, CONFIG)):
-        raise UserError(f'{directory} holds a run of its own ({path}): take another --workdir.')
+        raise UserError(f'{directory} holds a run or a model of its own ({path}): take another '
+                        '--workdir.')
 
 
 def require_apart(workdir: str, dataset: ConfigDict) -> None:
     """Raises UserError for a workdir among the photos of `config.dataset`, as one more class."""
     root = os.path.expanduser(dataset.name)
-    split = os.path.join(root, dataset.train_split.partition('[')[0])
+    split = os.path.join(root, re.split(r'[\[+]', dataset.train_split)[0])
     photos = os.path.realpath(split if os.path.isdir(split) else root)
     if os.path.isdir(root) and pathlib.Path(os.path.realpath(workdir)).is_relative_to(photos):
         raise UserError(f'--workdir {workdir} is in {photos}, whose folders are the classes of '
