@@ -60,7 +60,7 @@ B16 = '--config=configs/vit.py:b16'
     ([B16, '--devices=8', '--chip=h100', '--config.mesh.fsdp=3'],
      "mesh {'data': -1, 'fsdp': 3, 'tensor': 1} does not fit 8 devices"),
     ([B16, '--devices=8', '--chip=h100', '--config.batch_size=12'],
-     'batch_size 12 is not divisible by 8 devices (data x fsdp): take 8.'),
+     'batch_size 12 is not divisible by 8 devices (data x fsdp): take 8, or other'),
     ([B16, '--devices=8', '--chip=h100', '--config.mesh.tensor=8'],
      'model.num_heads 12 is not divisible by mesh.tensor 8.'),
     (['--config=configs/vit.py:b16,jft', '--devices=8', '--chip=h100'],

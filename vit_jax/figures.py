@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import cli
+from vit_jax import cli, machine
 from vit_jax.drawing import models as of_models
 from vit_jax.drawing import photos as of_photos
 from vit_jax.drawing import runs as of_runs
@@ -114,6 +114,8 @@ def _sources(options, wanted) -> dict[str, Any]:
         loaded = cli.read_weights(options)
         found['model'] = Subject(loaded, *cli.build_model(loaded), options.images, Choice(
             options.layer, options.head, options.query, options.target))
+    else:
+        machine.check_backend()  # figures of runs start JAX, too
     return found
 
 

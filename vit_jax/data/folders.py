@@ -128,7 +128,8 @@ def class_contents(folder: str, expected: tuple[str, ...] | None) -> dict[str, d
     if unknown := [name for name in classes if name not in expected]:
         raise UserError(
             f"'{folder}' has class folder(s) of unknown classes: {some(unknown)}; those of "
-            f'the training split or the weights are: {some(expected)}. Rename or remove them')
+            f'the training split or the weights are: {some(expected)}. Name other data or weights, '
+            'or rename or remove these folders')
     if missing := [name for name in expected if name not in classes]:
         raise UserError(
             f"'{folder}' has no folder for class(es) {some(missing)}; if no example of them "

@@ -116,7 +116,7 @@ def check_batch(batch_size: int, accum_steps: int, mesh: Mesh) -> None:
         possible = max(parts, batch_size // parts * parts)
         accumulated = f' x {accum_steps} accum_steps' if accum_steps > 1 else ''
         raise UserError(f'batch_size {batch_size} is not divisible by {batch_parts(mesh)} '
-                        f'devices (data x fsdp){accumulated}: take {possible}.')
+                        f'devices (data x fsdp){accumulated}: take {possible}, or other devices.')
 
 
 def check_model(config: Mapping, mesh: Mesh, name: str = 'model') -> None:
