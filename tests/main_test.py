@@ -55,7 +55,7 @@ def test_workdir_that_is_a_file(run_main, tmp_path):
 def test_a_workdir_among_the_photos_is_not_made(tmp_path):
     write_images(tmp_path, ['ant', 'bee'], 2)
     check_message(run_here(*arguments(tmp_path / 'run', fields={'dataset.name': tmp_path})),
-                  f'error: --workdir {tmp_path}/run is in {tmp_path}, whose folders are the classe')
+                  f'error: --workdir {tmp_path}/run is in {tmp_path}, whose folders dataset.na')
     assert not (tmp_path / 'run').exists()
 
 

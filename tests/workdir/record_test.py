@@ -113,7 +113,7 @@ def test_one_run_and_several_do_not_share_a_directory(name, tmp_path):
         record.begun(str(tmp_path))
     (tmp_path / 'run').mkdir()
     go_on(tmp_path / 'run')
-    with pytest.raises(UserError, match=r'run holds a run or a model of its own \(.*config.json'):
+    with pytest.raises(UserError, match=r'run holds a run or a model \(.*config.json'):
         record.require_no_run(str(tmp_path / 'run'))
 
 
@@ -137,10 +137,17 @@ def test_a_run_is_not_among_its_photos(photos, workdir, split, refused, tmp_path
     assert str(error.value).startswith(f'--workdir {workdir} is in {(data / refused).resolve()}, ')
 
 
-def test_the_name_of_a_data_set_is_no_place(tmp_path, monkeypatch):
+@pytest.mark.parametrize('name', ['cifar10', 'digits', 'gs://bucket/photos', ''])
+def test_the_name_of_a_data_set_is_no_place(name, tmp_path, monkeypatch):
+    """A directory named as a TFDS set would be taken for it; one named digits never is."""
     monkeypatch.chdir(tmp_path)
-    for name in ('cifar10', 'digits', 'gs://bucket/photos'):
-        record.require_apart('run', run_config(dataset__name=name).dataset)
+    dataset = run_config(dataset__name=name).dataset
+    record.require_apart('run', dataset)
+    (tmp_path / 'digits').mkdir()
+    record.require_apart('digits', dataset)
+    if name == 'cifar10':
+        with pytest.raises(UserError, match='whose folders dataset.name takes for classes'):
+            record.require_apart('cifar10', dataset)
 
 
 def damage(path, how):

@@ -186,18 +186,18 @@ def _require_free(workdir):
 def require_no_run(directory: str) -> None:
     """Raises UserError if the directory of several runs has one run, or a model."""
     if os.path.exists(path := os.path.join(directory, CONFIG)):
-        raise UserError(f'{directory} holds a run or a model of its own ({path}): take another '
-                        '--workdir.')
+        raise UserError(f'{directory} holds a run or a model ({path}): take another --workdir.')
 
 
 def require_apart(workdir: str, dataset: ConfigDict) -> None:
     """Raises UserError for a workdir among the photos of `config.dataset`, as one more class."""
+    is_place = dataset.name not in ('', 'digits')  # for which no directory is taken
     root = os.path.expanduser(dataset.name)
     split = os.path.join(root, re.split(r'[\[+]', dataset.train_split)[0])
     photos = os.path.realpath(split if os.path.isdir(split) else root)
-    if os.path.isdir(root) and pathlib.Path(os.path.realpath(workdir)).is_relative_to(photos):
-        raise UserError(f'--workdir {workdir} is in {photos}, whose folders are the classes of '
-                        'the data: take another --workdir.')
+    if is_place and pathlib.Path(os.path.realpath(workdir)).is_relative_to(photos):
+        raise UserError(f'--workdir {workdir} is in {photos}, whose folders dataset.name takes for '
+                        'classes: take another --workdir.')
 
 
 def require_same_run(workdir: str, old: tuple[Mapping, Sequence[str]], config: Mapping,
