@@ -9,6 +9,7 @@ import logging
 import mmap
 import os
 import pathlib
+import re
 import resource
 import signal
 
@@ -123,6 +124,34 @@ def keep_at_most(size: int) -> None:
         library.free(ctypes.c_void_p(library.malloc(ctypes.c_size_t(size))))  # so much is there
         library.mallopt(_KEEP['M_MMAP_MAX'][0], 65536)  # as it was
         library.malloc_trim(ctypes.c_size_t(size))
+
+
+def set_pieces_apart() -> None:
+    """Takes from malloc, for good, the free pieces of 16 to 512 KB between what compilation left.
+
+    Else malloc goes through thousands of them, one after another, for every block that a product
+    asks for and frees: up to 5 % of a step of S/16 in bfloat16, in a process that compiled it.
+    Their pages go back to the system, and as nothing writes on them, stay there.
+    """
+    library = ctypes.CDLL(None)
+    if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
+        library.malloc_trim(ctypes.c_size_t(2**40))  # no less at the end, where buffers come to be
+        for size, count in _free_pieces(library):
+            for _ in range(count if 2**14 <= size < 2**19 else 0):
+                library.malloc(ctypes.c_size_t(size))
+
+
+def _free_pieces(library):
+    """[(bytes, number)] of the free pieces of malloc's memory, those of a bin by its smallest."""
+    text, length = ctypes.c_char_p(), ctypes.c_size_t()
+    library.open_memstream.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(library.open_memstream(ctypes.byref(text), ctypes.byref(length)))
+    library.malloc_info(0, stream)
+    library.fclose(stream)
+    pieces = re.findall(r'<size from="(\d+)".* count="(\d+)"/>', text.value.decode())
+    library.free(text)
+    header = 9  # bytes of the size of a piece, the last bit of which says something else
+    return [(int(size) - header, int(count)) for size, count in reversed(pieces)]
 
 
 def _use_huge_pages(library):

@@ -75,6 +75,7 @@ def require_memory(needed: float) -> None:
     check_fits(needed, 'a training step')
     kept = memory_limit() / 2 - needed  # the other half is for evaluations and the input pipeline
     machine.keep_at_most(max(0, int(kept * jax.local_device_count())))
+    machine.set_pieces_apart()
 
 
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
