@@ -147,7 +147,8 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('several', [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize('several', [2, 4])
 def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several, start, tmp_path):
     fields = PLAIN | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'evals.fewshot.shots': '1,5',
                       'augment.mixup': 1.0, 'augment.randaugment.num_ops': 2,

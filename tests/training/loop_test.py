@@ -246,6 +246,7 @@ def test_best_is_kept_when_evaluations_and_checkpoints_do_not_meet(finished):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_gets_no_better_ends_early_and_goes_on_with_more_patience(tmp_path, caplog):
     """As it would have, bit for bit; the metrics that may decide are those that it logs."""
     still = dict(optimizer__learning_rate=1e-30, eval_every=1, checkpoint_every=100,

@@ -295,6 +295,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_distilled_student_agrees_with_its_teacher(run_main, tmp_path):
     """Also on other images: far more than one that learns the labels, with the same seed."""
     fields = TINY | {'num_steps': 400, 'eval_every': 0, 'log_every': 50, 'batch_size': 64,
