@@ -126,19 +126,26 @@ def keep_at_most(size: int) -> None:
         library.malloc_trim(ctypes.c_size_t(size))
 
 
+_apart = []  # addresses
+
+
 def set_pieces_apart() -> None:
-    """Takes from malloc, for good, the free pieces of 16 to 512 KB between what compilation left.
+    """Takes from malloc the free pieces of 16 to 512 KB between what compilation left.
 
     Else malloc goes through thousands of them, one after another, for every block that a product
     asks for and frees: up to 5 % of a step of S/16 in bfloat16, in a process that compiled it.
-    Their pages go back to the system, and as nothing writes on them, stay there.
+    Their pages go back to the system, and as nothing writes on them, stay there. The next call
+    gives the pieces back first: what lay between them may be free by then, as after another run.
     """
     library = ctypes.CDLL(None)
     if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
+        library.malloc.restype = ctypes.c_void_p
+        while _apart:
+            library.free(ctypes.c_void_p(_apart.pop()))
         library.malloc_trim(ctypes.c_size_t(2**40))  # no less at the end, where buffers come to be
         for size, count in _free_pieces(library):
             for _ in range(count if 2**14 <= size < 2**19 else 0):
-                library.malloc(ctypes.c_size_t(size))
+                _apart.append(library.malloc(ctypes.c_size_t(size)))
 
 
 def _free_pieces(library):
