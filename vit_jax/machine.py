@@ -228,8 +228,7 @@ def cores() -> int:
     for group, files in _control_groups(CPU_QUOTAS):
         # Without the files, or with 'max' or -1 in them, there is no quota.
         with contextlib.suppress(OSError, ValueError):
-            quota, period = map(int, ' '.join(
-                (group / file).read_text() for file in files).split())
+            quota, period = map(int, ' '.join((group / file).read_text() for file in files).split())
             if quota > 0:
                 found = max(min(found, quota // period), 1)
     return found

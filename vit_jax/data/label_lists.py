@@ -65,8 +65,7 @@ def images(root: str, folder: str, class_names: Sequence[str] | None
     Raises UserError for images without a row, rows without an image, and what cannot be a label.
     """
     found = folders.entries(folder)
-    kinds = {name: kind for name, kind in found.items()
-             if is_image(name) and kind != 'folder'}
+    kinds = {name: kind for name, kind in found.items() if is_image(name) and kind != 'folder'}
     path = os.path.join(folder, TABLE)
     rows, several = _rows(path, kinds)
     if inner := [name for name, kind in found.items() if kind == 'folder' and

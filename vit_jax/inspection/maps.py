@@ -62,8 +62,7 @@ def most_of_mass(maps: Float[Array, '... rows columns'], share: float = 0.6
     return kept.reshape(maps.shape)
 
 
-def distances(observed: Observed, patch: tuple[int, int]
-              ) -> Float[Array, 'layers batch heads']:
+def distances(observed: Observed, patch: tuple[int, int]) -> Float[Array, 'layers batch heads']:
     """Mean distance in pixels from a patch to those it attends to (figures 7 and 11).
 
     It is weighted by the attention to patches, without that to a class token or registers, and

@@ -183,8 +183,7 @@ def counts(names: Sequence[str], number: Sequence[int]) -> dict[str, Any]:
                    f'{most:,} ({names[order[0]]}).'}
 
 
-def matrix(names: Sequence[str], confusion: Mapping[str, Mapping[str, int]]
-           ) -> np.ndarray:
+def matrix(names: Sequence[str], confusion: Mapping[str, Mapping[str, int]]) -> np.ndarray:
     """The confusion matrix [label, predicted] of scoring.classes.by_class as whole numbers."""
     number = {name: k for k, name in enumerate(names)}
     found = np.zeros((len(names), len(names)), int)

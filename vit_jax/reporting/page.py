@@ -153,8 +153,7 @@ def _numbers(run):
               predictions.get('calibration', {}).get('expected_error'), last.get('eval/loss'),
               summary['steps'], summary['seconds'], summary['images_per_sec'],
               (run['model'] or {}).get('parameters'))
-    texts = (*[percent] * 5, '{:.4f}'.format, '{:,}'.format, duration, charts.speed,
-             _short)
+    texts = (*[percent] * 5, '{:.4f}'.format, '{:,}'.format, duration, charts.speed, _short)
     return [('', '–') if x is None else (x, text(x)) for x, text in zip(values, texts, strict=True)]
 
 

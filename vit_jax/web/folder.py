@@ -44,8 +44,7 @@ def save(weights: Weights, path: str, archive: str | None = None) -> None:
             (folder / name).write_bytes((HERE / name).read_bytes())
         style = importlib.resources.files(reporting).joinpath('report.css').read_text()
         (folder / STYLE).write_text(style + (HERE / STYLE).read_text())
-        record.write_json(str(folder / RECORD),
-                          said | {'bytes': (folder / MODEL).stat().st_size})
+        record.write_json(str(folder / RECORD), said | {'bytes': (folder / MODEL).stat().st_size})
         for name, content in parts.items():
             (folder / name).write_bytes(content)
 
