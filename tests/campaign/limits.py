@@ -21,18 +21,23 @@ PATIENCE = 300
 LINES = 100  # of output that an error may take, the run's own included
 LIMITS = {'file size': (300, 3_000, 20_000, 60_000, 300_000), 'open files': (8, 20, 40, 64, 100),
           'memory': (0, 0.2, 0.5, 1, 2, 3, 5), 'disk': (16, 64, 200, 400, 800), 'read-only': (0,)}
+COMMANDS = ('new run', 'train', 'predict', 'convert')
 PICTURE = workdirs.PICTURE
 NOBODY = 65534
 
 
 def prepare(bases):
-    workdirs.prepare(bases)
+    workdirs.save_picture(bases)
+    for name, steps in (('half', runs.HALF), ('full', runs.STEPS)):
+        # By a process such as the cases have, with as many devices: their bits are compared.
+        fields = runs.FIELDS | {'num_steps': steps}
+        if Forked(arguments(bases / name, fields=fields), bases / 'log', optimized=False).wait():
+            raise RuntimeError(f'the run cannot be made: {(bases / "log").read_text()}')
 
 
 def draw(rng, bases):
     limit = rng.choice(sorted(LIMITS))
-    return 'half', [(rng.choice(('new run', 'train', 'predict', 'convert')), limit,
-                     rng.choice(LIMITS[limit]))]
+    return 'half', [(rng.choice(COMMANDS), limit, rng.choice(LIMITS[limit]))]
 
 
 def make(case, bases):
@@ -111,8 +116,8 @@ def _run(argv, code):
     os.mkfifo(pipe)
     # Another process writes the log, whose size the limits would meet, too.
     held = os.open(pipe, os.O_RDWR)
+    process = Forked(argv, pipe, code=code, optimized=False, explain_after=PATIENCE - 10)
     with open(log, 'wb') as file, subprocess.Popen(['cat', pipe], stdout=file):
-        process = Forked(argv, pipe, code=code, optimized=False, explain_after=PATIENCE - 10)
         try:
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

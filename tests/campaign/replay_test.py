@@ -1,8 +1,11 @@
-"""What the campaign once found stays mended: every case of the corpus ends as it must."""
+"""What the campaign once found stays mended: every case of the corpus ends as it must.
+
+There are so few limits of a machine that all of them are tried at night; a campaign draws some.
+"""
 
 import pytest
 
-from tests.campaign import cases, preparation
+from tests.campaign import cases, limits, preparation
 from tests.campaign.worker import Worker
 
 ENTRIES = sorted(path.parent for path in cases.CORPUS.glob('*/case.json'))
@@ -39,7 +42,19 @@ def worker(tmp_path_factory):
     path, id=path.name, marks=pytest.mark.slow if path.name.startswith(SLOW) else [])
     for path in ENTRIES])
 def test_case(entry, bases, worker):
-    case = cases.kept(entry)
+    _require_end(worker, bases, cases.kept(entry), entry)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('limit', sorted(limits.LIMITS))
+@pytest.mark.parametrize('command', limits.COMMANDS)
+def test_every_limit(command, limit, bases, worker):
+    for amount in limits.LIMITS[limit]:
+        change = (command, limit, amount)
+        _require_end(worker, bases, cases.Case('limits', 'half', (change,)))
+
+
+def _require_end(worker, bases, case, entry=None):
     running = worker(bases(case.kind))
     running.start(case, entry)
     while (outcome := running.outcome(1)) is None:

@@ -22,10 +22,14 @@ USES = ('train', 'train', 'train', 'load', 'predict', 'evaluate')
 
 
 def prepare(bases):
-    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(bases / PICTURE)
+    save_picture(bases)
     for name, steps in (('half', runs.HALF), ('full', runs.STEPS)):
         if runs.train_here(bases / name, steps) is None:
             raise RuntimeError(f'the run cannot be made: {name}')
+
+
+def save_picture(bases):
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(bases / PICTURE)
 
 
 def draw(rng, bases):

@@ -233,6 +233,7 @@ def test_a_log_that_cannot_be_written_is_said_once(kind, tmp_path, caplog, capsy
     for _ in range(3):
         logging.getLogger('vit_jax').warning('a line')
     logging.getLogger('vit_jax').removeHandler(handler)
+    handler.close()
     reason = 'No space left on device' if kind == 'full' else 'Is a directory'
     assert caplog.text.count(f'train.log cannot be written ({reason}): the run goes on') == 1
     assert caplog.text.count('a line') == 3

@@ -68,11 +68,19 @@ class LogFile(logging.FileHandler):
         except OSError:  # it cannot be opened
             self.handleError(record)
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name of logging
+    def handleError(self, record: logging.LogRecord | None) -> None:  # noqa: N802 - the name of logging
         """Says what is wrong, once, instead of a traceback for every line."""
         self.failed = True
         log.warning('%s cannot be written (%s): the run goes on without it', self.baseFilename,
                     storage_error(sys.exc_info()[1]))
+
+    def close(self) -> None:
+        """Closes the file, which tries once more to write a line that it could not."""
+        try:
+            super().close()
+        except OSError:
+            if not self.failed:
+                self.handleError(None)
 
 
 def log_to(workdir: str) -> logging.Handler:
