@@ -74,10 +74,9 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
             errors.report(error)
             return AtOnce(1)
         finally:  # the next command of this process has another train.log, or none
-            for handler in LOGGER.handlers[:]:
-                if isinstance(handler, logging.FileHandler) and handler not in before:
-                    LOGGER.removeHandler(handler)
-                    handler.close()
+            for handler in set(LOGGER.handlers).difference(before):
+                LOGGER.removeHandler(handler)
+                handler.close()
     return main
 
 
