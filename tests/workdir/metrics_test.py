@@ -93,7 +93,8 @@ def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
     log.close()
     path = tmp_path / 'metrics.jsonl'
     for text, differs in [(path.read_text(), False), (path.read_text().replace('0.5', '0.7'), True),
-                          (path.read_text().partition('\n')[2], True)]:
+                          (path.read_text().partition('\n')[2], True),
+                          (2 * path.read_text(), True)]:
         path.write_text(text)
         caplog.clear()
         log = metrics.MetricsLog(str(tmp_path), 3)

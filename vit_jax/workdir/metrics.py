@@ -76,12 +76,13 @@ class MetricsLog:
 
     def compare(self, summary: list[int] | None) -> None:
         """Warns if the rows are not those of a `summary`: a flipped bit may be a valid digit."""
-        if summary and consensus.is_main():
-            count, crc = summary
-            if self.rows and (len(self.rows) < count or _crc(self.rows[:count]) != crc):
-                log.warning('%s differs from what this run had written when it saved its '
-                            'checkpoint: a row was changed or is missing. The rows are taken as '
-                            'they are.', self.path)
+        count, crc = summary or (0, 0)
+        steps = [row['step'] for row in self.rows]
+        if consensus.is_main() and self.rows and (
+                steps != sorted(steps) or len(steps) < count or _crc(self.rows[:count]) != crc):
+            log.warning('%s differs from what this run had written when it saved its checkpoint: a '
+                        'row was changed or added, or is missing. The rows are taken as they are.',
+                        self.path)
 
     def _warn(self, what, error):
         if self._complete:

@@ -64,7 +64,6 @@ def _read_params(folder):
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), {name: tree[name]})
     params = handler.restore(folder / 'state', args=ocp.args.PyTreeRestore(
         item={name: tree[name]}, restore_args=args, partial_restore=True))[name]
-    if any(saved[f'.{name}{key}'] != value
-           for key, value in fingerprint.describe(params).items()):
+    if any(saved[f'.{name}{key}'] != value for key, value in fingerprint.describe(params).items()):
         raise ValueError('arrays differ from what was saved')
     return params
