@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import interop, programs
+from tests.support import interop, programs, small
 from tests.support.runs import ROOT, check_message, environment, run_here
-from vit_jax import benchmark, machine
+from vit_jax import benchmark, machine, weights
 from vit_jax.inspection import runs
 from vit_jax.measuring import peers, profile, report, workloads
 from vit_jax.training import accumulation
@@ -184,6 +184,20 @@ def test_a_peer_beside_it(fields):
 def test_mistakes(arguments, message, installed):
     installed()
     check_message(run(CONFIG, *arguments), message)
+
+
+def test_what_weights_say_of_the_model_counts(monkeypatch, tmp_path):
+    weights.save(small.make('vit', gelu='quick'), f'{tmp_path}/x.safetensors', 'vit_jax')
+    seen = []
+    monkeypatch.setattr(benchmark, 'Program', lambda config, mesh: seen.append(config.model.gelu))
+    monkeypatch.setattr(benchmark, 'workloads_of', lambda *_: {})
+    monkeypatch.setattr(benchmark, 'measured', lambda *_: {})
+    monkeypatch.setattr(report, 'text', str)
+    given = [CONFIG, f'--config.pretrained={tmp_path}/x.safetensors']
+    for take, expected in (('', 'tanh'), ('model.gelu', 'quick')):
+        assert run(*given, f'--config.transfer.take={take}').returncode == 0
+        assert seen.pop() == expected
+    check_message(run(CONFIG, '--config.pretrained=gone.npz'), 'gone.npz')
 
 
 @pytest.mark.parametrize('package', ['torch', 'torchvision', 'timm'])

@@ -23,9 +23,10 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import cli, machine
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_choice, named
 from vit_jax.measuring import peers, profile, report, rounds, workloads
-from vit_jax.training import accumulation, chosen, sharding
+from vit_jax.training import accumulation, chosen, pretrained, sharding
 from vit_jax.training.program import Program
 
 PARTS = ('train', 'inference', 'input')
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
     chosen.shown_devices(config)  # raises UserError where JAX shows another number
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
+    if config.pretrained:
+        config = config_lib.changed(config, pretrained.take_fields(config, None)[0])
     complete = workloads.complete(config)
     mesh = sharding.make_mesh(complete.mesh)
     if not complete.accum_steps:
@@ -57,9 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         others = [stack.enter_context(peers.start(
             options.peer, complete, options.peer_dtype or complete.model.dtype,
             options.peer_compile))] if options.peer else []
-        if options.peer_compile:
-            for peer in others:
-                peer.prepare([part for part in PARTS[:2] if part in parts])
+        for peer in others if options.peer_compile else ():
+            peer.prepare([part for part in PARTS[:2] if part in parts])
         subjects = workloads_of(program, config, parts, others)
         if failure := _failure(others):  # what is ours is measured all the same
             others, subjects = [], {x: subjects[x] for x in subjects if ' by ' not in x}

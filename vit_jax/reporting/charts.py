@@ -42,9 +42,8 @@ def curves(rows_of_run: Mapping[str, Sequence[Mapping[str, float]]], num_classes
     """A chart for each of PANELS that has values, of one run or of several by name.
 
     Each has `title`, `spec`, `summary` (a sentence), `key` (of lines that differ by more than the
-    run, whose colours are `colours` in turn) and `series`, a list of name, number of values,
-    and the first, lowest, highest and last value as text. Top-5 of fewer than ten classes is left
-    out.
+    run, whose colours are `colours` in turn) and `series`, a list of name, number of values, and
+    the first, lowest, highest and last value as text. Top-5 of fewer than ten classes is left out.
     """
     found = []
     for title, names, style, logarithmic in PANELS:

@@ -67,7 +67,7 @@ def check_fits(needed: float, what: str) -> None:
     if needed > limit:
         raise UserError(f'{what} needs {needed / 1e9:,.3g} GB of a device, and {limit / 1e9:,.3g} '
                         'GB are available: lower batch_size or image_size, take a smaller model, '
-                        'or add --config.accum_steps=0, which splits the batch so that it fits.')
+                        'or split the batch by --config.accum_steps=0 (into parts that fit) or N.')
 
 
 def require_memory(needed: float) -> None:
