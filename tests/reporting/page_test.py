@@ -85,7 +85,7 @@ def test_parts_that_are_missing_say_why():
     assert data['explorer'] is None
     nothing = without(made(rows=[], summary=collect.summary([], 1)), *collect.PARTS)
     read, data = check(page.of_one(nothing))
-    assert 'There are no rows in metrics.jsonl yet.' in read.text
+    assert 'There are no rows in metrics.jsonl: the run has written none yet' in read.text
     assert data['charts'] == {}
 
 
