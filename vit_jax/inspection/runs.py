@@ -31,10 +31,16 @@ def evaluations(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     `examples` are of the pre-training: three forward passes for each image seen, and the size of
     its training split. It is that of the workdir that config.pretrained names or, without
     pre-trained weights, the run itself so far; NaN where it is not known. `fewshot/Nshot` and
-    `fewshot/Nshot_deviation`, where any run has them, are NaN for others. Raises UserError for what
-    is no workdir, Inapplicable for a run without evaluation.
+    `fewshot/Nshot_deviation`, where any run has them, are NaN for others. The log names runs that
+    have no evaluation. Raises UserError for what is no workdir, Inapplicable if no run has any.
     """
-    rows = [row for workdir in workdirs for row in _of_run(workdir)]
+    found = {workdir: list(_of_run(workdir)) for workdir in workdirs}
+    rows = [row for of_run in found.values() for row in of_run]
+    if without := [workdir for workdir, of_run in found.items() if not of_run]:
+        why = f'no evaluation ({metrics.ACCURACY} in {metrics.FILE}): {", ".join(without)}'
+        if not rows:
+            raise Inapplicable(f'these runs have {why}')
+        log.warning('left out, as they have %s', why)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
 
@@ -46,9 +52,6 @@ def _of_run(workdir):
     workdir, _ = place
     config, _ = record.read(workdir)
     found = [row for row in metrics.read(workdir) if metrics.ACCURACY in row]
-    if not found:
-        raise Inapplicable(f'{workdir} has no evaluation: there is no {metrics.ACCURACY} in its '
-                           f'{metrics.FILE}')
     before, end = _pretraining(config)
     per_step = before and _flops_per_step(before)
     masked = config.get('masked', {}).get('target', 'none') != 'none'
