@@ -48,7 +48,7 @@ def get_config(arg: str = 'imagenet2012'):
     else:
         check_choice('the length', length or 'medium', SMALL_SETS[dataset])
         small_set(config, dataset, *SMALL_SETS[dataset][length or 'medium'])
-    config.teacher.image_size = config.image_size  # the same view, not enlarged
+    config.teacher.image_size = config.get_oneway_ref('image_size')  # the same view, not enlarged
     return config
 
 

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from tests.support.runs import load
+from tests.support.runs import ROOT, load
+from vit_jax import cli, models
 from vit_jax import config as config_lib
-from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import cost
 from vit_jax.training import optimizer
@@ -98,6 +98,15 @@ def test_masked_patches_are_those_of_appendix_b12():
     assert (o.name, o.learning_rate, o.warmup_steps, o.schedule) == ('adam', 2e-4, 10_000, 'cosine')
     with pytest.raises(UserError, match='augment.mixup is 0.2 and masked.target mean_color'):
         complete(config_lib.changed(config, {'augment.mixup': 0.2}))
+
+
+@pytest.mark.parametrize(('fields', 'student', 'teacher'), [
+    ([], 224, 224), (['image_size=16'], 16, 16), (['teacher.image_size=32'], 224, 32),
+    (['teacher.image_size=32', 'image_size=16'], 16, 32)])
+def test_the_teacher_of_distill_sees_the_size_of_the_student(fields, student, teacher):
+    config = config_lib.checked(cli.read_config([
+        f'--config={ROOT}/configs/distill.py', *(f'--config.{field}' for field in fields)]))
+    assert (config.image_size, config.teacher.image_size) == ((student,) * 2, (teacher,) * 2)
 
 
 @pytest.mark.parametrize(('arg', 'size', 'batch', 'steps', 'temperature', 'rate', 'decay'), [
