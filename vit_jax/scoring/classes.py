@@ -35,11 +35,11 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
       labels, mapping: paths of JSON files with other labels, see data/relabelled.py.
       save_to: where `save` writes what the model gives.
 
-    Returns `dataset` and `split`; eval/* as a run logs them; `classes`, the numbers of each by
-    name; `calibration`; `confusion`, where images have one label: for the name of each class the
-    number of its images by the name of the class that was predicted, without zeros, and
-    `mean_class_accuracy`, of the classes that have images; `broken`, the names of all images that
-    cannot be decoded and are left out.
+    Returns `dataset`, `split`, and `labels` or `mapping` if given; eval/* as a run logs them;
+    `classes`, the numbers of each by name; `calibration`; `confusion`, where images have one label:
+    for the name of each class the number of its images by the name of the class that was predicted,
+    without zeros, and `mean_class_accuracy`, of the classes that have images; `broken`, the names
+    of all images that cannot be decoded and are left out.
     """
     from vit_jax.data import pipeline  # imports TensorFlow
 
@@ -54,6 +54,7 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     if source.multi_label and loss == 'softmax':  # which is compared between images
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
     result = {'dataset': dataset['name'], 'split': dataset['eval_split'],
+              **{k: path for k, path in (('labels', labels), ('mapping', mapping)) if path},
               **classification.metrics(totals), 'broken': split.broken(batches),
               'calibration': calibration(rows['confidence'], rows['right']),
               **by_class(rows, source.class_names)}
@@ -148,6 +149,7 @@ def table(result: dict) -> str:
     broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
     precision = result.get(classification.MEAN_AVERAGE_PRECISION)
     error = result['calibration']['expected_error']
+    by = ''.join(f', {name} of {result[name]}' for name in ('labels', 'mapping') if name in result)
     numbers = [f'accuracy {100 * result["eval/accuracy"]:.2f} %',
                *([f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %'] * (len(scores) >= 10)),
                f'mAP {100 * precision:.2f} %' if precision is not None else
@@ -156,4 +158,4 @@ def table(result: dict) -> str:
                *([f'calibration error {100 * error:.2f} %'] if error is not None else [])]
     return '\n'.join([*lines, (
         f'{"  ".join(numbers)}  on {result["eval/num_examples"]:.0f} images of '
-        f'{result["dataset"]}, {result["split"]}{broken}')])
+        f'{result["dataset"]}, {result["split"]}{by}{broken}')])
