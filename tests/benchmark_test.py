@@ -177,6 +177,7 @@ def test_a_peer_beside_it(fields):
     (['--seconds=inf'], '--seconds is inf'), (['--seconds=0'], '--seconds is 0.0'),
     ([f'--profile={__file__}'], 'cannot be written (File exists)'),
     (['--peer=keras'], "--peer is 'keras'"),
+    (['--peer-compile'], '--peer-dtype and --peer-compile are of a peer: add --peer=timm.'),
     (['--peer=timm', '--config.model.pool=map', '--config.optimizer.name=lion'],
      "--peer=timm is for plain ViTs that learn labels: model.pool is 'map' "
      "(expected 'cls' or 'gap'); optimizer.name is 'lion' (expected 'adam' or 'sgd')."),

@@ -186,6 +186,18 @@ def test_a_mistyped_option_of_a_command_without_config(given, meant, capsys):
     assert f'There is no option {given}. Did you mean {meant}' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('given', [
+    ['--workdir='], ['--workdir', ''], ['--workdir=x', '--classes=']])
+def test_an_option_without_a_value_is_not_left_out_in_silence(given, capsys):
+    """As of a shell's variable that is not set."""
+    parser = cli.make_parser('evaluate', '')
+    cli.add_weights_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(given)
+    name = '--classes=' if len(given) > 1 and given[1] else given[0]
+    assert f'{name} has no value: give it one, or leave the option out' in capsys.readouterr().err
+
+
 def test_an_option_is_meant_once(capsys):
     parser = cli.make_parser('evaluate', '')
     parser.add_argument('--few', help='as --few=5')

@@ -1,3 +1,4 @@
+import os
 import pathlib
 
 import pytest
@@ -27,6 +28,20 @@ def test_where_nothing_can_be_written(tmp_path):
                           (tmp_path / 'x', r'ends in \.npz')]:
         with pytest.raises(errors.UserError, match=message):
             errors.check_destination(str(path), '.npz')
+
+
+def test_a_directory_without_the_right_to_write(tmp_path, monkeypatch):
+    """Tests may run as root, who may write everywhere; a pipe in such a directory is as before."""
+    link, folder = tmp_path / 'link', tmp_path / 'folder'
+    folder.mkdir()
+    link.symlink_to(folder / 'x')
+    os.mkfifo(folder / 'pipe')
+    monkeypatch.setattr(os, 'access', lambda path, mode: mode == os.W_OK and path != str(folder))
+    errors.check_destination(str(tmp_path / 'y'))
+    errors.check_destination(str(folder / 'pipe'))
+    for path in (link, folder / 'x'):
+        with pytest.raises(errors.UserError, match=f'{path} cannot be written: {folder} is read-o'):
+            errors.check_destination(str(path))
 
 
 def test_a_file_is_replaced_when_all_is_written(tmp_path):

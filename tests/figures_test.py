@@ -175,8 +175,13 @@ def test_figures_of_runs(tmp_path, capsys, caplog):
     assert ('rollout: not drawn, because it is of one model: give one --workdir or --pretrained'
             in capsys.readouterr().out.splitlines())
     empty = write_run(tmp_path / 'c', [])
+    assert run(tmp_path / 'out', *options, f'--workdir={empty}', '--only=compute') == 0
+    assert 'left out, as they have no evaluation' in caplog.records[-1].getMessage()
+    np.testing.assert_array_equal(arrays(tmp_path / 'out', 'compute')['accuracy'],
+                                  [0.5, 0.75, 0.4, 0.5])
     assert run(tmp_path / 'out', f'--workdir={empty}', '--only=compute') == 1
-    assert f'compute cannot be drawn: {empty} has no evaluation' in caplog.records[-1].getMessage()
+    assert (f'compute cannot be drawn: these runs have no evaluation (eval/accuracy in '
+            f'metrics.jsonl): {empty}') in caplog.records[-1].getMessage()
 
 
 def test_figure_of_speed(tmp_path):
@@ -207,11 +212,13 @@ def test_figure_of_speed(tmp_path):
     (['--only=attribution', '--class=gnn', 'IMAGE'], '--class=gnn: Did you mean gnu? Expected'),
     (['--workdir=DIR', '--only=filters'], 'filters cannot be drawn: it is of one model'),
     (['--only=compute', '--workdir=DIR'], '--workdir=DIR is not the workdir of a run'),
-    (['--out=FILE'], 'is a file: name a directory')])
+    (['--out=FILE'], 'is a file: name a directory'),
+    (['--out=FILE/x'], 'cannot be written (Not a directory)')])
 def test_refusals(given, tmp_path, arguments, message, caplog):
     path, images = given
     (tmp_path / 'x.png').write_text('no image')
-    words = {'IMAGE': images[0], 'TEXT': str(tmp_path / 'x.png'), '--out=FILE': f'--out={path}'}
+    words = {'IMAGE': images[0], 'TEXT': str(tmp_path / 'x.png'),
+             '--out=FILE': f'--out={path}', '--out=FILE/x': f'--out={path}/x'}
     assert run(tmp_path, f'--pretrained={path}', *(words.get(a, a) for a in arguments)) == 1
     assert message in caplog.records[-1].getMessage()
 

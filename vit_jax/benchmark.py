@@ -37,12 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Returns 0, or 1 after an error that the last line explains."""
     options, config = cli.parse_with_config(_parser(), argv)
     parts = options.parts.split(',')
-    for part in parts:
-        check_choice('--parts', part, PARTS)
-    rounds.check(options)
-    if options.profile:  # now, not after the work
-        with named(options.profile):
-            os.makedirs(options.profile, exist_ok=True)
+    _check(options, parts)
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
     machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
@@ -73,6 +68,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps(found))
     if failure:
         raise failure
+
+
+def _check(options, parts):
+    for part in parts:
+        check_choice('--parts', part, PARTS)
+    rounds.check(options)
+    if (options.peer_dtype or options.peer_compile) and not options.peer:
+        raise UserError('--peer-dtype and --peer-compile are of a peer: add --peer=timm.')
+    if options.profile:  # now, not after the work
+        with named(options.profile):
+            os.makedirs(options.profile, exist_ok=True)
 
 
 def _parser() -> argparse.ArgumentParser:

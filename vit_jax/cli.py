@@ -31,18 +31,20 @@ LOGGER = terminal.LOGGER
 
 
 class _Parser(argparse.ArgumentParser):
-    """With a mistyped option the message names the nearest one."""
+    """With a mistyped option the message names the nearest one; none is given without a value."""
 
     def parse_known_args(self, args=None, namespace=None):
         self.given = sys.argv[1:] if args is None else args
+        self.own = re.findall(r'--[\w-]+', self.format_help())
+        for name, value in zip(self.given, [*self.given[1:], None], strict=True):
+            if (name.endswith('=') or value == '') and name.strip('=') in self.own:
+                self.error(f'{name} has no value: give it one, or leave the option out')
         return super().parse_known_args(args, namespace)
 
     def error(self, message):
-        own = re.findall(r'--[\w-]+', self.format_help())
-        names = [argument.partition('=')[0] for argument in self.given]
-        for name in names:
-            if re.match(r'--[\w-]+$', name) and name not in own:
-                message += f'. There is no option {name}. {nearest_names(name, own)}'
+        for name in (argument.partition('=')[0] for argument in self.given):
+            if re.match(r'--[\w-]+$', name) and name not in self.own:
+                message += f'. There is no option {name}. {nearest_names(name, self.own)}'
         super().error(message)
 
 
@@ -254,8 +256,7 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '
                         'as a JSON array, instead of those in the weights')
     parser.add_argument('--loss', help='that the weights were trained with, if they do not say it: '
-                        'softmax (the default), or sigmoid, with which each class has a '
-                        'probability of its own')
+                        'softmax (the default), or sigmoid, of classes that are independent')
     parser.add_argument('--allow-nonfinite', '--allow_nonfinite', action='store_true',
                         help='go on with weights that have NaN or infinite values')
 

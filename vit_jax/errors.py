@@ -115,6 +115,11 @@ def check_destination(path: str, *endings: str, folder: bool = False) -> None:
         raise UserError(f'{path} cannot be written: it is a directory. Name a file.')
     if not os.path.isdir(os.path.dirname(path) or '.'):
         raise UserError(f'{path} cannot be written: there is no directory {os.path.dirname(path)}.')
+    target = os.path.realpath(path)  # a pipe or an existing directory is written itself
+    place = target if os.path.exists(path) and not os.path.isfile(path) else os.path.dirname(target)
+    if not os.access(place, os.W_OK):
+        raise UserError(f'{path} cannot be written: {place} is read-only, or of another user. Name '
+                        'a path that can be written.')
     if not path.endswith(endings or ''):
         raise UserError(f'{path} cannot be written: expected a name that ends in {endings[0]}.')
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import cli, machine
+from vit_jax import cli, errors, machine
 from vit_jax.drawing import models as of_models
 from vit_jax.drawing import photos as of_photos
 from vit_jax.drawing import runs as of_runs
@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_choice('--only', name, FIGURES)
     if os.path.exists(options.out) and not os.path.isdir(options.out):
         raise UserError(f'--out={options.out} is a file: name a directory.')
+    with errors.named(options.out):  # now, not after the work
+        os.makedirs(options.out, exist_ok=True)
     sources = _sources(options, {FIGURES[name].source for name in names})
     drawn = 0
     for name in names:
@@ -133,7 +135,6 @@ def _draw(name, sources, options):
         subject = sources['model']
         source = os.path.basename(os.path.normpath(options.pretrained or options.workdirs[0]))
         title = ' · '.join(filter(None, (variants.name_of(subject.weights.model), source)))
-    os.makedirs(options.out, exist_ok=True)
     path = os.path.join(options.out, name)
     with writing(f'{path}.npz') as temporary, open(temporary, 'wb') as file:
         np.savez_compressed(file, **found)
