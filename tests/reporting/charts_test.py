@@ -33,6 +33,13 @@ def test_curves_draw_every_number():
         'Accuracy by step. top-1: from 25.00% to 75.00%. top-5: from 33.33% to 100.00%.')
 
 
+def test_a_distilled_run_has_its_agreement_with_the_teacher():
+    rows = [row | {'train/agreement': 0.5} if 'train/loss' in row else row for row in ROWS]
+    chart = charts.curves({'run': rows}, 10)[2]
+    assert chart['title'] == 'Agreement with the teacher'
+    assert points(chart) == {('training', k): 0.5 for k in range(1, 31)}
+
+
 def test_what_a_pointer_shows_at_a_step():
     chart = charts.curves({'run': ROWS}, 10)[0]
     shown = {row['step']: row for row in chart['spec']['layer'][1]['data']['values']}

@@ -20,6 +20,7 @@ PANELS = (
                   'eval/mean_average_precision': 'mean average precision'}, '.2%', False),
     ('Right colours', {'eval/right_colours': 'top-1', 'eval/right_colours_top5': 'top-5'}, '.2%',
      False),
+    ('Agreement with the teacher', {'train/agreement': 'training'}, '.2%', False),
     ('Few-shot accuracy', {}, '.2%', False),  # of whatever is named fewshot/
     ('Learning rate', {'train/learning_rate': 'learning rate'}, '.3g', False),
     ('Images per second', {'train/images_per_sec': 'training'}, ',d', False),
