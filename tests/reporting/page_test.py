@@ -89,6 +89,11 @@ def test_parts_that_are_missing_say_why():
     assert data['charts'] == {}
 
 
+def test_the_page_of_a_run_on_its_way_says_of_how_many_steps():
+    assert '20 steps' in Read(page.of_one(made())).text
+    assert '20 of 1,600 steps' in Read(page.of_one(made(num_steps=1600))).text
+
+
 def test_figures_that_do_not_apply_say_why():
     inspection = {'filters': None, 'similarity': None, 'explorer': None,
                   'missing': dict.fromkeys(('filters', 'similarity', 'explorer'),

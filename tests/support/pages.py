@@ -113,7 +113,7 @@ def made(num_classes=3, names=None, **changes):
     return {
         'name': 'run', 'workdir': 'runs/run', 'config': config, 'classes': names, 'rows': rows,
         'compared_with': 'configs/quickstart.py', 'differences': [],
-        'summary': collect.summary(rows, 128), 'missing': {},
+        'num_steps': 20, 'summary': collect.summary(rows, 128), 'missing': {},
         'model': {'step': 20, 'parameters': 1_234_567, 'image_size': [16, 16]},
         'data': {'name': 'digits', 'mixup': 0.0, 'samples': [{'image': picture, 'label': names[0]}],
                  'splits': [{'split': 'train', 'num_examples': 9, 'counts': [3] * len(names)},

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from flax import traverse_util
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
@@ -35,9 +36,9 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
       seconds: after which evaluation stops, with as many images as it has.
 
     Returns `name`, `workdir`, `config` (by dotted field), `differences` and the name of what it is
-    `compared_with`, `classes`, `rows` (of metrics.jsonl), `summary`; `model`, `data`, `predictions`
-    and `inspection`, what the functions named below return, None where `missing` has a sentence for
-    the same key instead.
+    `compared_with`, `classes`, `num_steps` of the whole run, `rows` (of metrics.jsonl), `summary`;
+    `model`, `data`, `predictions` and `inspection`, what the functions named below return, None
+    where `missing` has a sentence for the same key instead.
 
     Raises UserError if the directory is not the workdir of a run.
     """
@@ -46,6 +47,7 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     reference, compared_with = reference_of(workdir, flat)
     found = {'name': os.path.basename(os.path.abspath(workdir)), 'workdir': workdir,
              'config': flat, 'classes': classes, 'rows': rows,
+             'num_steps': config_lib.total_steps(ConfigDict(config)),
              'compared_with': compared_with, 'differences': differences(flat, reference),
              'summary': summary(rows, flat['batch_size']), 'missing': {}, **dict.fromkeys(PARTS)}
     if not images:

@@ -136,7 +136,8 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     found += [(name.replace('fewshot/', 'Few-shot, '), percent(x), '') for name, x in last.items()
               if name.startswith('fewshot/') and 'deviation' not in name]
     if summary['seconds'] is not None:
-        found += [('Time', duration(summary['seconds']), f'{summary["steps"]:,} steps'),
+        of_all = f' of {run["num_steps"]:,}' if summary['steps'] < run['num_steps'] else ''
+        found += [('Time', duration(summary['seconds']), f'{summary["steps"]:,}{of_all} steps'),
                   ('Speed', charts.speed(summary['images_per_sec']), 'images/s in training')]
     if run['model']:
         found.append(('Parameters', _short(run['model']['parameters']),
