@@ -110,9 +110,9 @@ def test_of_losses_the_lowest_is_kept(tmp_path, state):
 
 
 def test_saving_says_nothing(tmp_path, state, caplog):
-    """Orbax warned at every save that there were no metrics."""
+    """Orbax warned at every save that there were no metrics. Of a slow disk it may warn."""
     saved(tmp_path, state, [1, 2, 3], keep=1, keep_best=True, metrics={1: .1, 2: .3, 3: .2})
-    assert not caplog.records
+    assert not [x for x in caplog.messages if not x.startswith('Waiting for previous save')]
 
 
 def test_what_is_saved_beside_the_state_returns_and_older_ones_have_nothing(tmp_path, state):
