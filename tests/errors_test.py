@@ -44,6 +44,14 @@ def test_a_directory_without_the_right_to_write(tmp_path, monkeypatch):
             errors.check_destination(str(path))
 
 
+def test_what_reads_the_output_may_be_named_by_stdout():
+    """Behind such a name is one that does not exist: /proc/PID/fd/pipe:[NUMBER]."""
+    reading, writing = os.pipe()
+    errors.check_destination(f'/dev/fd/{writing}')
+    os.close(writing)
+    os.close(reading)
+
+
 def test_a_file_is_replaced_when_all_is_written(tmp_path):
     path, link = tmp_path / 'x', tmp_path / 'link'
     path.write_text('old')

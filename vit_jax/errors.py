@@ -115,8 +115,8 @@ def check_destination(path: str, *endings: str, folder: bool = False) -> None:
         raise UserError(f'{path} cannot be written: it is a directory. Name a file.')
     if not os.path.isdir(os.path.dirname(path) or '.'):
         raise UserError(f'{path} cannot be written: there is no directory {os.path.dirname(path)}.')
-    target = os.path.realpath(path)  # a pipe or an existing directory is written itself
-    place = target if os.path.exists(path) and not os.path.isfile(path) else os.path.dirname(target)
+    special = os.path.exists(path) and not os.path.isfile(path)  # as a pipe, written itself
+    place = path if special else os.path.dirname(os.path.realpath(path))
     if not os.access(place, os.W_OK):
         raise UserError(f'{path} cannot be written: {place} is read-only, or of another user. Name '
                         'a path that can be written.')

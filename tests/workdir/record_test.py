@@ -1,6 +1,8 @@
+import errno
 import json
 import logging
 import os
+import types
 
 import pytest
 
@@ -238,6 +240,20 @@ def test_a_log_that_cannot_be_written_is_said_once(kind, tmp_path, caplog, capsy
     assert caplog.text.count(f'train.log cannot be written ({reason}): the run goes on') == 1
     assert caplog.text.count('a line') == 3
     assert capsys.readouterr().err == ''
+
+
+def test_a_log_that_is_lost_when_it_is_closed_is_said(tmp_path, caplog, monkeypatch):
+    """As on a network disk that looks at its quota then."""
+    def close():
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    handler = record.log_to(str(tmp_path))
+    logging.getLogger('vit_jax').warning('a line')
+    logging.getLogger('vit_jax').removeHandler(handler)
+    with handler.stream:
+        monkeypatch.setattr(handler, 'stream', types.SimpleNamespace(
+            flush=lambda: None, close=close))
+        handler.close()
+    assert caplog.text.count('train.log cannot be written (Disk quota exceeded): the run') == 1
 
 
 def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, limited_files):
