@@ -31,6 +31,7 @@ campaign: .venv/interop
 
 lint: .venv/installed
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 
 .venv/installed: requirements.txt setup.py
 	$(PYTHON) -m venv .venv
