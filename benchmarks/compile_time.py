@@ -42,12 +42,21 @@ def lower_step(num_layers):
     model = models.build(config.model, 1000)
     schedule = optimizer.make_schedule(config.optimizer, num_steps=10)
     tx = optimizer.make_optimizer(config.optimizer, schedule)
-    state = jax.eval_shape(functools.partial(train_state.init_state, model, tx, (224, 224, 3),
-                                             seed=0, ema=False))
-    batch = {'image': jax.ShapeDtypeStruct((BATCH, 224, 224, 3), jnp.float32),
-             'label': jax.ShapeDtypeStruct((BATCH,), jnp.int32)}
-    step = functools.partial(steps.train_step, model=model, tx=tx, schedule=schedule,
-                             loss=losses.make_loss(**config.loss), seed=0)
+    state = jax.eval_shape(
+        functools.partial(train_state.init_state, model, tx, (224, 224, 3), seed=0, ema=False)
+    )
+    batch = {
+        'image': jax.ShapeDtypeStruct((BATCH, 224, 224, 3), jnp.float32),
+        'label': jax.ShapeDtypeStruct((BATCH,), jnp.int32),
+    }
+    step = functools.partial(
+        steps.train_step,
+        model=model,
+        tx=tx,
+        schedule=schedule,
+        loss=losses.make_loss(**config.loss),
+        seed=0,
+    )
     return jax.jit(step, donate_argnums=0).lower(state, batch)
 
 
@@ -61,8 +70,10 @@ def main():
             jax.clear_caches()
             measured.append(seconds(lower_step(layers).compile))
     for layers, measured in times.items():
-        print(f'compiling a step of H/14 with {layers} layers: '
-              f'{", ".join(f"{t:.2f}" for t in measured)} s')
+        print(
+            f'compiling a step of H/14 with {layers} layers: '
+            f'{", ".join(f"{t:.2f}" for t in measured)} s'
+        )
     print(f'ratio of the medians: {statistics.median(times[32]) / statistics.median(times[4]):.2f}')
 
 

@@ -56,9 +56,15 @@ def trained(train, test, weights, folder, flags):
     link(test, os.path.join(data, 'test'))
     if not os.path.exists(table):
         workdir = os.path.join(folder, 'run')
-        call('main', *flags, f'--config.pretrained={weights}', f'--config.dataset.name={data}',
-             '--config.dataset.train_split=train', '--config.dataset.eval_split=test',
-             f'--workdir={workdir}')
+        call(
+            'main',
+            *flags,
+            f'--config.pretrained={weights}',
+            f'--config.dataset.name={data}',
+            '--config.dataset.train_split=train',
+            '--config.dataset.eval_split=test',
+            f'--workdir={workdir}',
+        )
         call('predict', f'--workdir={workdir}', '--top=1', f'--csv={table}', f'{data}/test')
     with open(table, encoding='utf-8', newline='') as file:
         named = {os.path.realpath(row['image']): row['class1'] for row in csv.DictReader(file)}
@@ -105,32 +111,43 @@ def compare(other_name, right, other):
     """Prints the one-sided sign test on the photos that only one of the two names right."""
     gained, lost = int(np.sum(right & ~other)), int(np.sum(other & ~right))
     tail = sum(math.comb(gained + lost, k) for k in range(gained, gained + lost + 1))
-    print(f'right only here: {gained}, only by {other_name}: {lost}; '
-          f'one-sided sign test: p = {tail / 2 ** (gained + lost):.1g}')
+    print(
+        f'right only here: {gained}, only by {other_name}: {lost}; '
+        f'one-sided sign test: p = {tail / 2 ** (gained + lost):.1g}'
+    )
 
 
 def main():
     """Runs what is missing; prints accuracies, and how they differ from those of others."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ('data', 'weights', 'out'):
         parser.add_argument(name)
     parser.add_argument('--folds', type=int, default=5)
     parser.add_argument('--against', action='append', default=[], help='OUT of another run')
     options, flags = parser.parse_known_args()
     os.makedirs(options.out, exist_ok=True)
-    keep_command(shlex.join([options.data, options.weights, str(options.folds), *flags]),
-                 os.path.join(options.out, 'command.txt'))
+    keep_command(
+        shlex.join([options.data, options.weights, str(options.folds), *flags]),
+        os.path.join(options.out, 'command.txt'),
+    )
     paths = np.array(sorted(glob.glob(os.path.join(options.data, '*', '*', '*'))))
     splitter = StratifiedKFold(options.folds, shuffle=True, random_state=0)
     folds = list(splitter.split(paths, [label(path) for path in paths]))
 
-    simple = best_regression(paths, folds, options.weights, options.data,
-                             os.path.join(options.out, 'features.npz'))
+    simple = best_regression(
+        paths, folds, options.weights, options.data, os.path.join(options.out, 'features.npz')
+    )
     right = np.zeros(len(paths), bool)
     for fold, (train, test) in enumerate(folds):
-        right[test] = trained(paths[train], paths[test], options.weights,
-                              os.path.join(options.out, f'fold{fold}'), flags)
+        right[test] = trained(
+            paths[train],
+            paths[test],
+            options.weights,
+            os.path.join(options.out, f'fold{fold}'),
+            flags,
+        )
         report(f'fold {fold}, vit_jax.main', right[test])
         report(f'fold {fold}, best regression', simple[test])
     np.save(os.path.join(options.out, 'right.npy'), right)

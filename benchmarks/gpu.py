@@ -26,8 +26,17 @@ from vit_jax.training import chips
 # Recipes for JFT-300M have no dropout, those for ImageNet 0.1.
 ROWS = ('s16=1024', 's16,jft=1024', 'b16=512', 'b16,jft=512', 'l16,jft=256', 'h14,jft=128')
 PACKAGES = ('jax', 'flax', 'torch', 'timm')  # whose versions reports have
-COLUMNS = ('recipe', 'batch', 'part', 'vit_jax', 'timm, compiled', 'times', 'of the product',
-           'of the data sheet', 'as published')
+COLUMNS = (
+    'recipe',
+    'batch',
+    'part',
+    'vit_jax',
+    'timm, compiled',
+    'times',
+    'of the product',
+    'of the data sheet',
+    'as published',
+)
 # Billions of multiplications and additions for an image of 224 px, all tokens in all layers, as
 # timm publishes them and shares of other projects count.
 PUBLISHED = {'s16': 4.61, 'b16': 17.58, 'l16': 61.6, 'h14': 167.4}
@@ -43,12 +52,22 @@ def recipe_and_batch(text):
 
 def measure(recipe, batch, options):
     """The report of a row, as vit_jax.benchmark has it in JSON; raises UserError if it fails."""
-    command = [sys.executable, '-m', 'vit_jax.benchmark',
-               f'--config=configs/vit.py:{recipe}', '--config.model.representation_size=0',
-               # With large batches a warm-up has more steps than 7 epochs of ImageNet.
-               '--config.optimizer.warmup_steps=0', f'--config.batch_size={batch}',
-               '--config.accum_steps=1', '--peer=timm', '--peer-compile',
-               f'--rounds={options.rounds}', f'--seconds={options.seconds}', '--json']
+    command = [
+        sys.executable,
+        '-m',
+        'vit_jax.benchmark',
+        f'--config=configs/vit.py:{recipe}',
+        '--config.model.representation_size=0',
+        # With large batches a warm-up has more steps than 7 epochs of ImageNet.
+        '--config.optimizer.warmup_steps=0',
+        f'--config.batch_size={batch}',
+        '--config.accum_steps=1',
+        '--peer=timm',
+        '--peer-compile',
+        f'--rounds={options.rounds}',
+        f'--seconds={options.seconds}',
+        '--json',
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         lines = process.communicate(timeout=options.timeout)[0].splitlines()
@@ -75,13 +94,15 @@ def rows_of(found, recipe):
         if peak and published:
             shares.append(factor * 2e9 * published * rate / peak)
         beside = (_rate(timm), f'**{rate / timm["images_per_second"]:.2f}**') if timm else '--'
-        yield _row(recipe, found['batch_size'], part, _rate(ours), *beside,
-                   *map('{:.1%}'.format, shares))
+        yield _row(
+            recipe, found['batch_size'], part, _rate(ours), *beside, *map('{:.1%}'.format, shares)
+        )
 
 
 def _rate(subject):
-    median, slowest, fastest = (report.rate(subject[name])
-                                for name in ('images_per_second', 'slowest', 'fastest'))
+    median, slowest, fastest = (
+        report.rate(subject[name]) for name in ('images_per_second', 'slowest', 'fastest')
+    )
     return f'{median} ({slowest} - {fastest})'
 
 
@@ -93,8 +114,13 @@ def _row(*cells):
 def main(argv=None):
     """Returns 0, or 1 if a row is missing."""
     parser = cli.make_parser('gpu', __doc__)
-    parser.add_argument('--rows', nargs='+', type=recipe_and_batch, metavar='RECIPE=BATCH',
-                        default=[recipe_and_batch(row) for row in ROWS])
+    parser.add_argument(
+        '--rows',
+        nargs='+',
+        type=recipe_and_batch,
+        metavar='RECIPE=BATCH',
+        default=[recipe_and_batch(row) for row in ROWS],
+    )
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--seconds', type=float, default=1.0, help='of a turn')
     parser.add_argument('--timeout', type=int, default=300, help='seconds that a row may take')
@@ -112,8 +138,11 @@ def main(argv=None):
         except UserError as error:
             failed.append(f'{recipe}: {error}')
             continue
-        found['versions'] = {name: importlib.metadata.version(name)
-                             for name in PACKAGES if importlib.util.find_spec(name)}
+        found['versions'] = {
+            name: importlib.metadata.version(name)
+            for name in PACKAGES
+            if importlib.util.find_spec(name)
+        }
         if options.out:
             with open(options.out, 'a') as file:
                 file.write(json.dumps(found) + '\n')

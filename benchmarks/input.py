@@ -49,28 +49,43 @@ def ours(folder, batch_size, *fields):
     if config.dataset.cache == 'disk':
         start = time.perf_counter()
         source = cached.cached(source, f'{folder}/pixels', config.dataset.cache_size)
-        print(f'{source.num_examples} photos were written as pixels of a short side of '
-              f'{config.dataset.cache_size} (0: their own) in {time.perf_counter() - start:.2f} s')
+        print(
+            f'{source.num_examples} photos were written as pixels of a short side of '
+            f'{config.dataset.cache_size} (0: their own) in {time.perf_counter() - start:.2f} s'
+        )
     return pipeline.train_batches(
-        source, batch_size=batch_size, image_size=SIZE, seed=0,
-        augment=config.augment, preprocess=config.preprocess, shuffle_buffer=0, files_at_once=1,
-        max_broken_fraction=0.0)
+        source,
+        batch_size=batch_size,
+        image_size=SIZE,
+        seed=0,
+        augment=config.augment,
+        preprocess=config.preprocess,
+        shuffle_buffer=0,
+        files_at_once=1,
+        max_broken_fraction=0.0,
+    )
 
 
 def plain(folder, batch_size, function):
     """Batches of `function` of the bytes of a file, as a simple tf.data program makes them."""
     files = tf.data.Dataset.list_files(f'{folder}/photos/train/*/*.jpg', shuffle=False)
     files = files.repeat().shuffle(1000, seed=0)
-    images = files.map(lambda path: function(tf.io.read_file(path)),
-                       num_parallel_calls=tf.data.AUTOTUNE)
+    images = files.map(
+        lambda path: function(tf.io.read_file(path)), num_parallel_calls=tf.data.AUTOTUNE
+    )
     return images.batch(batch_size).prefetch(2).as_numpy_iterator()
 
 
 def random_box(shape):
     """Begin and size of a crop, as both programs draw it."""
     return tf.image.sample_distorted_bounding_box(
-        shape, tf.zeros([0, 0, 4]), min_object_covered=0.0, area_range=(0.05, 1.0),
-        aspect_ratio_range=(3 / 4, 4 / 3), use_image_if_no_bounding_boxes=True)[:2]
+        shape,
+        tf.zeros([0, 0, 4]),
+        min_object_covered=0.0,
+        area_range=(0.05, 1.0),
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        use_image_if_no_bounding_boxes=True,
+    )[:2]
 
 
 def vision_transformer(encoded):
@@ -90,12 +105,14 @@ def crop_alone(encoded):
 DISK = '--config.dataset.cache=disk'
 PEER = 'vision_transformer'
 # Of --ways.
-WAYS = {'vit_jax': (ours,),
-        'antialiased': (ours, '--config.preprocess.antialias=True'),
-        'disk': (ours, DISK),
-        'disk256': (ours, DISK, '--config.dataset.cache_size=256'),
-        PEER: (plain, vision_transformer),
-        'crop': (plain, crop_alone)}
+WAYS = {
+    'vit_jax': (ours,),
+    'antialiased': (ours, '--config.preprocess.antialias=True'),
+    'disk': (ours, DISK),
+    'disk256': (ours, DISK, '--config.dataset.cache_size=256'),
+    PEER: (plain, vision_transformer),
+    'crop': (plain, crop_alone),
+}
 
 
 def rates(batches, seconds, batch_size):
@@ -134,8 +151,11 @@ def start(context, *arguments):
     context.Process(target=serve, args=(*arguments, there), daemon=True).start()
     there.close()  # so that one which fails ends this one, too
     first, resident = here.recv()
-    print(f'{arguments[0]:20} first batch after {first:.2f} s, its process has had '
-          f'{resident / 1e9:.3f} GB at most', flush=True)
+    print(
+        f'{arguments[0]:20} first batch after {first:.2f} s, its process has had '
+        f'{resident / 1e9:.3f} GB at most',
+        flush=True,
+    )
     return here
 
 
@@ -143,19 +163,26 @@ def report(found):
     """Prints the table of {way: [rates of each round]}."""
     for name, rounds in found.items():
         clock, processors = zip(*rounds, strict=True)
-        line = (f'{name:20} {statistics.median(clock):7,.0f} ({min(clock):,.0f} - {max(clock):,.0f}'
-                f') images/s, {statistics.median(processors):7,.0f} by processor time')
+        line = (
+            f'{name:20} {statistics.median(clock):7,.0f} ({min(clock):,.0f} - {max(clock):,.0f}'
+            f') images/s, {statistics.median(processors):7,.0f} by processor time'
+        )
         if PEER in found:
-            times = [statistics.median(mine[k] / theirs[k] for mine, theirs in zip(
-                rounds, found[PEER], strict=True)) for k in (0, 1)]
+            times = [
+                statistics.median(
+                    mine[k] / theirs[k] for mine, theirs in zip(rounds, found[PEER], strict=True)
+                )
+                for k in (0, 1)
+            ]
             line += f'; {times[0]:.2f} and {times[1]:.2f} times {PEER}'
         print(line)
 
 
 def main():
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('photos')
     parser.add_argument('--rounds', type=int, default=9)
     parser.add_argument('--seconds', type=float, default=3.0)
@@ -166,15 +193,18 @@ def main():
     if unknown := [name for name in names if name not in WAYS]:
         parser.error(f'--ways has {", ".join(unknown)}: expected some of {",".join(WAYS)}')
     if given.rounds < 1 or not 0 < given.seconds < math.inf:
-        parser.error(f'--rounds={given.rounds} --seconds={given.seconds}: expected at least 1 '
-                     'round and a finite number of seconds above 0')
+        parser.error(
+            f'--rounds={given.rounds} --seconds={given.seconds}: expected at least 1 '
+            'round and a finite number of seconds above 0'
+        )
     if given.batch_size < 1:
         parser.error(f'--batch_size={given.batch_size}: expected at least 1 image')
     order, context = random.Random(0), multiprocessing.get_context('spawn')
     with tempfile.TemporaryDirectory() as folder:
         copies(given.photos, folder)
-        started = {name: start(context, name, folder, given.batch_size, given.seconds)
-                   for name in names}
+        started = {
+            name: start(context, name, folder, given.batch_size, given.seconds) for name in names
+        }
         found = {name: [] for name in names}
         for _ in range(given.rounds):
             for name in order.sample(names, len(names)):

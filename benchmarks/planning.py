@@ -24,8 +24,17 @@ def mesh(data, fsdp):
 
 def plan(config, chip, devices, *options):
     """Runs one plan; its numbers, with `wall` seconds and `rss` bytes of its process."""
-    command = [sys.executable, '-m', 'vit_jax.plan', f'--config=configs/vit.py:{config}',
-               f'--chip={chip}', f'--devices={devices}', '--json', *JFT, *options]
+    command = [
+        sys.executable,
+        '-m',
+        'vit_jax.plan',
+        f'--config=configs/vit.py:{config}',
+        f'--chip={chip}',
+        f'--devices={devices}',
+        '--json',
+        *JFT,
+        *options,
+    ]
     print(' '.join(command[1:]), file=sys.stderr)
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -36,8 +45,10 @@ def plan(config, chip, devices, *options):
         raise SystemExit(' '.join(command))
     print(out.rpartition('\n{')[0], file=sys.stderr)
     return json.loads(out.splitlines()[-1]) | {
-        'wall': time.perf_counter() - start, 'cpu': usage.ru_utime + usage.ru_stime,
-        'rss': usage.ru_maxrss * 1024}
+        'wall': time.perf_counter() - start,
+        'cpu': usage.ru_utime + usage.ru_stime,
+        'rss': usage.ru_maxrss * 1024,
+    }
 
 
 def row(name, p):
@@ -45,33 +56,46 @@ def row(name, p):
     gib, gigabyte = 2**30, 1e9
     m, sent = p['memory'], p['sent_bytes']
     state = m['params'] + m['optimizer']
-    kinds = ', '.join(f'{kind} {size / gigabyte:.2f}' for kind, size in sorted(sent.items())
-                      if size >= 0.005 * gigabyte)
+    kinds = ', '.join(
+        f'{kind} {size / gigabyte:.2f}'
+        for kind, size in sorted(sent.items())
+        if size >= 0.005 * gigabyte
+    )
     largest = f'{p["largest_batch"]["batch_size"]:,}' if 'largest_batch' in p else '-'
     s = p['seconds']
-    cells = [name, f'{p["mesh"]["data"]} x {p["mesh"]["fsdp"]}', f'{p["batch_size"]:,}',
-             *(f'{x / gib:.2f}' for x in (state, m['activations'], m['peak'])), largest,
-             f'{sum(sent.values()) / gigabyte:.2f} ({kinds})',
-             ' / '.join(f'{1e3 * s[k]:.1f}' for k in ('arithmetic', 'memory', 'links')),
-             f'{p["mfu_at_most"]:.0%}', f'{p["run_seconds"] / 3600:.1f}', f'{p["device_days"]:.1f}',
-             f'{p["wall"]:.0f} ({p["cpu"]:.0f})', f'{p["rss"] / gib:.1f}']
+    cells = [
+        name,
+        f'{p["mesh"]["data"]} x {p["mesh"]["fsdp"]}',
+        f'{p["batch_size"]:,}',
+        *(f'{x / gib:.2f}' for x in (state, m['activations'], m['peak'])),
+        largest,
+        f'{sum(sent.values()) / gigabyte:.2f} ({kinds})',
+        ' / '.join(f'{1e3 * s[k]:.1f}' for k in ('arithmetic', 'memory', 'links')),
+        f'{p["mfu_at_most"]:.0%}',
+        f'{p["run_seconds"] / 3600:.1f}',
+        f'{p["device_days"]:.1f}',
+        f'{p["wall"]:.0f} ({p["cpu"]:.0f})',
+        f'{p["rss"] / gib:.1f}',
+    ]
     return f'| {" | ".join(cells)} |'
 
 
 def slices(only='', *more):
     """Models on slices that they are trained on; `only` is a part of the row's name."""
     for name, config, chip, devices, options in (
-            ('B/16, v5e', 'b16,jft', 'v5e', 8, [*mesh(8, 1), REMAT]),
-            ('L/16, v5e', 'l16,jft', 'v5e', 64, [*mesh(4, 16), REMAT]),
-            ('H/14, v5p', 'h14,jft', 'v5p', 128, [*mesh(8, 16), KEEP]),
-            ('H/14, v5p', 'h14,jft', 'v5p', 256, [*mesh(16, 16), KEEP, '--no-search']),
-            ('H/14, v5p', 'h14,jft', 'v5p', 512, [*mesh(32, 16), KEEP, '--no-search']),
-            ('G/14, v5p', 'G14,jft', 'v5p', 128, [*mesh(16, 8), REMAT]),
-            ('G/14, v5p', 'G14,jft', 'v5p', 256, [*mesh(32, 8), REMAT, '--no-search']),
-            ('G/14, v5p', 'G14,jft', 'v5p', 512, [*mesh(64, 8), REMAT, '--no-search'])):
+        ('B/16, v5e', 'b16,jft', 'v5e', 8, [*mesh(8, 1), REMAT]),
+        ('L/16, v5e', 'l16,jft', 'v5e', 64, [*mesh(4, 16), REMAT]),
+        ('H/14, v5p', 'h14,jft', 'v5p', 128, [*mesh(8, 16), KEEP]),
+        ('H/14, v5p', 'h14,jft', 'v5p', 256, [*mesh(16, 16), KEEP, '--no-search']),
+        ('H/14, v5p', 'h14,jft', 'v5p', 512, [*mesh(32, 16), KEEP, '--no-search']),
+        ('G/14, v5p', 'G14,jft', 'v5p', 128, [*mesh(16, 8), REMAT]),
+        ('G/14, v5p', 'G14,jft', 'v5p', 256, [*mesh(32, 8), REMAT, '--no-search']),
+        ('G/14, v5p', 'G14,jft', 'v5p', 512, [*mesh(64, 8), REMAT, '--no-search']),
+    ):
         if only in f'{name} x {devices}':
-            print(row(f'{name} x {devices}', plan(config, chip, devices, *options, *more)),
-                  flush=True)
+            print(
+                row(f'{name} x {devices}', plan(config, chip, devices, *options, *more)), flush=True
+            )
 
 
 def growth():
@@ -79,17 +103,36 @@ def growth():
     for most in (512, 16):
         for devices in (8, 16, 32, 64, 128, 256, 512):
             fsdp = min(devices, most)
-            print(row(f'{devices}', plan(
-                'h14,jft', 'v5p', devices, KEEP, '--no-search', '--simulate',
-                f'--config.batch_size={8 * devices}', '--config.num_steps=1000000',
-                '--config.num_epochs=0', *mesh(devices // fsdp, fsdp))), flush=True)
+            print(
+                row(
+                    f'{devices}',
+                    plan(
+                        'h14,jft',
+                        'v5p',
+                        devices,
+                        KEEP,
+                        '--no-search',
+                        '--simulate',
+                        f'--config.batch_size={8 * devices}',
+                        '--config.num_steps=1000000',
+                        '--config.num_epochs=0',
+                        *mesh(devices // fsdp, fsdp),
+                    ),
+                ),
+                flush=True,
+            )
 
 
 def sharded():
     """G/14 on 128 chips, split in several ways."""
     for fsdp in (1, 8, 16, 32, 128):
-        print(row(f'fsdp {fsdp}', plan('G14,jft', 'v5p', 128, '--no-search', REMAT,
-                                       *mesh(128 // fsdp, fsdp))), flush=True)
+        print(
+            row(
+                f'fsdp {fsdp}',
+                plan('G14,jft', 'v5p', 128, '--no-search', REMAT, *mesh(128 // fsdp, fsdp)),
+            ),
+            flush=True,
+        )
 
 
 if __name__ == '__main__':

@@ -28,8 +28,10 @@ ROWS = {
     'image_size': ((128, 160, 224, 320, 384, 512), lambda n: {'image_size': (n, n)}),
     'patch_size': ((8, 14, 16, 28, 32), lambda n: {'model.patch_size': (n, n)}),
     'depth': ((2, 4, 8, 12), lambda n: {'model.num_layers': n}),
-    'width': ((64, 128, 192, 384, 768), lambda n: {
-        'model.hidden_size': n, 'model.num_heads': n // 64, 'model.mlp_dim': 4 * n}),
+    'width': (
+        (64, 128, 192, 384, 768),
+        lambda n: {'model.hidden_size': n, 'model.num_heads': n // 64, 'model.mlp_dim': 4 * n},
+    ),
     'batch_size': ((2, 4, 8, 16, 32), lambda n: {'batch_size': n}),
 }
 
@@ -37,10 +39,12 @@ ROWS = {
 def measure(config, row, num_rounds, seconds):
     """{number: {part: seconds per image, part + ' GB': memory}} of a name in ROWS."""
     numbers, fields = ROWS[row]
-    subjects = {(number, part): workload(config_lib.changed(config, fields(number)), part)
-                for number in numbers for part in PARTS}
-    timings = rounds.in_turn({key: each.run for key, each in subjects.items()},
-                             num_rounds, seconds)
+    subjects = {
+        (number, part): workload(config_lib.changed(config, fields(number)), part)
+        for number in numbers
+        for part in PARTS
+    }
+    timings = rounds.in_turn({key: each.run for key, each in subjects.items()}, num_rounds, seconds)
     found = {number: {} for number in numbers}
     for (number, part), subject in subjects.items():
         found[number][part] = timings[number, part].median / subject.images
@@ -57,13 +61,20 @@ def show(row, found):
     """Prints the table of a row."""
     print(f'\n{row:12}' + ''.join(f'{part + ", images/s":>22}{"GB":>8}' for part in PARTS))
     for number, values in found.items():
-        print(f'{number:<12}' + ''.join(f'{1 / values[part]:22,.4g}{values[part + " GB"]:8.2f}'
-                                        for part in PARTS))
+        print(
+            f'{number:<12}'
+            + ''.join(f'{1 / values[part]:22,.4g}{values[part + " GB"]:8.2f}' for part in PARTS)
+        )
     numbers = list(found)
-    print(f'{"exponent":12}' + ''.join(
-        f'{exponent(numbers, [each[part] for each in found.values()]):22.2f}'
-        f'{exponent(numbers, [each[part + " GB"] for each in found.values()]):8.2f}'
-        for part in PARTS), flush=True)
+    print(
+        f'{"exponent":12}'
+        + ''.join(
+            f'{exponent(numbers, [each[part] for each in found.values()]):22.2f}'
+            f'{exponent(numbers, [each[part + " GB"] for each in found.values()]):8.2f}'
+            for part in PARTS
+        ),
+        flush=True,
+    )
 
 
 def draw(found, title, path):
@@ -73,8 +84,9 @@ def draw(found, title, path):
     charts = figure.subplots(2, len(found), sharex='col', sharey='row', squeeze=False)
     for (time, memory), (row, values) in zip(charts.T, found.items(), strict=True):
         for part in PARTS:
-            time.plot(list(values), [1e3 * each[part] for each in values.values()], 'o-', ms=3,
-                      label=part)
+            time.plot(
+                list(values), [1e3 * each[part] for each in values.values()], 'o-', ms=3, label=part
+            )
             memory.plot(list(values), [each[f'{part} GB'] for each in values.values()], 'o-', ms=3)
         for axes in (time, memory):
             axes.set(xscale='log', yscale='log')

@@ -23,8 +23,10 @@ def gelu(x):
 
 def attention(x, p):
     """Of every token to all, [batch, tokens, width]."""
-    q, k, v = (jnp.einsum('btw,whd->bhtd', x, p[name]['kernel']) + p[name]['bias'][:, None]
-               for name in ('query', 'key', 'value'))
+    q, k, v = (
+        jnp.einsum('btw,whd->bhtd', x, p[name]['kernel']) + p[name]['bias'][:, None]
+        for name in ('query', 'key', 'value')
+    )
     weights = jnp.einsum('bhqd,bhkd->bhqk', q, k) / np.sqrt(q.shape[-1])
     weights = jnp.exp(weights - weights.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
@@ -49,16 +51,18 @@ def vit(params, images):
     x = patches.reshape(batch, rows * columns, -1) @ kernel.reshape(-1, kernel.shape[-1])
     x = x + params['embedding']['bias']
     if 'cls' in params:
-        x = jnp.concatenate([jnp.broadcast_to(params['cls'], (batch, *params['cls'].shape[1:])), x],
-                            axis=1)
+        x = jnp.concatenate(
+            [jnp.broadcast_to(params['cls'], (batch, *params['cls'].shape[1:])), x], axis=1
+        )
         x = x + params['position']['embedding']
     else:
         x = x + sincos(rows, columns, x.shape[-1]).astype(x.dtype)
     for layer in range(len(params['blocks']['norm1']['scale'])):
         p = jax.tree.map(lambda value, layer=layer: value[layer], params['blocks'])
         x = x + attention(layer_norm(x, p['norm1']), p['attention'])
-        y = gelu(layer_norm(x, p['norm2']) @ p['mlp']['dense1']['kernel']
-                 + p['mlp']['dense1']['bias'])
+        y = gelu(
+            layer_norm(x, p['norm2']) @ p['mlp']['dense1']['kernel'] + p['mlp']['dense1']['bias']
+        )
         x = x + y @ p['mlp']['dense2']['kernel'] + p['mlp']['dense2']['bias']
     x = layer_norm(x, params['norm'])
     x = x[:, 0] if 'cls' in params else x.mean(1)
@@ -81,8 +85,9 @@ def standardised_conv(x, p, stride):
     kernel = kernel - kernel.mean((0, 1, 2))
     kernel = kernel / jnp.sqrt((kernel * kernel).mean((0, 1, 2)) + 1e-10)
     pad = (len(kernel) - 1) // 2
-    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), [(pad, pad)] * 2,
-                                        dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), [(pad, pad)] * 2, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
 
 
 def bit(params, images, groups):
@@ -90,8 +95,13 @@ def bit(params, images, groups):
     net = params['resnet']
     x = jnp.pad(standardised_conv(images, net['root_conv'], 2), ((0, 0), (1, 1), (1, 1), (0, 0)))
     rows, columns = ((side - 3) // 2 + 1 for side in x.shape[1:3])
-    x = jnp.stack([x[:, i:i + 2 * rows - 1:2, j:j + 2 * columns - 1:2]
-                   for i in range(3) for j in range(3)]).max(0)
+    x = jnp.stack(
+        [
+            x[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2]
+            for i in range(3)
+            for j in range(3)
+        ]
+    ).max(0)
     for stage in sorted(name for name in net if name.startswith('stage')):
         p, stride = net[stage]['first'], 1 if stage == 'stage1' else 2
         y = jax.nn.relu(group_norm(x, p['norm1'], groups))
@@ -149,7 +159,8 @@ def clipped(grads, most):
 def decayed(params, amount):
     """`amount` times every array named kernel, and zeros."""
     return jax.tree.map_with_path(
-        lambda path, x: amount * x if path[-1].key == 'kernel' else jnp.zeros_like(x), params)
+        lambda path, x: amount * x if path[-1].key == 'kernel' else jnp.zeros_like(x), params
+    )
 
 
 def adam(params, grads, memory, count, rate, decay, mean_dtype):
@@ -160,10 +171,12 @@ def adam(params, grads, memory, count, rate, decay, mean_dtype):
     """
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, memory[0], grads)
     square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, memory[1], grads)
-    direction = jax.tree.map(lambda m, s: m / (1 - 0.9**count) / (
-        jnp.sqrt(s / (1 - 0.999**count)) + 1e-8), mean, square)
-    params = jax.tree.map(lambda x, d, shrink: x - rate * d - shrink, params, direction,
-                          decayed(params, decay))
+    direction = jax.tree.map(
+        lambda m, s: m / (1 - 0.9**count) / (jnp.sqrt(s / (1 - 0.999**count)) + 1e-8), mean, square
+    )
+    params = jax.tree.map(
+        lambda x, d, shrink: x - rate * d - shrink, params, direction, decayed(params, decay)
+    )
     return params, (jax.tree.map(lambda m: m.astype(mean_dtype), mean), square)
 
 

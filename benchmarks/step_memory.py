@@ -17,8 +17,9 @@ import numpy as np
 
 def options():
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--model', default='s16')
     parser.add_argument('--batch_size', type=int, default=64)
     parser.add_argument('--dtype', default='float32')
@@ -28,9 +29,19 @@ def options():
 
 def predict(given):
     """Bytes of the peak."""
-    command = [sys.executable, '-m', 'vit_jax.plan', f'--config=configs/vit.py:{given.model}',
-               '--chip=cpu', '--devices=1', '--no-search', '--json', '--config.accum_steps=1',
-               f'--config.batch_size={given.batch_size}', f'--config.model.dtype={given.dtype}']
+    command = [
+        sys.executable,
+        '-m',
+        'vit_jax.plan',
+        f'--config=configs/vit.py:{given.model}',
+        '--chip=cpu',
+        '--devices=1',
+        '--no-search',
+        '--json',
+        '--config.accum_steps=1',
+        f'--config.batch_size={given.batch_size}',
+        f'--config.model.dtype={given.dtype}',
+    ]
     done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE)
     if done.returncode:  # it has said why
         raise SystemExit(done.returncode)
@@ -51,22 +62,29 @@ def measure(given):
 
     config = config_lib.base(given.model)
     config.update(batch_size=given.batch_size, accum_steps=1, num_steps=10)
-    config.model.update(dtype=given.dtype, representation_size=config.model.hidden_size,
-                        dropout_rate=0.1)
-    program = Program(config_lib.complete(config_lib.checked(config), 1000, 1000),
-                      sharding.make_mesh(config.mesh))
+    config.model.update(
+        dtype=given.dtype, representation_size=config.model.hidden_size, dropout_rate=0.1
+    )
+    program = Program(
+        config_lib.complete(config_lib.checked(config), 1000, 1000), sharding.make_mesh(config.mesh)
+    )
     step = program.train_step
     rng = np.random.default_rng(0)
     # Compilation leaves memory to the allocator that is not in use: it goes back first.
     import ctypes
+
     ctypes.CDLL('libc.so.6').malloc_trim(0)
     before = status('VmRSS')
     with open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
         file.write('5')  # VmHWM starts again
     state = program.initial_state()
-    batches = [jax.tree.map(lambda x: jax.device_put(
-        rng.integers(0, 2, x.shape).astype(x.dtype), x.sharding), program.abstract_batch)
-        for _ in range(1 + sharding.BATCHES_UNDER_WAY)]
+    batches = [
+        jax.tree.map(
+            lambda x: jax.device_put(rng.integers(0, 2, x.shape).astype(x.dtype), x.sharding),
+            program.abstract_batch,
+        )
+        for _ in range(1 + sharding.BATCHES_UNDER_WAY)
+    ]
     for batch in batches:
         state, values = step(state, batch)
     assert np.isfinite(float(values['loss']))
@@ -80,14 +98,17 @@ def main():
         print(json.dumps(measure(given)))
         return
     predicted = predict(given)
-    out = subprocess.run([sys.executable, *sys.argv, '--only=measure'], check=True, text=True,
-                         stdout=subprocess.PIPE).stdout
+    out = subprocess.run(
+        [sys.executable, *sys.argv, '--only=measure'], check=True, text=True, stdout=subprocess.PIPE
+    ).stdout
     peak, before = json.loads(out)
     gib = 2**30
-    print(f'{given.model}, batch {given.batch_size}, {given.dtype}: predicted '
-          f'{predicted / gib:.3f} GiB, measured {(peak - before) / gib:.3f} GiB '
-          f'({peak / gib:.3f} of the process, {before / gib:.3f} before the state): '
-          f'{predicted / (peak - before) - 1:+.1%}')
+    print(
+        f'{given.model}, batch {given.batch_size}, {given.dtype}: predicted '
+        f'{predicted / gib:.3f} GiB, measured {(peak - before) / gib:.3f} GiB '
+        f'({peak / gib:.3f} of the process, {before / gib:.3f} before the state): '
+        f'{predicted / (peak - before) - 1:+.1%}'
+    )
 
 
 if __name__ == '__main__':

@@ -39,18 +39,26 @@ def main(argv=None):
     for part in parts:
         check_choice('--parts', part, benchmark.PARTS[:2])
     if not pathlib.Path(options.clone, 'vit_jax', 'models_vit.py').exists():
-        raise UserError(f'{options.clone} has no vit_jax/models_vit.py: expected a clone of '
-                        'google-research/vision_transformer.')
+        raise UserError(
+            f'{options.clone} has no vit_jax/models_vit.py: expected a clone of '
+            'google-research/vision_transformer.'
+        )
     machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)
     program = Program(complete, sharding.make_mesh(complete.mesh))
     with contextlib.ExitStack() as stack:
-        others = [stack.enter_context(peers.Peer(
-            'vision_transformer', complete, [str(PROCESS)], {'clone': options.clone}))]
+        others = [
+            stack.enter_context(
+                peers.Peer('vision_transformer', complete, [str(PROCESS)], {'clone': options.clone})
+            )
+        ]
         if options.peer:
-            others.append(stack.enter_context(peers.start(
-                options.peer, complete, complete.model.dtype, False)))
+            others.append(
+                stack.enter_context(
+                    peers.start(options.peer, complete, complete.model.dtype, False)
+                )
+            )
         subjects = benchmark.workloads_of(program, config, parts, others)
         found = benchmark.measured(program, subjects, others, options.rounds, options.seconds)
     print(report.text(found))

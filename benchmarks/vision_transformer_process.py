@@ -29,10 +29,12 @@ def prepare(clone, config):
 
     fields, rates = config['model'], ('dropout_rate', 'attention_dropout_rate')
     model = models_vit.VisionTransformer(
-        num_classes=config['dataset']['num_classes'], hidden_size=fields['hidden_size'],
+        num_classes=config['dataset']['num_classes'],
+        hidden_size=fields['hidden_size'],
         patches=ml_collections.ConfigDict({'size': tuple(fields['patch_size'])}),
         transformer={name: fields[name] for name in ('num_layers', 'num_heads', 'mlp_dim', *rates)},
-        classifier={'cls': 'token', 'gap': 'gap'}[fields['pool']])
+        classifier={'cls': 'token', 'gap': 'gap'}[fields['pool']],
+    )
     rng, count = np.random.default_rng(0), config['batch_size']
     images = rng.standard_normal((1, count, *config['image_size'], 3), np.float32)
     labels = np.eye(model.num_classes, dtype=np.float32)[rng.integers(0, model.num_classes, count)]
@@ -41,8 +43,15 @@ def prepare(clone, config):
     optimizer = of_config(config['optimizer'])
     update = train.make_update_fn(apply_fn=model.apply, accum_steps=1, tx=optimizer)
     infer = jax.pmap(lambda params, images: model.apply({'params': params}, images, train=False))
-    weights, *state = jax.tree.map(lambda x: jnp.asarray(x)[None], (  # of one device
-        params, params, optimizer.init(params), jax.random.PRNGKey(0)))
+    weights, *state = jax.tree.map(
+        lambda x: jnp.asarray(x)[None],
+        (  # of one device
+            params,
+            params,
+            optimizer.init(params),
+            jax.random.PRNGKey(0),
+        ),
+    )
     batch = jax.device_put(batch)
 
     def timed(training, steps):
@@ -54,6 +63,7 @@ def prepare(clone, config):
                 found = infer(weights, batch['image'])
         jax.block_until_ready((found, state))
         return time.perf_counter() - start
+
     return timed
 
 
@@ -62,11 +72,18 @@ def of_config(fields):
 
     The training step has no place for the decay.
     """
-    clip = optax.clip_by_global_norm(fields['clip_norm']) if fields['clip_norm'] else (
-        optax.identity())
+    clip = (
+        optax.clip_by_global_norm(fields['clip_norm'])
+        if fields['clip_norm']
+        else (optax.identity())
+    )
     rate = fields['learning_rate']
-    return optax.chain(clip, optax.adam(rate, fields['b1'], fields['b2'])
-                       if fields['name'] == 'adam' else optax.sgd(rate, fields['momentum']))
+    return optax.chain(
+        clip,
+        optax.adam(rate, fields['b1'], fields['b2'])
+        if fields['name'] == 'adam'
+        else optax.sgd(rate, fields['momentum']),
+    )
 
 
 def main():
@@ -77,12 +94,18 @@ def main():
         timed = prepare(**json.loads(sys.stdin.readline()))
         for line in sys.stdin:
             question = json.loads(line)
-            print(json.dumps(
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if question is None
-                else timed(*question)), file=answers)
+            print(
+                json.dumps(
+                    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+                    if question is None
+                    else timed(*question)
+                ),
+                file=answers,
+            )
     except Exception as error:  # of any kind, in code that is not ours
-        print(json.dumps({'error': f'{type(error).__name__}: {error}'.splitlines()[0]}),
-              file=answers)
+        print(
+            json.dumps({'error': f'{type(error).__name__}: {error}'.splitlines()[0]}), file=answers
+        )
 
 
 if __name__ == '__main__':

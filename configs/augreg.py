@@ -34,13 +34,24 @@ LEVELS = {
 # By data set and model: level, weight decay, rate of dropout and of stochastic depth.
 BEST = {
     'imagenet21k': {
-        'l16': ('strong1', 0.1, 0.0), 'b16': ('medium1', 0.1, 0.0), 's16': ('light1', 0.03, 0.0),
-        'ti16': ('none', 0.03, 0.0), 'b32': ('light1', 0.1, 0.0), 's32': ('none', 0.1, 0.0),
-        'r50_l32': ('medium1', 0.1, 0.1), 'r26_s32': ('light1', 0.1, 0.0),
-        'r_ti16': ('none', 0.03, 0.0)},
+        'l16': ('strong1', 0.1, 0.0),
+        'b16': ('medium1', 0.1, 0.0),
+        's16': ('light1', 0.03, 0.0),
+        'ti16': ('none', 0.03, 0.0),
+        'b32': ('light1', 0.1, 0.0),
+        's32': ('none', 0.1, 0.0),
+        'r50_l32': ('medium1', 0.1, 0.1),
+        'r26_s32': ('light1', 0.1, 0.0),
+        'r_ti16': ('none', 0.03, 0.0),
+    },
     'imagenet2012': {
-        'l16': ('medium2', 0.1, 0.0), 'b16': ('medium2', 0.1, 0.0), 's16': ('medium2', 0.1, 0.0),
-        'ti16': ('light1', 0.1, 0.0), 'b32': ('medium2', 0.1, 0.0), 's32': ('medium1', 0.1, 0.0)},
+        'l16': ('medium2', 0.1, 0.0),
+        'b16': ('medium2', 0.1, 0.0),
+        's16': ('medium2', 0.1, 0.0),
+        'ti16': ('light1', 0.1, 0.0),
+        'b32': ('medium2', 0.1, 0.0),
+        's32': ('medium1', 0.1, 0.0),
+    },
 }
 
 
@@ -51,9 +62,11 @@ def get_config(arg: str = 'b16'):
     config = base(name)
     check_choice('the data set', dataset, BEST)
     if not level and name not in BEST[dataset]:
-        raise UserError(f'no level of augmentation is published for {name} on {dataset}: name one '
-                        f'of {", ".join(LEVELS)}, as in --config=configs/augreg.py:{name},'
-                        f'{dataset},medium1.')
+        raise UserError(
+            f'no level of augmentation is published for {name} on {dataset}: name one '
+            f'of {", ".join(LEVELS)}, as in --config=configs/augreg.py:{name},'
+            f'{dataset},medium1.'
+        )
     best, weight_decay, rate = BEST[dataset].get(name, ('', 0.1, 0.0))
     level = level or best
     check_choice('the level of augmentation', level, LEVELS)
@@ -66,17 +79,34 @@ def get_config(arg: str = 'b16'):
     config.augment.randaugment.update(num_ops=num_ops, magnitude=magnitude)
     config.preprocess.update(fit='cover', crop_ratio=0.875, antialias=False)
     config.loss.name = 'sigmoid'
-    config.optimizer.update(name='adam', b1=0.9, b2=0.999, mu_dtype='bfloat16', clip_norm=1.0,
-                            learning_rate=1e-3, schedule='cosine', warmup_steps=10_000,
-                            weight_decay=weight_decay)
+    config.optimizer.update(
+        name='adam',
+        b1=0.9,
+        b2=0.999,
+        mu_dtype='bfloat16',
+        clip_norm=1.0,
+        learning_rate=1e-3,
+        schedule='cosine',
+        warmup_steps=10_000,
+        weight_decay=weight_decay,
+    )
     if dataset == 'imagenet21k':  # which is not in TFDS, see configs/vit.py
-        config.dataset.update(name='imagenet21k', num_classes=21_843,
-                              num_examples=14_197_122 - 51_200,
-                              train_split='train[51200:]', eval_split='train[:51200]')
+        config.dataset.update(
+            name='imagenet21k',
+            num_classes=21_843,
+            num_examples=14_197_122 - 51_200,
+            train_split='train[51200:]',
+            eval_split='train[:51200]',
+        )
         config.model.head_bias_init = -10.0
     else:
-        config.dataset.update(name='imagenet2012', train_split='train[:99%]',
-                              num_examples=1_268_355, eval_split='train[99%:]',
-                              test_split='validation', num_classes=1000)
+        config.dataset.update(
+            name='imagenet2012',
+            train_split='train[:99%]',
+            num_examples=1_268_355,
+            eval_split='train[99%:]',
+            test_split='validation',
+            num_classes=1000,
+        )
         config.model.update(head_bias_init=-6.9, representation_size=config.model.hidden_size)
     return config

@@ -49,19 +49,28 @@ def get_config(arg: str = 'r50x1,cifar10'):
         config.dataset.update(name='', train_split='train', eval_split='', test_split='test')
     elif dataset in DATASETS:
         if numbers:
-            raise UserError(f'after {name},{dataset} stands {",".join(numbers)!r}: expected '
-                            'nothing, because the sizes of that set are known here.')
+            raise UserError(
+                f'after {name},{dataset} stands {",".join(numbers)!r}: expected '
+                'nothing, because the sizes of that set are known here.'
+            )
         num_examples, side, held_out, test_split = DATASETS[dataset]
-        config.dataset.update(name=dataset, train_split=f'train[:{100 - held_out}%]',
-                              eval_split=f'train[{100 - held_out}%:]', test_split=test_split)
+        config.dataset.update(
+            name=dataset,
+            train_split=f'train[:{100 - held_out}%]',
+            eval_split=f'train[{100 - held_out}%:]',
+            test_split=test_split,
+        )
     else:
-        raise UserError(f'unknown data set {dataset!r}. '
-                        f'{nearest_names(dataset, [*DATASETS, "directory"])}This file knows '
-                        f'{", ".join(DATASETS)}; for other data take MODEL,directory,IMAGES,SIDE '
-                        'and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.')
+        raise UserError(
+            f'unknown data set {dataset!r}. '
+            f'{nearest_names(dataset, [*DATASETS, "directory"])}This file knows '
+            f'{", ".join(DATASETS)}; for other data take MODEL,directory,IMAGES,SIDE '
+            'and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.'
+        )
     larger, crop = (160, 128) if side < SMALL_SIDE else (512, 480)
     steps, warmup, boundaries, mixup = next(
-        rest for limit, *rest in SCHEDULES if num_examples < limit)
+        rest for limit, *rest in SCHEDULES if num_examples < limit
+    )
     config.num_steps = steps
     config.batch_size = 512
     config.accum_steps = 0  # in as few parts as fit in memory; on a CPU no fewer than are fastest
@@ -75,11 +84,21 @@ def get_config(arg: str = 'r50x1,cifar10'):
         if crop % config.model.patch_size[0]:
             config.model.partial_patches = 'drop'
     if config.model.get('resnet'):
-        config.transfer.take += tuple(f'model.resnet.{field}' for field in (
-            'group_norm_epsilon', 'weight_epsilon', 'weight_epsilon_on'))
-    config.optimizer.update(name='sgd', momentum=0.9, learning_rate=0.003, weight_decay=0.0,
-                            clip_norm=0.0, warmup_steps=warmup, schedule='staircase',
-                            staircase_boundaries=boundaries, staircase_factor=0.1)
+        config.transfer.take += tuple(
+            f'model.resnet.{field}'
+            for field in ('group_norm_epsilon', 'weight_epsilon', 'weight_epsilon_on')
+        )
+    config.optimizer.update(
+        name='sgd',
+        momentum=0.9,
+        learning_rate=0.003,
+        weight_decay=0.0,
+        clip_norm=0.0,
+        warmup_steps=warmup,
+        schedule='staircase',
+        staircase_boundaries=boundaries,
+        staircase_factor=0.1,
+    )
     config.log_every = 20
     config.eval_every = max(steps // 10, 50)
     config.checkpoint_every = max(steps // 10, 50)
@@ -89,8 +108,10 @@ def get_config(arg: str = 'r50x1,cifar10'):
 def _given(numbers):
     """(images, side) from their texts."""
     if len(numbers) != 2 or not all(x.isdecimal() and int(x) for x in numbers):
-        raise UserError(f'after MODEL,directory stands {",".join(numbers)!r}: expected the number '
-                        'of training images and their side in pixels, as in '
-                        '--config=configs/bit.py:r50x1,directory,3000,224, by which the rule '
-                        'decides.')
+        raise UserError(
+            f'after MODEL,directory stands {",".join(numbers)!r}: expected the number '
+            'of training images and their side in pixels, as in '
+            '--config=configs/bit.py:r50x1,directory,3000,224, by which the rule '
+            'decides.'
+        )
     return map(int, numbers)

@@ -35,8 +35,11 @@ from vit_jax.config import base
 from vit_jax.errors import check_choice
 
 # Epochs, and those after which the learning rate falls to a tenth.
-EPOCHS = {'imagenet2012': (90, (30, 60, 80)), 'imagenet21k': (90, (30, 60, 80)),
-          'jft': (40, (10, 23, 30, 37))}
+EPOCHS = {
+    'imagenet2012': (90, (30, 60, 80)),
+    'imagenet21k': (90, (30, 60, 80)),
+    'jft': (40, (10, 23, 30, 37)),
+}
 
 
 def get_config(arg: str = 'r50x1'):
@@ -51,10 +54,17 @@ def get_config(arg: str = 'r50x1'):
     config.batch_size = 4096
     config.model.dtype = 'bfloat16'
     config.preprocess.update(fit='cover', crop_ratio=0.875, antialias=False)
-    config.optimizer.update(name='sgd', momentum=0.9, learning_rate=0.03 * 4096 / 256,
-                            warmup_steps=5000, schedule='staircase', staircase_factor=0.1,
-                            staircase_boundaries=tuple(epoch / epochs for epoch in falls),
-                            weight_decay=1e-4, decay_scaling='gradient')
+    config.optimizer.update(
+        name='sgd',
+        momentum=0.9,
+        learning_rate=0.03 * 4096 / 256,
+        warmup_steps=5000,
+        schedule='staircase',
+        staircase_factor=0.1,
+        staircase_boundaries=tuple(epoch / epochs for epoch in falls),
+        weight_decay=1e-4,
+        decay_scaling='gradient',
+    )
     if dataset == 'imagenet2012':
         config.dataset.update(name=dataset, num_examples=1_281_167, num_classes=1000)
         return config
@@ -63,6 +73,11 @@ def get_config(arg: str = 'r50x1'):
     if dataset == 'jft':  # or any large set of the user's
         config.dataset.update(name=dataset, eval_split='test')
     else:  # which is not in TFDS, see configs/vit.py
-        config.dataset.update(name=dataset, num_examples=14_197_122 - 51_200, num_classes=21_843,
-                              train_split='train[51200:]', eval_split='train[:51200]')
+        config.dataset.update(
+            name=dataset,
+            num_examples=14_197_122 - 51_200,
+            num_classes=21_843,
+            train_split='train[51200:]',
+            eval_split='train[:51200]',
+        )
     return config

@@ -26,8 +26,9 @@ def get_config(tokens: str = 'hybrid'):
     config.augment.update(crop='pad', pad=4, flip=True)
     config.augment.randaugment.update(magnitude=5.0, translate=14.0, cutout=6.0)  # of 32 px
     config.preprocess.crop_ratio = 1.0
-    config.model.update(patch_size=(4, 4), hidden_size=128, num_layers=6, mlp_dim=256, num_heads=4,
-                        pool='gap')
+    config.model.update(
+        patch_size=(4, 4), hidden_size=128, num_layers=6, mlp_dim=256, num_heads=4, pool='gap'
+    )
     if tokens == 'hybrid':
         root = dict(variants.hybrid_resnet(units=(), width=64), num_groups=8)
         config.model.update(patch_size=(1, 1), resnet=root)

@@ -24,10 +24,16 @@ from vit_jax.errors import check_choice
 TEACHER = 'timm:resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k'
 # Of each length: epochs, temperature, learning rate, weight decay.
 SMALL_SETS = {
-    'oxford_flowers102': {'fast': (10_000, 10.0, 3e-3, 3e-4), 'medium': (100_000, 1.0, 1e-3, 1e-4),
-                          'long': (1_000_000, 1.0, 3e-4, 1e-5)},
-    'oxford_iiit_pet': {'fast': (1000, 5.0, 1e-2, 1e-3), 'medium': (3000, 10.0, 3e-3, 3e-4),
-                        'long': (30_000, 2.0, 3e-3, 1e-5)},
+    'oxford_flowers102': {
+        'fast': (10_000, 10.0, 3e-3, 3e-4),
+        'medium': (100_000, 1.0, 1e-3, 1e-4),
+        'long': (1_000_000, 1.0, 3e-4, 1e-5),
+    },
+    'oxford_iiit_pet': {
+        'fast': (1000, 5.0, 1e-2, 1e-3),
+        'medium': (3000, 10.0, 3e-3, 3e-4),
+        'long': (30_000, 2.0, 3e-3, 1e-5),
+    },
 }
 
 
@@ -40,8 +46,15 @@ def get_config(arg: str = 'imagenet2012'):
     config.model.dtype = 'bfloat16'
     config.augment.update(mixup=1.0, mixup_with='next')
     config.preprocess.update(fit='cover', antialias=False)
-    config.optimizer.update(name='adam', b1=0.9, b2=0.999, mu_dtype='bfloat16', clip_norm=1.0,
-                            schedule='cosine', decay_scaling='schedule')
+    config.optimizer.update(
+        name='adam',
+        b1=0.9,
+        b2=0.999,
+        mu_dtype='bfloat16',
+        clip_norm=1.0,
+        schedule='cosine',
+        decay_scaling='schedule',
+    )
     if dataset == 'imagenet2012':
         check_choice('the length', length, ('',))
         imagenet2012(config)
@@ -58,8 +71,14 @@ def imagenet2012(config):
     config.batch_size = 4096
     config.image_size = (224, 224)
     config.teacher.update(weights=TEACHER, temperature=1.0)
-    config.dataset.update(name='imagenet2012', train_split='train[:98%]', num_examples=1_255_544,
-                          eval_split='train[99%:]', test_split='validation', num_classes=1000)
+    config.dataset.update(
+        name='imagenet2012',
+        train_split='train[:98%]',
+        num_examples=1_255_544,
+        eval_split='train[99%:]',
+        test_split='validation',
+        num_classes=1000,
+    )
     config.preprocess.crop_ratio = 224 / 256
     config.optimizer.update(learning_rate=0.03, weight_decay=3e-4, warmup_steps=5000)
 
@@ -70,11 +89,17 @@ def small_set(config, dataset, epochs, temperature, learning_rate, weight_decay)
     config.batch_size = 512
     config.image_size = (128, 128)
     name = {'oxford_flowers102': 'flowers', 'oxford_iiit_pet': 'pet'}[dataset]
-    config.teacher.update(weights=f'gs://bit_models/distill/R152x2_T_{name}128.npz',
-                          temperature=temperature)
+    config.teacher.update(
+        weights=f'gs://bit_models/distill/R152x2_T_{name}128.npz', temperature=temperature
+    )
     flowers = name == 'flowers'
-    config.dataset.update(name=dataset, train_split='train' if flowers else 'train[:90%]',
-                          eval_split='validation' if flowers else 'train[90%:]', test_split='test')
+    config.dataset.update(
+        name=dataset,
+        train_split='train' if flowers else 'train[:90%]',
+        eval_split='validation' if flowers else 'train[90%:]',
+        test_split='test',
+    )
     config.preprocess.crop_ratio = 128 / 160
-    config.optimizer.update(learning_rate=learning_rate, weight_decay=weight_decay,
-                            warmup_steps=1500)
+    config.optimizer.update(
+        learning_rate=learning_rate, weight_decay=weight_decay, warmup_steps=1500
+    )

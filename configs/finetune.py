@@ -48,9 +48,11 @@ def get_config(arg: str = 'b16,cifar10'):
     name, dataset, size, *_ = [*arg.split(','), '', '']
     config = base(name)
     if dataset not in DATASETS:
-        raise UserError(f'unknown data set {dataset!r}. {nearest_names(dataset, DATASETS)}'
-                        f'This file has recipes for {", ".join(DATASETS)}; for your own data take '
-                        'MODEL,directory and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.')
+        raise UserError(
+            f'unknown data set {dataset!r}. {nearest_names(dataset, DATASETS)}'
+            f'This file has recipes for {", ".join(DATASETS)}; for your own data take '
+            'MODEL,directory and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.'
+        )
     steps, warmup, held_out, test_split, learning_rate = DATASETS[dataset]
     config.recipe = f'ViT table 4, {name} on {dataset}'
     config.batch_size = 512
@@ -63,24 +65,35 @@ def get_config(arg: str = 'b16,cifar10'):
     if name.endswith('14'):  # 27 x 27 patches, and 6 pixels that vision_transformer drops, too
         config.model.partial_patches = 'drop'
     named = dataset not in ('vtab', 'directory')  # these the user names
-    config.dataset.update(name=dataset if named else '', train_split='train', eval_split='',
-                          test_split=test_split)
+    config.dataset.update(
+        name=dataset if named else '', train_split='train', eval_split='', test_split=test_split
+    )
     if held_out:
-        config.dataset.update(train_split=f'train[:{100 - held_out}%]',
-                              eval_split=f'train[{100 - held_out}%:]')
+        config.dataset.update(
+            train_split=f'train[:{100 - held_out}%]', eval_split=f'train[{100 - held_out}%:]'
+        )
     if dataset == 'vtab':  # of the first 1,000 examples (arXiv 1910.04867)
-        config.dataset.update(train_split='train[:800]', eval_split='train[800:1000]',
-                              final_split='train[:1000]')
+        config.dataset.update(
+            train_split='train[:800]', eval_split='train[800:1000]', final_split='train[:1000]'
+        )
     # Pixels as in vision_transformer, but for their scale, which the weights say.
     config.preprocess.update(fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False)
     config.transfer.take = ('preprocess.mean', 'preprocess.std')
     if 'gelu' in config.model:
         config.transfer.take += ('model.gelu', 'model.layer_norm_epsilon')
     if config.model.get('resnet'):
-        config.transfer.take += tuple(f'model.resnet.{field}' for field in (
-            'group_norm_epsilon', 'weight_epsilon', 'weight_epsilon_on'))
-    config.optimizer.update(name='sgd', momentum=0.9, learning_rate=learning_rate,
-                            warmup_steps=warmup, clip_norm=1.0, weight_decay=0.0)
+        config.transfer.take += tuple(
+            f'model.resnet.{field}'
+            for field in ('group_norm_epsilon', 'weight_epsilon', 'weight_epsilon_on')
+        )
+    config.optimizer.update(
+        name='sgd',
+        momentum=0.9,
+        learning_rate=learning_rate,
+        warmup_steps=warmup,
+        clip_norm=1.0,
+        weight_decay=0.0,
+    )
     config.log_every = 20
     config.eval_every = max(steps // 10, 50)
     config.checkpoint_every = max(steps // 10, 50)

@@ -28,6 +28,13 @@ def get_config(name: str = 'b16'):
     config.model.update(pool='gap', dtype='bfloat16')
     config.dataset.update(name='jft', eval_split='test')
     config.preprocess.update(fit='squash', crop_ratio=1.0, antialias=False)
-    config.optimizer.update(name='adam', b1=0.9, b2=0.999, learning_rate=2e-4, warmup_steps=10_000,
-                            schedule='cosine', weight_decay=0.0)
+    config.optimizer.update(
+        name='adam',
+        b1=0.9,
+        b2=0.999,
+        learning_rate=2e-4,
+        warmup_steps=10_000,
+        schedule='cosine',
+        weight_decay=0.0,
+    )
     return config

@@ -27,15 +27,34 @@ def get_config(arg: str = 's16,90'):
     check_choice('the number of epochs', epochs or '90', EPOCHS)
     config.num_epochs = float(epochs or 90)
     config.batch_size = 1024
-    config.dataset.update(name='imagenet2012', train_split='train[:99%]', num_examples=1_268_355,
-                          eval_split='train[99%:]', test_split='validation', num_classes=1000)
-    config.model.update(pool='gap', position='sincos_2d', dtype='bfloat16',
-                        representation_size=config.model.hidden_size)
+    config.dataset.update(
+        name='imagenet2012',
+        train_split='train[:99%]',
+        num_examples=1_268_355,
+        eval_split='train[99%:]',
+        test_split='validation',
+        num_classes=1000,
+    )
+    config.model.update(
+        pool='gap',
+        position='sincos_2d',
+        dtype='bfloat16',
+        representation_size=config.model.hidden_size,
+    )
     config.augment.update(mixup=0.2, mixup_with='next')
     config.augment.randaugment.update(num_ops=2, magnitude=10)
     config.preprocess.update(fit='cover', crop_ratio=0.875, antialias=False)
-    config.optimizer.update(name='adam', b1=0.9, b2=0.999, mu_dtype='bfloat16', clip_norm=1.0,
-                            learning_rate=1e-3, schedule='cosine', warmup_steps=10_000,
-                            weight_decay=1e-4, decay_scaling='schedule')
+    config.optimizer.update(
+        name='adam',
+        b1=0.9,
+        b2=0.999,
+        mu_dtype='bfloat16',
+        clip_norm=1.0,
+        learning_rate=1e-3,
+        schedule='cosine',
+        warmup_steps=10_000,
+        weight_decay=1e-4,
+        decay_scaling='schedule',
+    )
     config.eval_every = 2500
     return config

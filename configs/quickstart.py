@@ -18,13 +18,23 @@ from vit_jax.models import variants
 TRANSFORMER = dict(hidden_size=64, num_layers=4, mlp_dim=128, num_heads=4)
 FAMILIES = {
     'vit': ('b16', dict(TRANSFORMER, patch_size=(4, 4))),
-    'hybrid': ('r_ti16', dict(TRANSFORMER, patch_size=(1, 1), resnet=dict(
-        variants.hybrid_resnet(units=(2,), width=32), num_groups=8))),
-    'resnet': ('r50x1', dict(resnet=dict(
-        variants.bit_resnet(units=(1, 2), width=32), num_groups=8))),
+    'hybrid': (
+        'r_ti16',
+        dict(
+            TRANSFORMER,
+            patch_size=(1, 1),
+            resnet=dict(variants.hybrid_resnet(units=(2,), width=32), num_groups=8),
+        ),
+    ),
+    'resnet': (
+        'r50x1',
+        dict(resnet=dict(variants.bit_resnet(units=(1, 2), width=32), num_groups=8)),
+    ),
     'axial': ('axial_b16', dict(TRANSFORMER, num_layers=2, patch_size=(4, 4))),
-    'axial_resnet': ('axial_r50', dict(resnet=dict(
-        variants.axial_resnet(units=(1, 2), width=32), num_groups=8))),
+    'axial_resnet': (
+        'axial_r50',
+        dict(resnet=dict(variants.axial_resnet(units=(1, 2), width=32), num_groups=8)),
+    ),
 }
 
 

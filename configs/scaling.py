@@ -34,20 +34,35 @@ def get_config(arg: str = ''):
     shape = scaled(arg)
     config = base('l32')
     config.recipe = f'ViT D.2, {arg or "the base"}'
-    config.model.update(num_layers=shape['depth'], hidden_size=shape['width'],
-                        mlp_dim=shape['mlp'], patch_size=(shape['patch'],) * 2,
-                        num_heads=max(1, shape['width'] // HEAD_DIM),
-                        representation_size=shape['width'], head_bias_init=-10.0, dtype='bfloat16')
+    config.model.update(
+        num_layers=shape['depth'],
+        hidden_size=shape['width'],
+        mlp_dim=shape['mlp'],
+        patch_size=(shape['patch'],) * 2,
+        num_heads=max(1, shape['width'] // HEAD_DIM),
+        representation_size=shape['width'],
+        head_bias_init=-10.0,
+        dtype='bfloat16',
+    )
     # As configs/vit.py:l32,jft.
     config.batch_size = 4096
     config.num_epochs = 7.0
     config.dataset.update(name='jft', eval_split='test')
     config.preprocess.update(fit='squash', crop_ratio=1.0, antialias=False)
     config.loss.name = 'sigmoid'
-    config.optimizer.update(name='adam', b1=0.9, b2=0.999, learning_rate=6e-4, warmup_steps=10_000,
-                            schedule='linear', end_learning_rate=1e-5, weight_decay=0.1)
-    config.evals.fewshot.update(shots=(5,), dataset='imagenet2012', train_split='train[:5%]',
-                                test_split='validation')
+    config.optimizer.update(
+        name='adam',
+        b1=0.9,
+        b2=0.999,
+        learning_rate=6e-4,
+        warmup_steps=10_000,
+        schedule='linear',
+        end_learning_rate=1e-5,
+        weight_decay=0.1,
+    )
+    config.evals.fewshot.update(
+        shots=(5,), dataset='imagenet2012', train_split='train[:5%]', test_split='validation'
+    )
     return config
 
 
@@ -59,8 +74,10 @@ def scaled(arg):
     check_choice('what is scaled', dimension, (*BASE, 'all'))
     value = int(text) if text.isdecimal() else 0
     if not value or (dimension == 'all' and BASE['patch'] % value):
-        raise UserError(f'{arg!r} is no shape: expected a whole number of layers, numbers or '
-                        'pixels, as in depth,64 or width,2048, or all,2, all,4 or all,8.')
+        raise UserError(
+            f'{arg!r} is no shape: expected a whole number of layers, numbers or '
+            'pixels, as in depth,64 or width,2048, or all,2, all,4 or all,8.'
+        )
     if dimension == 'all':
         return {name: x // value if name == 'patch' else x * value for name, x in BASE.items()}
     return BASE | {dimension: value}

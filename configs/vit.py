@@ -24,21 +24,49 @@ from vit_jax.models import variants
 
 DATASETS = ('imagenet2012', 'imagenet21k', 'jft')
 # JFT-300M: epochs, peak learning rate. L/16 and R50+L/16 also ran for 7 epochs; 14 is the best.
-JFT = {'b16': (7, 8e-4), 'b32': (7, 8e-4), 'l32': (7, 6e-4), 'l16': (14, 4e-4), 'h14': (14, 3e-4),
-       'r50x1': (7, 1e-3), 'r50x2': (7, 1e-3), 'r101x1': (7, 8e-4), 'r152x1': (7, 6e-4),
-       'r152x2': (7, 6e-4), 'r50_b16': (7, 8e-4), 'r50_b32': (7, 8e-4), 'r50_l32': (7, 2e-4),
-       'r50_l16': (14, 4e-4)}
+JFT = {
+    'b16': (7, 8e-4),
+    'b32': (7, 8e-4),
+    'l32': (7, 6e-4),
+    'l16': (14, 4e-4),
+    'h14': (14, 3e-4),
+    'r50x1': (7, 1e-3),
+    'r50x2': (7, 1e-3),
+    'r101x1': (7, 8e-4),
+    'r152x1': (7, 6e-4),
+    'r152x2': (7, 6e-4),
+    'r50_b16': (7, 8e-4),
+    'r50_b32': (7, 8e-4),
+    'r50_l32': (7, 2e-4),
+    'r50_l16': (14, 4e-4),
+}
 # Of a model that table 3 does not have; R152x2 ran for 7 and for 14 epochs.
 TABLE_6 = {'r200x3': 14}
 # With average pooling B/16 needs a smaller learning rate than with a class token (appendix D.3).
 GAP_LEARNING_RATE = 3e-4
 # The models that table 3 has rows for; on ImageNet one for all ViTs of the paper.
-ROWS = {'imagenet2012': ('b16', 'b32', 'l16', 'l32', 'h14'),
-        'imagenet21k': ('b16', 'b32', 'l16', 'l32'), 'jft': tuple(JFT)}
+ROWS = {
+    'imagenet2012': ('b16', 'b32', 'l16', 'l32', 'h14'),
+    'imagenet21k': ('b16', 'b32', 'l16', 'l32'),
+    'jft': tuple(JFT),
+}
 # The model whose row on JFT-300M a model without one takes, by the size in its name.
-NEAREST = {'ti': 'b16', 's': 'b16', 'b': 'b16', 'l': 'l16', 'h': 'h14', 'g': 'h14', 'G': 'h14',
-           'so400m': 'h14', 'r_ti': 'r50_b16', 'r26_s': 'r50_b32', 'r152x4': 'r152x2',
-           'r200x3': 'r152x2', 'axial_b': 'b16', 'axial_r': 'r50x1'}
+NEAREST = {
+    'ti': 'b16',
+    's': 'b16',
+    'b': 'b16',
+    'l': 'l16',
+    'h': 'h14',
+    'g': 'h14',
+    'G': 'h14',
+    'so400m': 'h14',
+    'r_ti': 'r50_b16',
+    'r26_s': 'r50_b32',
+    'r152x4': 'r152x2',
+    'r200x3': 'r152x2',
+    'axial_b': 'b16',
+    'axial_r': 'r50x1',
+}
 
 
 def get_config(arg: str = 'b16'):
@@ -47,9 +75,11 @@ def get_config(arg: str = 'b16'):
     dataset = dataset or 'imagenet2012'
     config = base(name)
     if dataset not in DATASETS:
-        raise UserError(f'unknown data set {dataset!r}. {nearest_names(dataset, DATASETS)}'
-                        f'This file has recipes for {", ".join(DATASETS)}; for your own data take '
-                        'jft and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.')
+        raise UserError(
+            f'unknown data set {dataset!r}. {nearest_names(dataset, DATASETS)}'
+            f'This file has recipes for {", ".join(DATASETS)}; for your own data take '
+            'jft and add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.'
+        )
     config.recipe = f'ViT table 3, {name} on {dataset}'
     if name not in ROWS[dataset]:
         config.recipe = f'ViT table 3, the nearest row for {name} on {dataset}, which has none'
@@ -57,8 +87,10 @@ def get_config(arg: str = 'b16'):
     config.model.dtype = 'bfloat16'
     config.preprocess.update(fit='squash', crop_ratio=1.0, antialias=False)
     if 'hidden_size' in config.model:
-        config.model.update(dropout_rate=0.0 if dataset == 'jft' else 0.1,
-                            representation_size=config.model.hidden_size)
+        config.model.update(
+            dropout_rate=0.0 if dataset == 'jft' else 0.1,
+            representation_size=config.model.hidden_size,
+        )
     config.optimizer.update(name='adam', b1=0.9, b2=0.999, warmup_steps=10_000)
     {'imagenet2012': imagenet2012, 'imagenet21k': imagenet21k, 'jft': jft}[dataset](config)
     if dataset == 'jft':
@@ -83,10 +115,16 @@ def imagenet21k(config):
     L also ran for 30 epochs. 51,200 examples are held out for evaluation.
     """
     config.num_epochs = 90.0
-    config.dataset.update(name='imagenet21k', num_examples=14_197_122 - 51_200, num_classes=21_843,
-                          train_split='train[51200:]', eval_split='train[:51200]')
-    config.optimizer.update(learning_rate=1e-3, schedule='linear', end_learning_rate=1e-5,
-                            weight_decay=0.03)
+    config.dataset.update(
+        name='imagenet21k',
+        num_examples=14_197_122 - 51_200,
+        num_classes=21_843,
+        train_split='train[51200:]',
+        eval_split='train[:51200]',
+    )
+    config.optimizer.update(
+        learning_rate=1e-3, schedule='linear', end_learning_rate=1e-5, weight_decay=0.03
+    )
     config.loss.name = 'sigmoid'
     config.model.head_bias_init = -10.0
 

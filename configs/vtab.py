@@ -34,37 +34,86 @@ TASKS = {
     'cifar100': ('Natural', 'cifar100:3.*.*', '', 'train[45000:45200]', 'test', 100),
     'dtd': ('Natural', 'dtd:3.*.*', '', 'validation[:200]', 'test', 47),
     'oxford_flowers102': (
-        'Natural', 'oxford_flowers102:2.*.*', '', 'validation[:200]', 'test', 102),
+        'Natural',
+        'oxford_flowers102:2.*.*',
+        '',
+        'validation[:200]',
+        'test',
+        102,
+    ),
     # There 3.*.*, which has corrupt images and which TFDS can no longer make.
     'oxford_iiit_pet': ('Natural', 'oxford_iiit_pet:4.*.*', '', 'train[2944:3144]', 'test', 37),
     'sun397': ('Natural', 'sun397/tfds:4.*.*', '', 'validation[:200]', 'test', 397),
     'svhn': ('Natural', 'svhn_cropped:3.*.*', '', 'train[65931:66131]', 'test', 10),
-
-    'patch_camelyon': (
-        'Specialized', 'patch_camelyon:2.*.*', '', 'validation[:200]', 'test', 2),
-    'eurosat': (
-        'Specialized', 'eurosat/rgb:2.*.*', '', 'train[16200:16400]', 'train[21600:]', 10),
+    'patch_camelyon': ('Specialized', 'patch_camelyon:2.*.*', '', 'validation[:200]', 'test', 2),
+    'eurosat': ('Specialized', 'eurosat/rgb:2.*.*', '', 'train[16200:16400]', 'train[21600:]', 10),
     'resisc45': ('Specialized', 'resisc45:3.*.*', '', 'train[18900:19100]', 'train[25200:]', 45),
     'diabetic_retinopathy': (
-        'Specialized', 'diabetic_retinopathy_detection/btgraham-300:3.*.*', 'label',
-        'validation[:200]', 'test', 5),
-
+        'Specialized',
+        'diabetic_retinopathy_detection/btgraham-300:3.*.*',
+        'label',
+        'validation[:200]',
+        'test',
+        5,
+    ),
     # The labels of CLEVR's test split are secret.
     'clevr_count': (
-        'Structured', 'clevr:3.*.*', 'clevr_count', 'train[63000:63200]', 'validation', 8),
+        'Structured',
+        'clevr:3.*.*',
+        'clevr_count',
+        'train[63000:63200]',
+        'validation',
+        8,
+    ),
     'clevr_distance': (
-        'Structured', 'clevr:3.*.*', 'clevr_distance', 'train[63000:63200]', 'validation', 6),
+        'Structured',
+        'clevr:3.*.*',
+        'clevr_distance',
+        'train[63000:63200]',
+        'validation',
+        6,
+    ),
     'dmlab': ('Structured', 'dmlab:2.0.1', 'label', 'validation[:200]', 'test', 6),
-    'dsprites_location': ('Structured', 'dsprites:2.*.*', 'label_x_position/16',
-                          'train[589824:590024]', 'train[663552:]', 16),
-    'dsprites_orientation': ('Structured', 'dsprites:2.*.*', 'label_orientation/16',
-                             'train[589824:590024]', 'train[663552:]', 16),
+    'dsprites_location': (
+        'Structured',
+        'dsprites:2.*.*',
+        'label_x_position/16',
+        'train[589824:590024]',
+        'train[663552:]',
+        16,
+    ),
+    'dsprites_orientation': (
+        'Structured',
+        'dsprites:2.*.*',
+        'label_orientation/16',
+        'train[589824:590024]',
+        'train[663552:]',
+        16,
+    ),
     'kitti_distance': (
-        'Structured', 'kitti:3.1.0', 'kitti_distance', 'validation[:200]', 'test', 4),
+        'Structured',
+        'kitti:3.1.0',
+        'kitti_distance',
+        'validation[:200]',
+        'test',
+        4,
+    ),
     'smallnorb_azimuth': (
-        'Structured', 'smallnorb:2.*.*', 'label_azimuth', 'test[:200]', 'test[50%:]', 18),
+        'Structured',
+        'smallnorb:2.*.*',
+        'label_azimuth',
+        'test[:200]',
+        'test[50%:]',
+        18,
+    ),
     'smallnorb_elevation': (
-        'Structured', 'smallnorb:2.*.*', 'label_elevation', 'test[:200]', 'test[50%:]', 9),
+        'Structured',
+        'smallnorb:2.*.*',
+        'label_elevation',
+        'test[:200]',
+        'test[50%:]',
+        9,
+    ),
 }
 
 
@@ -77,9 +126,15 @@ def get_config(arg: str = 'b16,cifar100'):
     group, name, label, held_out, test_split, num_classes = TASKS[task]
     config.recipe = f'ViT table 4, {model} on the VTAB-1k task {task}'
     config.dataset.update(
-        name=name, label=label, train_split='train[:800]', eval_split=held_out,
-        final_split=f'train[:800]+{held_out}', test_split=test_split, num_examples=800,
-        num_classes=num_classes)
+        name=name,
+        label=label,
+        train_split='train[:800]',
+        eval_split=held_out,
+        final_split=f'train[:800]+{held_out}',
+        test_split=test_split,
+        num_examples=800,
+        num_classes=num_classes,
+    )
     if group == 'Structured':
         config.augment.update(crop='none', flip=False)
     else:

@@ -22,23 +22,34 @@ def test_choices_are_compared_by_images_per_second(monkeypatch, capsys):
     monkeypatch.setattr(choices, 'workload', workload)
     assert choices.main([*QUICKSTART, '--config.batch_size=4,32', '--part=inference']) == 0
     assert re.findall(r'^(\S+) +(\S+) .* (\S+) times$', capsys.readouterr().out, re.M) == [
-        ('batch_size=4', '400', '1.00'), ('batch_size=32', '1,600', '4.00')]
+        ('batch_size=4', '400', '1.00'),
+        ('batch_size=32', '1,600', '4.00'),
+    ]
 
 
-@pytest.mark.parametrize(('option', 'message'), [
-    ('--out=picture.txt', 'picture.txt cannot be written: expected a name that ends in .png'),
-    ('--out=missing/picture.png', 'there is no directory missing'),
-    ('--only=depth,height', "--only is 'height'")])
+@pytest.mark.parametrize(
+    ('option', 'message'),
+    [
+        ('--out=picture.txt', 'picture.txt cannot be written: expected a name that ends in .png'),
+        ('--out=missing/picture.png', 'there is no directory missing'),
+        ('--only=depth,height', "--only is 'height'"),
+    ],
+)
 def test_scaling_refuses_before_it_measures(option, message, monkeypatch, caplog):
     monkeypatch.setattr(scaling, 'measure', lambda *args: pytest.fail('measured'))
     assert scaling.main([*QUICKSTART, option]) == 1
     assert message in caplog.text
 
 
-@pytest.mark.parametrize(('option', 'message'), [
-    ('--recipes=vit,foo', "--recipes has 'foo': expected some of vit,vit21k"),
-    ('--recipes=', "--recipes has ''"), ('--steps=3', '--steps is 3: expected 10 or more'),
-    ('--mu_dtype=foo', "--mu_dtype is 'foo': expected float32 or bfloat16")])
+@pytest.mark.parametrize(
+    ('option', 'message'),
+    [
+        ('--recipes=vit,foo', "--recipes has 'foo': expected some of vit,vit21k"),
+        ('--recipes=', "--recipes has ''"),
+        ('--steps=3', '--steps is 3: expected 10 or more'),
+        ('--mu_dtype=foo', "--mu_dtype is 'foo': expected float32 or bfloat16"),
+    ],
+)
 def test_a_certificate_refuses_before_it_trains(option, message, monkeypatch, capsys):
     monkeypatch.setattr(certificate, 'compare', lambda *args: pytest.fail('trained'))
     monkeypatch.setattr('sys.argv', ['certificate', option])

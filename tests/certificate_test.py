@@ -6,9 +6,13 @@ from benchmarks import certificate
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [
-    pytest.param(name, marks=pytest.mark.nightly if name in ('augreg', 'vit21k') else ())
-    for name in certificate.RECIPES])
+@pytest.mark.parametrize(
+    'name',
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name in ('augreg', 'vit21k') else ())
+        for name in certificate.RECIPES
+    ],
+)
 def test_ten_steps_are_those_of_the_source(name):
     loss, params = certificate.compare(name, 10, 'float32', ['float32'])['float32']
     assert loss < 1e-5

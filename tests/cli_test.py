@@ -27,11 +27,21 @@ def test_reading_a_config_does_not_touch_the_process():
 
 
 def test_values_of_every_kind():
-    config = cli.read_config([
-        '--config', f'{ROOT}/configs/vit.py:r50x1', '--config.seed', '3',
-        '--config.optimizer.learning_rate=1e-2', '--config.keep_best', '--noconfig.augment.flip',
-        '--config.image_size=64,32', '--config.model.resnet.units=1,2',
-        '--config.loss.name=sigmoid', '--config.transfer.take='])
+    config = cli.read_config(
+        [
+            '--config',
+            f'{ROOT}/configs/vit.py:r50x1',
+            '--config.seed',
+            '3',
+            '--config.optimizer.learning_rate=1e-2',
+            '--config.keep_best',
+            '--noconfig.augment.flip',
+            '--config.image_size=64,32',
+            '--config.model.resnet.units=1,2',
+            '--config.loss.name=sigmoid',
+            '--config.transfer.take=',
+        ]
+    )
     assert (config.seed, config.optimizer.learning_rate, config.loss.name) == (3, 0.01, 'sigmoid')
     assert (config.keep_best, config.augment.flip) == (True, False)
     assert (config.image_size, config.model.resnet.units) == ((64, 32), (1, 2))
@@ -49,55 +59,83 @@ def test_of_a_number_that_is_repeated_the_last_counts():
     assert cli.read_config([H14, '--config.seed=1', '--config.seed', '2']).seed == 2
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    ([H14, '--config.seeed=1'], "no field 'seeed'. Did you mean seed"),
-    ([H14, '--config.optimzer.learning_rate=1'],
-     "no field 'optimzer.learning_rate'. Did you mean optimizer.learning_rate"),
-    ([H14, '--config.model.hiden_size=1'], 'Did you mean model.hidden_size'),
-    ([H14.replace('h14', 'r50x1'), '--config.model.resnet.widht=1'],
-     'Did you mean model.resnet.width'),
-    ([QUICKSTART, '--config.model.resnet.units=1,2'], "no field 'model.resnet.units'"),
-    ([H14, '--noconfig.augment.filp'], 'Did you mean augment.flip'),
-    ([H14, '--config.batch_size=many'],
-     "batch_size is 'many': expected a whole number, at least 1"),
-    ([H14, '--pretrained=W'], 'no option --pretrained. Did you mean --config.pretrained'),
-    ([H14, '--config.image_size=224', '--config.image_size', '288'],
-     '--config.image_size is given 2 times: give it once'),
-    ([H14, 'more'], "unexpected argument 'more'"),
-    ([H14.replace('h14', 'h41')], "unknown model 'h41'. Did you mean h4, h16, h14"),
-    ([f'--config={ROOT}/configs/vti.py'], f'no config file {ROOT}/configs/vti.py: '),
-    ([H14, '--config.lr=1e-3'], "no field 'lr'. Did you mean optimizer.learning_rate?"),
-    ([H14, '--lr=1e-3'], 'no option --lr. Did you mean --config.optimizer.learning_rate?'),
-    ([H14, '--config.wd=0.1'], 'Did you mean optimizer.weight_decay?'),
-    ([H14, '--config.bs=8'], 'Did you mean batch_size?'),
-    ([H14, '--config.epochs=8'], 'Did you mean num_epochs?'),
-    ([H14, '--config.teacher=x'], 'Did you mean teacher.weights?'),
-    ([H14, '--config.hidden_size=8'], 'Did you mean model.hidden_size?'),
-    ([H14.replace('h14', 'r50x1'), '--config.depth=8'], "no field 'depth'. "),
-    ([H14, '--config.optimizer.learning_rate=0.1,0.2'],
-     "optimizer.learning_rate is '0.1,0.2': expected a finite number, above 0. To try several, "
-     'python -m vit_jax.sweep takes the same options'),
-    ([H14, '--config.batch_size=64,128'], 'To try several, python -m vit_jax.sweep takes'),
-    ([f'--config={ROOT}/configs/cifar10.py:conv'],
-     "the argument is 'conv'. It is one of: hybrid, patches."),
-    (['--config.seed=1'], 'add --config=FILE')])
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ([H14, '--config.seeed=1'], "no field 'seeed'. Did you mean seed"),
+        (
+            [H14, '--config.optimzer.learning_rate=1'],
+            "no field 'optimzer.learning_rate'. Did you mean optimizer.learning_rate",
+        ),
+        ([H14, '--config.model.hiden_size=1'], 'Did you mean model.hidden_size'),
+        (
+            [H14.replace('h14', 'r50x1'), '--config.model.resnet.widht=1'],
+            'Did you mean model.resnet.width',
+        ),
+        ([QUICKSTART, '--config.model.resnet.units=1,2'], "no field 'model.resnet.units'"),
+        ([H14, '--noconfig.augment.filp'], 'Did you mean augment.flip'),
+        (
+            [H14, '--config.batch_size=many'],
+            "batch_size is 'many': expected a whole number, at least 1",
+        ),
+        ([H14, '--pretrained=W'], 'no option --pretrained. Did you mean --config.pretrained'),
+        (
+            [H14, '--config.image_size=224', '--config.image_size', '288'],
+            '--config.image_size is given 2 times: give it once',
+        ),
+        ([H14, 'more'], "unexpected argument 'more'"),
+        ([H14.replace('h14', 'h41')], "unknown model 'h41'. Did you mean h4, h16, h14"),
+        ([f'--config={ROOT}/configs/vti.py'], f'no config file {ROOT}/configs/vti.py: '),
+        ([H14, '--config.lr=1e-3'], "no field 'lr'. Did you mean optimizer.learning_rate?"),
+        ([H14, '--lr=1e-3'], 'no option --lr. Did you mean --config.optimizer.learning_rate?'),
+        ([H14, '--config.wd=0.1'], 'Did you mean optimizer.weight_decay?'),
+        ([H14, '--config.bs=8'], 'Did you mean batch_size?'),
+        ([H14, '--config.epochs=8'], 'Did you mean num_epochs?'),
+        ([H14, '--config.teacher=x'], 'Did you mean teacher.weights?'),
+        ([H14, '--config.hidden_size=8'], 'Did you mean model.hidden_size?'),
+        ([H14.replace('h14', 'r50x1'), '--config.depth=8'], "no field 'depth'. "),
+        (
+            [H14, '--config.optimizer.learning_rate=0.1,0.2'],
+            "optimizer.learning_rate is '0.1,0.2': expected a finite number, above 0. "
+            'To try several, '
+            'python -m vit_jax.sweep takes the same options',
+        ),
+        ([H14, '--config.batch_size=64,128'], 'To try several, python -m vit_jax.sweep takes'),
+        (
+            [f'--config={ROOT}/configs/cifar10.py:conv'],
+            "the argument is 'conv'. It is one of: hybrid, patches.",
+        ),
+        (['--config.seed=1'], 'add --config=FILE'),
+    ],
+)
 def test_mistakes(arguments, message):
     with pytest.raises(UserError) as error:
         cli.read_config(arguments)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(('text', 'message'), [
-    ('1 / 0', 'line 1: ZeroDivisionError: division by zero. Expected a Python file with a function '
-     'get_config'),
-    ('def get_config():\n    return depth', "line 2: NameError: name 'depth' is not defined"),
-    ('def get_config(:', 'invalid syntax'),
-    ("def get_config():\n    open('names.txt')",
-     "line 2: FileNotFoundError: [Errno 2] No such file or directory: 'names.txt'."),
-    ("open('names.txt')", "c.py: [Errno 2] No such file or directory: 'names.txt'."),
-    ("def get_config():\n    raise KeyError('mine') from ValueError('its cause')",
-     "line 2: KeyError: 'mine'."),
-    ('raise SystemError', 'line 1: SystemError: ')])
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        (
+            '1 / 0',
+            'line 1: ZeroDivisionError: division by zero. Expected a Python file with a function '
+            'get_config',
+        ),
+        ('def get_config():\n    return depth', "line 2: NameError: name 'depth' is not defined"),
+        ('def get_config(:', 'invalid syntax'),
+        (
+            "def get_config():\n    open('names.txt')",
+            "line 2: FileNotFoundError: [Errno 2] No such file or directory: 'names.txt'.",
+        ),
+        ("open('names.txt')", "c.py: [Errno 2] No such file or directory: 'names.txt'."),
+        (
+            "def get_config():\n    raise KeyError('mine') from ValueError('its cause')",
+            "line 2: KeyError: 'mine'.",
+        ),
+        ('raise SystemError', 'line 1: SystemError: '),
+    ],
+)
 def test_a_config_file_that_raises(text, message, tmp_path):
     (tmp_path / 'c.py').write_text(text)
     with pytest.raises(UserError) as error:
@@ -106,48 +144,69 @@ def test_a_config_file_that_raises(text, message, tmp_path):
     assert f'--config={tmp_path}/c.py: ' in str(error.value)
 
 
-@pytest.mark.parametrize(('line', 'message'), [
-    ('c.foo = 3', "has no field 'foo'. All fields: docs/config.md."),
-    ('c.optimizer.learningrate = 9.0', "no field 'optimizer.learningrate'. Did you mean optimizer."
-     'learning_rate'),
-    ('c.augment.mixUp = 1.0', "no field 'augment.mixUp'. Did you mean augment.mixup"),
-    ('c.update(dict(num_step=3))', "no field 'num_step'. Did you mean num_steps"),
-    ('c.preprocess.crop = 0.5', "no field 'preprocess.crop'. Did you mean preprocess.crop_ratio"),
-    ('c.lr = 1e-3', "no field 'lr'. Did you mean optimizer.learning_rate?"),
-    ('c.model.hiden_size = 8', "no field 'model.hiden_size'. Did you mean model.hidden_size"),
-    ('c.optimizer = dict(name="adam")', 'lacks optimizer.b1, optimizer.b2, optimizer.clip_norm and '
-     '15 more: start from vit_jax.config.base() and change fields of it, of a whole section by'),
-    ('c.dataset = dict()', 'lacks dataset.balance, '),
-    ('del c.seed', 'lacks seed: start from'),
-    ('c.model = dict(hidden_size=8)', 'lacks model.attention, '),
-    ('c.model.resnet = dict(units=(1,))', 'lacks model.resnet.fixed_padding, '),
-    ('c.model.resnet = 50', 'lacks model.resnet.fixed_padding, ')])
+@pytest.mark.parametrize(
+    ('line', 'message'),
+    [
+        ('c.foo = 3', "has no field 'foo'. All fields: docs/config.md."),
+        (
+            'c.optimizer.learningrate = 9.0',
+            "no field 'optimizer.learningrate'. Did you mean optimizer.learning_rate",
+        ),
+        ('c.augment.mixUp = 1.0', "no field 'augment.mixUp'. Did you mean augment.mixup"),
+        ('c.update(dict(num_step=3))', "no field 'num_step'. Did you mean num_steps"),
+        (
+            'c.preprocess.crop = 0.5',
+            "no field 'preprocess.crop'. Did you mean preprocess.crop_ratio",
+        ),
+        ('c.lr = 1e-3', "no field 'lr'. Did you mean optimizer.learning_rate?"),
+        ('c.model.hiden_size = 8', "no field 'model.hiden_size'. Did you mean model.hidden_size"),
+        (
+            'c.optimizer = dict(name="adam")',
+            'lacks optimizer.b1, optimizer.b2, optimizer.clip_norm and '
+            '15 more: start from vit_jax.config.base() and change fields of it, of a '
+            'whole section by',
+        ),
+        ('c.dataset = dict()', 'lacks dataset.balance, '),
+        ('del c.seed', 'lacks seed: start from'),
+        ('c.model = dict(hidden_size=8)', 'lacks model.attention, '),
+        ('c.model.resnet = dict(units=(1,))', 'lacks model.resnet.fixed_padding, '),
+        ('c.model.resnet = 50', 'lacks model.resnet.fixed_padding, '),
+    ],
+)
 def test_a_config_file_with_other_fields(line, message, tmp_path):
-    (tmp_path / 'c.py').write_text('from vit_jax.config import base\ndef get_config():\n'
-                                   f"    c = base('ti16')\n    {line}\n    return c")
+    (tmp_path / 'c.py').write_text(
+        'from vit_jax.config import base\ndef get_config():\n'
+        f"    c = base('ti16')\n    {line}\n    return c"
+    )
     with pytest.raises(UserError) as error:
         cli.read_config([f'--config={tmp_path}/c.py', '--config.num_steps=3'])
     assert str(error.value).startswith(f'the config of {tmp_path}/c.py ')
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(('returned', 'said'), [
-    ('c.to_dict()', 'dict'), ('None', 'None'), ('FrozenConfigDict(c)', 'FrozenConfigDict')])
+@pytest.mark.parametrize(
+    ('returned', 'said'),
+    [('c.to_dict()', 'dict'), ('None', 'None'), ('FrozenConfigDict(c)', 'FrozenConfigDict')],
+)
 def test_a_config_file_that_returns_something_else(returned, said, tmp_path):
-    (tmp_path / 'c.py').write_text('from ml_collections import FrozenConfigDict\n'
-                                   'from vit_jax.config import base\ndef get_config():\n'
-                                   f'    c = base()\n    return {returned}')
+    (tmp_path / 'c.py').write_text(
+        'from ml_collections import FrozenConfigDict\n'
+        'from vit_jax.config import base\ndef get_config():\n'
+        f'    c = base()\n    return {returned}'
+    )
     with pytest.raises(UserError) as error:
         cli.read_config([f'--config={tmp_path}/c.py'])
     assert str(error.value) == (
         f'--config={tmp_path}/c.py: get_config returned {said}, and no ConfigDict. Expected a '
         'Python file with a function get_config([ARGUMENT]) that returns vit_jax.config.base() '
-        'with changes, as those in configs/.')
+        'with changes, as those in configs/.'
+    )
 
 
 def test_a_config_file_may_lock_its_config(tmp_path):
-    (tmp_path / 'c.py').write_text('from vit_jax.config import base\ndef get_config():\n'
-                                   "    return base('r50_b16').lock()")
+    (tmp_path / 'c.py').write_text(
+        "from vit_jax.config import base\ndef get_config():\n    return base('r50_b16').lock()"
+    )
     assert cli.read_config([f'--config={tmp_path}/c.py', '--config.seed=3']).seed == 3
 
 
@@ -175,9 +234,14 @@ def test_aliases_name_fields():
     assert set(config_fields.ALIASES.values()) <= config_lib.all_fields().keys()
 
 
-@pytest.mark.parametrize(('given', 'meant'), [
-    ('--workdri', '--workdir'), ('--work-dir', '--workdir'),
-    ('--allow-nonfinit', '--allow-nonfinite')])
+@pytest.mark.parametrize(
+    ('given', 'meant'),
+    [
+        ('--workdri', '--workdir'),
+        ('--work-dir', '--workdir'),
+        ('--allow-nonfinit', '--allow-nonfinite'),
+    ],
+)
 def test_a_mistyped_option_of_a_command_without_config(given, meant, capsys):
     parser = cli.make_parser('evaluate', '')
     cli.add_weights_options(parser)
@@ -186,8 +250,9 @@ def test_a_mistyped_option_of_a_command_without_config(given, meant, capsys):
     assert f'There is no option {given}. Did you mean {meant}' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('given', [
-    ['--workdir='], ['--workdir', ''], ['--workdir=x', '--classes=']])
+@pytest.mark.parametrize(
+    'given', [['--workdir='], ['--workdir', ''], ['--workdir=x', '--classes=']]
+)
 def test_an_option_without_a_value_is_not_left_out_in_silence(given, capsys):
     """As of a shell's variable that is not set."""
     parser = cli.make_parser('evaluate', '')
@@ -208,19 +273,29 @@ def test_an_option_is_meant_once(capsys):
     assert said.count('--few') == 1
 
 
-@pytest.mark.parametrize(('config', 'workdir'), [
-    ('configs/vit.py:b16', 'vit-b16'), ('quickstart.py', 'quickstart'),
-    ('/a/finetune.py:ti16,directory', 'finetune-ti16-directory'), ('a.py:../../b', 'a-..-..-b')])
+@pytest.mark.parametrize(
+    ('config', 'workdir'),
+    [
+        ('configs/vit.py:b16', 'vit-b16'),
+        ('quickstart.py', 'quickstart'),
+        ('/a/finetune.py:ti16,directory', 'finetune-ti16-directory'),
+        ('a.py:../../b', 'a-..-..-b'),
+    ],
+)
 def test_default_workdir(config, workdir, caplog):
     assert cli.default_workdir(['--config.seed=1', '--config', config]) == f'runs/{workdir}'
     assert f'workdir runs/{workdir}, where the same command continues' in caplog.text
 
 
-@pytest.mark.parametrize(('error', 'message'), [
-    (UserError('seed is x.'), 'error: seed is x.'),
-    (FileNotFoundError(2, 'No such file', 'x.csv'), "error: [Errno 2] No such file: 'x.csv'"),
-    (ModuleNotFoundError("No module named 'tensorflow'"), "pip install -e '.[train]'"),
-    (KeyError('x'), 'stopped by an unexpected error')])
+@pytest.mark.parametrize(
+    ('error', 'message'),
+    [
+        (UserError('seed is x.'), 'error: seed is x.'),
+        (FileNotFoundError(2, 'No such file', 'x.csv'), "error: [Errno 2] No such file: 'x.csv'"),
+        (ModuleNotFoundError("No module named 'tensorflow'"), "pip install -e '.[train]'"),
+        (KeyError('x'), 'stopped by an unexpected error'),
+    ],
+)
 def test_an_error_is_a_message_and_a_code(error, message, caplog):
     @cli.command
     def fail(_):
@@ -230,9 +305,13 @@ def test_an_error_is_a_message_and_a_code(error, message, caplog):
     assert message in caplog.text
 
 
-@pytest.mark.parametrize(('error', 'expected', 'said'), [
-    ("UserError('the disk is full.')", 1, 'error: the disk is full.\n'),
-    ('KeyboardInterrupt', 130, '')])
+@pytest.mark.parametrize(
+    ('error', 'expected', 'said'),
+    [
+        ("UserError('the disk is full.')", 1, 'error: the disk is full.\n'),
+        ('KeyboardInterrupt', 130, ''),
+    ],
+)
 def test_what_is_cut_off_does_not_wait_for_threads(error, expected, said, tmp_path):
     """As Orbax has them after a checkpoint for which the disk had no room, and XLA compiling."""
     code = f"""
@@ -272,8 +351,9 @@ def test_commands_of_one_process_have_logs_of_their_own(tmp_path):
     finally:
         LOGGER.removeHandler(own)
         own.close()
-    assert [(tmp_path / name / 'train.log').read_text().count('of one') for name in (
-        'one', 'two')] == [2, 0]
+    assert [
+        (tmp_path / name / 'train.log').read_text().count('of one') for name in ('one', 'two')
+    ] == [2, 0]
 
 
 def test_out_of_memory_says_what_to_do(caplog):

@@ -22,14 +22,16 @@ def checked(config):
     return config
 
 
-@pytest.mark.parametrize('name', sorted(
-    p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != 'vit'))
+@pytest.mark.parametrize(
+    'name', sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != 'vit')
+)
 def test_every_config_loads(name):
     checked(load(name).get_config())
 
 
-@pytest.mark.parametrize(('model', 'dataset'), list(
-    itertools.product(variants.names(), vit.DATASETS)))
+@pytest.mark.parametrize(
+    ('model', 'dataset'), list(itertools.product(variants.names(), vit.DATASETS))
+)
 def test_every_pretraining_config_loads(model, dataset):
     config = config_lib.checked(vit.get_config(f'{model},{dataset}'))
     models.build(config.model, config.dataset.num_classes)  # variants_test.py traces it
@@ -41,43 +43,72 @@ def test_every_pretraining_config_loads(model, dataset):
         assert config.model.representation_size == config.model.hidden_size
 
 
-@pytest.mark.parametrize(('arg', 'epochs', 'lr', 'schedule', 'decay', 'dropout', 'clip'), [
-    ('b16', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),  # table 3, row by row
-    ('l16,imagenet2012', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),
-    ('b32,imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
-    ('l16,imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
-    ('b16,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
-    ('b32,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
-    ('l32,jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
-    ('l16,jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
-    ('h14,jft', 14, 3e-4, 'linear', 0.1, 0.0, 0.0),
-    ('r50_b16,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
-    ('r50_b32,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
-    ('r50_l16,jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
-    ('r50_l32,jft', 7, 2e-4, 'linear', 0.1, 0.0, 0.0),
-    ('r50x1,jft', 7, 1e-3, 'linear', 0.1, None, 0.0),
-    ('r50x2,jft', 7, 1e-3, 'linear', 0.1, None, 0.0),
-    ('r101x1,jft', 7, 8e-4, 'linear', 0.1, None, 0.0),
-    ('r152x1,jft', 7, 6e-4, 'linear', 0.1, None, 0.0),
-    ('r152x2,jft', 7, 6e-4, 'linear', 0.1, None, 0.0)])
+@pytest.mark.parametrize(
+    ('arg', 'epochs', 'lr', 'schedule', 'decay', 'dropout', 'clip'),
+    [
+        ('b16', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),  # table 3, row by row
+        ('l16,imagenet2012', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),
+        ('b32,imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
+        ('l16,imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
+        ('b16,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+        ('b32,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+        ('l32,jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
+        ('l16,jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
+        ('h14,jft', 14, 3e-4, 'linear', 0.1, 0.0, 0.0),
+        ('r50_b16,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+        ('r50_b32,jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
+        ('r50_l16,jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
+        ('r50_l32,jft', 7, 2e-4, 'linear', 0.1, 0.0, 0.0),
+        ('r50x1,jft', 7, 1e-3, 'linear', 0.1, None, 0.0),
+        ('r50x2,jft', 7, 1e-3, 'linear', 0.1, None, 0.0),
+        ('r101x1,jft', 7, 8e-4, 'linear', 0.1, None, 0.0),
+        ('r152x1,jft', 7, 6e-4, 'linear', 0.1, None, 0.0),
+        ('r152x2,jft', 7, 6e-4, 'linear', 0.1, None, 0.0),
+    ],
+)
 def test_table_3(arg, epochs, lr, schedule, decay, dropout, clip):
     config = vit.get_config(arg)
     o = config.optimizer
     assert (config.num_epochs, o.learning_rate, o.schedule, o.weight_decay, o.clip_norm) == (
-        epochs, lr, schedule, decay, clip)
+        epochs,
+        lr,
+        schedule,
+        decay,
+        clip,
+    )
     assert config.model.get('dropout_rate') == dropout
     assert 'nearest' not in config.recipe
 
 
 def test_recipes_say_which_rows_the_table_has():
     """Table 3: one row for all ViTs on ImageNet, B and L on ImageNet-21k, 14 models on JFT-300M."""
-    with_row = {(m, d) for d in vit.DATASETS for m in variants.names()
-                if 'nearest' not in vit.get_config(f'{m},{d}').recipe}
+    with_row = {
+        (m, d)
+        for d in vit.DATASETS
+        for m in variants.names()
+        if 'nearest' not in vit.get_config(f'{m},{d}').recipe
+    }
     vits = ('b16', 'b32', 'l16', 'l32')
     assert with_row == {
-        *((m, 'imagenet2012') for m in (*vits, 'h14')), *((m, 'imagenet21k') for m in vits),
-        *((m, 'jft') for m in (*vits, 'h14', 'r50x1', 'r50x2', 'r101x1', 'r152x1', 'r152x2',
-                               'r50_b16', 'r50_b32', 'r50_l16', 'r50_l32'))}
+        *((m, 'imagenet2012') for m in (*vits, 'h14')),
+        *((m, 'imagenet21k') for m in vits),
+        *(
+            (m, 'jft')
+            for m in (
+                *vits,
+                'h14',
+                'r50x1',
+                'r50x2',
+                'r101x1',
+                'r152x1',
+                'r152x2',
+                'r50_b16',
+                'r50_b32',
+                'r50_l16',
+                'r50_l32',
+            )
+        ),
+    }
 
 
 def test_a_model_without_a_row_takes_the_nearest():
@@ -101,12 +132,19 @@ def test_head_of_sets_with_many_classes(dataset):
 finetune = load('finetune')
 
 
-@pytest.mark.parametrize(('arg', 'steps', 'warmup', 'held_out', 'size'), [
-    ('l16,imagenet2012', 20_000, 500, 1, 384),  # table 4, row by row
-    ('b16,cifar10', 10_000, 500, 2, 384), ('b32,cifar100', 10_000, 500, 2, 384),
-    ('b16,oxford_iiit_pet', 500, 100, 10, 384), ('h14,oxford_flowers102', 500, 100, 10, 384),
-    ('r152x2,cifar10', 10_000, 500, 2, 384),
-    ('l16,imagenet2012,512', 20_000, 500, 1, 512), ('h14,imagenet2012,518', 20_000, 500, 1, 518)])
+@pytest.mark.parametrize(
+    ('arg', 'steps', 'warmup', 'held_out', 'size'),
+    [
+        ('l16,imagenet2012', 20_000, 500, 1, 384),  # table 4, row by row
+        ('b16,cifar10', 10_000, 500, 2, 384),
+        ('b32,cifar100', 10_000, 500, 2, 384),
+        ('b16,oxford_iiit_pet', 500, 100, 10, 384),
+        ('h14,oxford_flowers102', 500, 100, 10, 384),
+        ('r152x2,cifar10', 10_000, 500, 2, 384),
+        ('l16,imagenet2012,512', 20_000, 500, 1, 512),
+        ('h14,imagenet2012,518', 20_000, 500, 1, 518),
+    ],
+)
 def test_table_4(arg, steps, warmup, held_out, size):
     config = checked(finetune.get_config(arg))
     o = config.optimizer
@@ -114,10 +152,17 @@ def test_table_4(arg, steps, warmup, held_out, size):
     assert config.dataset.train_split == f'train[:{100 - held_out}%]'
     assert config.dataset.eval_split == f'train[{100 - held_out}%:]'
     assert (config.batch_size, o.name, o.momentum, o.schedule, o.weight_decay, o.clip_norm) == (
-        512, 'sgd', 0.9, 'cosine', 0.0, 1.0)
+        512,
+        'sgd',
+        0.9,
+        'cosine',
+        0.0,
+        1.0,
+    )
     assert config.ema_decay == (0 if size == 384 else 0.9999)  # table 2
     assert config.preprocess.to_dict() | dict(mean=0, std=0) == dict(
-        fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False, mean=0, std=0)
+        fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False, mean=0, std=0
+    )
     fields = config_lib.flatten(config)
     assert all(field in fields for field in config.transfer.take)
 
@@ -128,7 +173,10 @@ def test_vtab_has_a_thousand_examples():
     assert (config.num_steps, config.optimizer.warmup_steps) == (2_500, 0)
     dataset = config.dataset
     assert (dataset.train_split, dataset.eval_split, dataset.final_split) == (
-        'train[:800]', 'train[800:1000]', 'train[:1000]')
+        'train[:800]',
+        'train[800:1000]',
+        'train[:1000]',
+    )
 
 
 def test_size_to_finetune_at():
@@ -136,8 +184,9 @@ def test_size_to_finetune_at():
         finetune.get_config('b16,cifar10,500')
 
 
-@pytest.mark.parametrize(('dataset', 'name'), [
-    ('cifar10', 'cifar10'), ('directory', ''), ('vtab', '')])  # '': the user says which
+@pytest.mark.parametrize(
+    ('dataset', 'name'), [('cifar10', 'cifar10'), ('directory', ''), ('vtab', '')]
+)  # '': the user says which
 def test_name_of_the_data_to_finetune_on(dataset, name):
     assert finetune.get_config(f'ti16,{dataset}').dataset.name == name
 
@@ -150,16 +199,20 @@ def test_unknown_data_set_to_finetune_on():
 bit = load('bit')
 
 
-@pytest.mark.parametrize(('arg', 'size', 'steps', 'warmup', 'boundaries', 'mixup', 'held_out'), [
-    ('r50x1,cifar10', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 2),
-    ('b32,cifar100', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 2),
-    ('r50x1,oxford_iiit_pet', (512, 480), 500, 100, (200, 300, 400), 0.0, 10),
-    ('l16,oxford_flowers102', (512, 480), 500, 100, (200, 300, 400), 0.0, 10),
-    ('r152x2,imagenet2012', (512, 480), 20_000, 500, (6000, 12_000, 18_000), 0.1, 1),
-    ('h14,directory,19999,95', (160, 128), 500, 100, (200, 300, 400), 0.0, 0),
-    ('r50_b16,directory,20000,96', (512, 480), 10_000, 500, (3000, 6000, 9000), 0.1, 0),
-    ('s16,directory,499999,1', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 0),
-    ('s16,directory,500000,999', (512, 480), 20_000, 500, (6000, 12_000, 18_000), 0.1, 0)])
+@pytest.mark.parametrize(
+    ('arg', 'size', 'steps', 'warmup', 'boundaries', 'mixup', 'held_out'),
+    [
+        ('r50x1,cifar10', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 2),
+        ('b32,cifar100', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 2),
+        ('r50x1,oxford_iiit_pet', (512, 480), 500, 100, (200, 300, 400), 0.0, 10),
+        ('l16,oxford_flowers102', (512, 480), 500, 100, (200, 300, 400), 0.0, 10),
+        ('r152x2,imagenet2012', (512, 480), 20_000, 500, (6000, 12_000, 18_000), 0.1, 1),
+        ('h14,directory,19999,95', (160, 128), 500, 100, (200, 300, 400), 0.0, 0),
+        ('r50_b16,directory,20000,96', (512, 480), 10_000, 500, (3000, 6000, 9000), 0.1, 0),
+        ('s16,directory,499999,1', (160, 128), 10_000, 500, (3000, 6000, 9000), 0.1, 0),
+        ('s16,directory,500000,999', (512, 480), 20_000, 500, (6000, 12_000, 18_000), 0.1, 0),
+    ],
+)
 def test_bit_hyperrule(arg, size, steps, warmup, boundaries, mixup, held_out):
     """Row by row as in big_transfer's bit_hyperrule.py; splits as in its input pipeline."""
     config = checked(bit.get_config(arg))
@@ -168,22 +221,41 @@ def test_bit_hyperrule(arg, size, steps, warmup, boundaries, mixup, held_out):
     assert config.image_size == (crop, crop)
     assert resizing.target_size(config.image_size, {'fit': 'squash', **augment}) == (larger,) * 2
     assert (config.num_steps, o.warmup_steps, augment.crop, augment.mixup) == (
-        steps, warmup, 'resize', mixup)
+        steps,
+        warmup,
+        'resize',
+        mixup,
+    )
     assert tuple(round(share * steps) for share in o.staircase_boundaries) == boundaries
-    assert (config.batch_size, o.name, o.momentum, o.schedule, o.learning_rate, o.weight_decay,
-            o.clip_norm) == (512, 'sgd', 0.9, 'staircase', 0.003, 0.0, 0.0)
+    assert (
+        config.batch_size,
+        o.name,
+        o.momentum,
+        o.schedule,
+        o.learning_rate,
+        o.weight_decay,
+        o.clip_norm,
+    ) == (512, 'sgd', 0.9, 'staircase', 0.003, 0.0, 0.0)
     assert dataset.train_split == (f'train[:{100 - held_out}%]' if held_out else 'train')
     assert dataset.eval_split == (f'train[{100 - held_out}%:]' if held_out else '')
     assert dataset.name == ('' if 'directory' in arg else arg.split(',')[1])
 
 
-@pytest.mark.parametrize(('arg', 'message'), [
-    ('r50x1,cifar1000', "unknown data set 'cifar1000'. Did you mean cifar100"),
-    ('r50x1', "unknown data set ''.*for other data take MODEL,directory,IMAGES,SIDE"),
-    ('r50x1,cifar10,50000', "after r50x1,cifar10 stands '50000': expected nothing"),
-    ('r50x1,directory', "after MODEL,directory stands '': expected the number of training images"),
-    ('r50x1,directory,many,224', "stands 'many,224': expected .*:r50x1,directory,3000"),
-    ('r50x1,directory,3000,0', "stands '3000,0'"), ('r50x1,directory,1,2,3', "stands '1,2,3'")])
+@pytest.mark.parametrize(
+    ('arg', 'message'),
+    [
+        ('r50x1,cifar1000', "unknown data set 'cifar1000'. Did you mean cifar100"),
+        ('r50x1', "unknown data set ''.*for other data take MODEL,directory,IMAGES,SIDE"),
+        ('r50x1,cifar10,50000', "after r50x1,cifar10 stands '50000': expected nothing"),
+        (
+            'r50x1,directory',
+            "after MODEL,directory stands '': expected the number of training images",
+        ),
+        ('r50x1,directory,many,224', "stands 'many,224': expected .*:r50x1,directory,3000"),
+        ('r50x1,directory,3000,0', "stands '3000,0'"),
+        ('r50x1,directory,1,2,3', "stands '1,2,3'"),
+    ],
+)
 def test_bit_hyperrule_without_what_it_needs(arg, message):
     with pytest.raises(UserError, match=message):
         bit.get_config(arg)
@@ -202,38 +274,70 @@ def tiny(**fields):
     return config
 
 
-@pytest.mark.parametrize(('fields', 'message'), [
-    ({'loss__name': 'sofmax'}, "loss.name is 'sofmax'. Did you mean softmax"),
-    ({'model__dtype': 'float16'}, "It is one of: float32, bfloat16"),
-    ({'num_epochs': 3.0}, 'num_steps is 10 and num_epochs is 3.0: set exactly one'),
-    ({'num_steps': 0}, 'num_steps is 0 and num_epochs is 0.0: set exactly one'),
-    ({'batch_size': 0}, 'batch_size is 0: expected a whole number, at least 1'),
-    ({'log_every': 0}, 'log_every is 0: expected a whole number, at least 1'),
-    ({'image_size': (225,)}, 'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
-                             'image sizes are 224x224 and 240x240'),
-    ({'optimizer__learning_rate': 0.0}, 'learning_rate is 0.0: expected a finite number, above 0'),
-    ({'optimizer__momentum': 2.0}, 'momentum is 2.0: expected a number, at least 0 and below 1'),
-    ({'optimizer__b2': 1.0}, 'optimizer.b2 is 1.0: expected'),
-    ({'ema_decay': 1.5}, 'ema_decay is 1.5: expected a number, at least 0 and at most 1'),
-    ({'ema_decay': -1.0}, 'ema_decay is -1.0: expected'),
-    ({'ema_decay': float('nan')}, 'ema_decay is nan: expected'),
-    ({'dataset__shuffle_buffer': 0}, 'shuffle_buffer is 0: expected a whole number, at least 1'),
-    ({'augment__pad': 300}, 'augment.pad is 300: expected at most the side of the image, 224'),
-    ({'model__pool': 'none'}, 'set model.pool to cls, gap or map'),
-    ({'model__num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
-    ({'teacher__weights': 'x.npz', 'loss__name': 'sigmoid'},
-     "teacher.weights is 'x.npz' and loss.name sigmoid: distillation compares probabilities"),
-    ({'teacher__weights': 'x.npz', 'masked__target': 'pixels', 'model__pool': 'gap'},
-     "teacher.weights is 'x.npz' and masked.target pixels: a teacher knows classes"),
-    ({'teacher__weights': 'x.npz', 'loss__class_weights': (1, 2)},
-     'teacher.share 1: labels, for which loss.class_weights are, are not used. Lower teacher'),
-    ({'teacher__image_size': (1, 2, 3)}, r'teacher.image_size \(1, 2, 3\): expected one positive'),
-    ({'dataset__cache': 'memory'}, "dataset.cache is 'memory'. It is one of: none, disk"),
-    ({'dataset__cache': 'disk', 'dataset__cache_size': 223}, 'dataset.cache_size is 223: expected '
-     '0, or with dataset.cache=disk at least the longer side of image_size, 224'),
-    ({'dataset__cache_size': 256}, 'cache_size is 256: expected 0, or with dataset.cache=disk'),
-    ({'patience': 3, 'eval_every': 0}, 'patience is 3 and eval_every 0, which evaluates only at'),
-    ({'accum_steps': 3}, 'batch_size 4096 is not divisible by accum_steps 3')])
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'loss__name': 'sofmax'}, "loss.name is 'sofmax'. Did you mean softmax"),
+        ({'model__dtype': 'float16'}, 'It is one of: float32, bfloat16'),
+        ({'num_epochs': 3.0}, 'num_steps is 10 and num_epochs is 3.0: set exactly one'),
+        ({'num_steps': 0}, 'num_steps is 0 and num_epochs is 0.0: set exactly one'),
+        ({'batch_size': 0}, 'batch_size is 0: expected a whole number, at least 1'),
+        ({'log_every': 0}, 'log_every is 0: expected a whole number, at least 1'),
+        (
+            {'image_size': (225,)},
+            'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
+            'image sizes are 224x224 and 240x240',
+        ),
+        (
+            {'optimizer__learning_rate': 0.0},
+            'learning_rate is 0.0: expected a finite number, above 0',
+        ),
+        (
+            {'optimizer__momentum': 2.0},
+            'momentum is 2.0: expected a number, at least 0 and below 1',
+        ),
+        ({'optimizer__b2': 1.0}, 'optimizer.b2 is 1.0: expected'),
+        ({'ema_decay': 1.5}, 'ema_decay is 1.5: expected a number, at least 0 and at most 1'),
+        ({'ema_decay': -1.0}, 'ema_decay is -1.0: expected'),
+        ({'ema_decay': float('nan')}, 'ema_decay is nan: expected'),
+        (
+            {'dataset__shuffle_buffer': 0},
+            'shuffle_buffer is 0: expected a whole number, at least 1',
+        ),
+        ({'augment__pad': 300}, 'augment.pad is 300: expected at most the side of the image, 224'),
+        ({'model__pool': 'none'}, 'set model.pool to cls, gap or map'),
+        ({'model__num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
+        (
+            {'teacher__weights': 'x.npz', 'loss__name': 'sigmoid'},
+            "teacher.weights is 'x.npz' and loss.name sigmoid: distillation compares probabilities",
+        ),
+        (
+            {'teacher__weights': 'x.npz', 'masked__target': 'pixels', 'model__pool': 'gap'},
+            "teacher.weights is 'x.npz' and masked.target pixels: a teacher knows classes",
+        ),
+        (
+            {'teacher__weights': 'x.npz', 'loss__class_weights': (1, 2)},
+            'teacher.share 1: labels, for which loss.class_weights are, are not used. '
+            'Lower teacher',
+        ),
+        (
+            {'teacher__image_size': (1, 2, 3)},
+            r'teacher.image_size \(1, 2, 3\): expected one positive',
+        ),
+        ({'dataset__cache': 'memory'}, "dataset.cache is 'memory'. It is one of: none, disk"),
+        (
+            {'dataset__cache': 'disk', 'dataset__cache_size': 223},
+            'dataset.cache_size is 223: expected '
+            '0, or with dataset.cache=disk at least the longer side of image_size, 224',
+        ),
+        ({'dataset__cache_size': 256}, 'cache_size is 256: expected 0, or with dataset.cache=disk'),
+        (
+            {'patience': 3, 'eval_every': 0},
+            'patience is 3 and eval_every 0, which evaluates only at',
+        ),
+        ({'accum_steps': 3}, 'batch_size 4096 is not divisible by accum_steps 3'),
+    ],
+)
 def test_impossible_values(fields, message):
     with pytest.raises(UserError, match=message):
         config_lib.checked(tiny(**fields))
@@ -243,8 +347,10 @@ def test_fields_of_no_config_and_fields_that_lack():
     """Of a config that is no file's, as in a notebook."""
     config = tiny()
     config.preprocess.crop = 0.5
-    with pytest.raises(UserError, match="^this config has no field 'preprocess.crop'. Did you mean "
-                                        'preprocess.crop_ratio'):
+    with pytest.raises(
+        UserError,
+        match="^this config has no field 'preprocess.crop'. Did you mean preprocess.crop_ratio",
+    ):
         config_lib.checked(config)
     config = tiny()
     config.loss = {'name': 'sigmoid'}
@@ -255,40 +361,53 @@ def test_fields_of_no_config_and_fields_that_lack():
 NAN, INF = float('nan'), float('inf')
 
 
-@pytest.mark.parametrize(('field', 'values', 'expected'), [
-    ('preprocess.crop_ratio', (0.0, 1e-9, 1.5, INF, NAN, -1.0),
-     'a number, at least 0.01 and at most 1'),
-    ('augment.min_area', (0.0, 2.0, NAN), 'a number, above 0 and at most 1'),
-    ('preprocess.mean', ((0.5,), (0.5, 0.5, '0.5'), (0.5, 0.5, NAN)), 'three numbers'),
-    ('preprocess.std', ((0.5, 0.5, 0.0), (True, True, True)), 'three numbers .* from 0.001'),
-    ('num_epochs', (NAN, INF, -1.0), 'a finite number, at least 0'),
-    ('num_steps', (-5,), 'a whole number, at least 0'),
-    ('seed', (10**21, -2**63 - 1), 'a whole number of 64 bits'),
-    ('batch_size', (2**31,), 'a whole number, at least 1, and at most 2,147,483,647'),
-    ('image_size', ((10**9, 10**9),), 'one or two whole numbers, .* at most 65,536'),
-    ('optimizer.end_learning_rate', (-1.0, INF), 'a finite number, at least 0'),
-    ('optimizer.weight_decay', (-1.0, NAN), 'a finite number, at least 0'),
-    ('optimizer.clip_norm', (-1.0,), 'a finite number, at least 0'),
-    ('augment.randaugment.magnitude', (-1.0, 22.5, NAN), 'a number, at least 0 and below 22.5'),
-    ('augment.randaugment.num_ops', (-1, 17), 'a whole number, at least 0 and at most 16'),
-    ('augment.mixup', (-0.1, NAN, INF), 'a finite number, at least 0'),
-    ('optimizer.staircase_boundaries', ((0.3, 1.5), (-1.0,)), 'numbers from 0 to 1, with'),
-    ('optimizer.staircase_factor', (0.0, 2.0), 'a number, above 0 and at most 1'),
-    ('teacher.temperature', (0.0, -1.0, INF), 'a finite number, above 0'),
-    ('teacher.share', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
-    ('teacher.checksum', (-1, 2**31), 'a whole number, at least 0'),
-    ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and below 1'),
-    ('loss.class_weights', ((1.0, -1.0), (NAN, 1.0), (INF, 1.0), (0.0, 0.0), ('balance',),
-                            ('balanced', 1.0)), 'balanced, or numbers, at least 0 and not all 0'),
-    ('dataset.subset', ('0', '-5', '1e3', 'all', '-1%', '1,2', '%'),
-     'empty, a number of images, or a share of them such as 10%'),
-    ('dataset.cache_size', (-1,), 'a whole number, at least 0'),
-    ('dataset.balance', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
-    ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
-    ('model.head_bias_init', (INF,), 'a finite number'),
-    ('dataset.max_broken_fraction', (-1.0, NAN), 'a number, at least 0 and at most 1'),
-    ('mesh.fsdp', (0, -2), 'a whole number, at least 1, or -1'),
-    ('eval_every', (-1,), 'a whole number, at least 0')])
+@pytest.mark.parametrize(
+    ('field', 'values', 'expected'),
+    [
+        (
+            'preprocess.crop_ratio',
+            (0.0, 1e-9, 1.5, INF, NAN, -1.0),
+            'a number, at least 0.01 and at most 1',
+        ),
+        ('augment.min_area', (0.0, 2.0, NAN), 'a number, above 0 and at most 1'),
+        ('preprocess.mean', ((0.5,), (0.5, 0.5, '0.5'), (0.5, 0.5, NAN)), 'three numbers'),
+        ('preprocess.std', ((0.5, 0.5, 0.0), (True, True, True)), 'three numbers .* from 0.001'),
+        ('num_epochs', (NAN, INF, -1.0), 'a finite number, at least 0'),
+        ('num_steps', (-5,), 'a whole number, at least 0'),
+        ('seed', (10**21, -(2**63) - 1), 'a whole number of 64 bits'),
+        ('batch_size', (2**31,), 'a whole number, at least 1, and at most 2,147,483,647'),
+        ('image_size', ((10**9, 10**9),), 'one or two whole numbers, .* at most 65,536'),
+        ('optimizer.end_learning_rate', (-1.0, INF), 'a finite number, at least 0'),
+        ('optimizer.weight_decay', (-1.0, NAN), 'a finite number, at least 0'),
+        ('optimizer.clip_norm', (-1.0,), 'a finite number, at least 0'),
+        ('augment.randaugment.magnitude', (-1.0, 22.5, NAN), 'a number, at least 0 and below 22.5'),
+        ('augment.randaugment.num_ops', (-1, 17), 'a whole number, at least 0 and at most 16'),
+        ('augment.mixup', (-0.1, NAN, INF), 'a finite number, at least 0'),
+        ('optimizer.staircase_boundaries', ((0.3, 1.5), (-1.0,)), 'numbers from 0 to 1, with'),
+        ('optimizer.staircase_factor', (0.0, 2.0), 'a number, above 0 and at most 1'),
+        ('teacher.temperature', (0.0, -1.0, INF), 'a finite number, above 0'),
+        ('teacher.share', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
+        ('teacher.checksum', (-1, 2**31), 'a whole number, at least 0'),
+        ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and below 1'),
+        (
+            'loss.class_weights',
+            ((1.0, -1.0), (NAN, 1.0), (INF, 1.0), (0.0, 0.0), ('balance',), ('balanced', 1.0)),
+            'balanced, or numbers, at least 0 and not all 0',
+        ),
+        (
+            'dataset.subset',
+            ('0', '-5', '1e3', 'all', '-1%', '1,2', '%'),
+            'empty, a number of images, or a share of them such as 10%',
+        ),
+        ('dataset.cache_size', (-1,), 'a whole number, at least 0'),
+        ('dataset.balance', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
+        ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
+        ('model.head_bias_init', (INF,), 'a finite number'),
+        ('dataset.max_broken_fraction', (-1.0, NAN), 'a number, at least 0 and at most 1'),
+        ('mesh.fsdp', (0, -2), 'a whole number, at least 1, or -1'),
+        ('eval_every', (-1,), 'a whole number, at least 0'),
+    ],
+)
 def test_values_outside_of_the_range_of_a_field(field, values, expected):
     for value in values:
         with pytest.raises(UserError, match=rf'{field} is .*: expected {expected}'):
@@ -310,15 +429,20 @@ def test_a_complete_config_has_the_numbers_of_the_data_and_refuses_others():
     assert (config.image_size, config.dataset.num_examples) == ((32, 32), 50)
     with pytest.raises(AttributeError, match='immutable'):
         config.seed = 1
-    with pytest.raises(UserError, match='dataset.num_classes is 7 in the config but .* has 8. If '
-                                        'the data is right, add --config.dataset.num_classes=0, '):
+    with pytest.raises(
+        UserError,
+        match='dataset.num_classes is 7 in the config but .* has 8. If '
+        'the data is right, add --config.dataset.num_classes=0, ',
+    ):
         resolved(tiny(dataset__num_classes=7), 50, 8)
     with pytest.raises(UserError) as error:
-        resolved(tiny(dataset__num_examples=60, dataset__num_classes=7,
-                      dataset__multi_label=True), 50, 8)
+        resolved(
+            tiny(dataset__num_examples=60, dataset__num_classes=7, dataset__multi_label=True), 50, 8
+        )
     assert str(error.value).endswith(
         'add --config.dataset.num_examples=0 --config.dataset.num_classes=0 '
-        '--config.dataset.multi_label=False, which takes what the data have')
+        '--config.dataset.multi_label=False, which takes what the data have'
+    )
 
 
 def test_weights_of_classes():
@@ -327,30 +451,44 @@ def test_weights_of_classes():
     counts = [5, 45, 1]
     found = config_lib.complete(config, 51, 3, class_counts=counts).loss.class_weights
     labels = np.repeat(np.arange(3), counts)
-    np.testing.assert_allclose(found, compute_class_weight(
-        'balanced', classes=np.arange(3), y=labels), rtol=1e-12)
+    np.testing.assert_allclose(
+        found, compute_class_weight('balanced', classes=np.arange(3), y=labels), rtol=1e-12
+    )
     assert config_lib.complete(config, 51, 3).loss.class_weights == ()
     config.loss.class_weights = (1, 2)
     assert config_lib.complete(config, 51, 2).loss.class_weights == (1, 2)
     with pytest.raises(UserError, match='loss.class_weights are 2 and .* has 3 classes: give one'):
         config_lib.complete(config, 51, 3)
-    with pytest.raises(UserError, match=r'loss.class_weights is \(1, 2\) and masked.target pixels, '
-                       r"which uses no labels: set '--config.loss.class_weights=\(\)'$"):
-        config_lib.checked(config_lib.changed(config, {
-            'masked.target': 'pixels', 'model.pool': 'gap', 'model.representation_size': 0}))
+    with pytest.raises(
+        UserError,
+        match=r'loss.class_weights is \(1, 2\) and masked.target pixels, '
+        r"which uses no labels: set '--config.loss.class_weights=\(\)'$",
+    ):
+        config_lib.checked(
+            config_lib.changed(
+                config,
+                {'masked.target': 'pixels', 'model.pool': 'gap', 'model.representation_size': 0},
+            )
+        )
 
 
 def test_durations():
     config = resolved(tiny(num_steps=0, num_epochs=2.5, batch_size=10), 50, 2)
     assert config_lib.total_steps(config) == 12
     config = config_lib.changed(config, {'optimizer.warmup_steps': 12})
-    with pytest.raises(UserError, match='warmup_steps is 12 but the run has 12 steps in all: train '
-                                        'longer, .* as in --config.optimizer.warmup_steps=1$'):
+    with pytest.raises(
+        UserError,
+        match='warmup_steps is 12 but the run has 12 steps in all: train '
+        'longer, .* as in --config.optimizer.warmup_steps=1$',
+    ):
         config_lib.total_steps(config)
-    config = config_lib.changed(config, {'optimizer.warmup_steps': 2,
-                                         'optimizer.cooldown_steps': 11})
-    with pytest.raises(UserError, match='cooldown_steps is 11, and the run of 12 steps has 10 .*: '
-                                        'expected at most these'):
+    config = config_lib.changed(
+        config, {'optimizer.warmup_steps': 2, 'optimizer.cooldown_steps': 11}
+    )
+    with pytest.raises(
+        UserError,
+        match='cooldown_steps is 11, and the run of 12 steps has 10 .*: expected at most these',
+    ):
         config_lib.total_steps(config)
     with pytest.raises(UserError, match='num_epochs 0.01 of 50 images .* of 10 are 0 steps'):
         config_lib.total_steps(config_lib.changed(config, {'num_epochs': 0.01}))
@@ -366,9 +504,15 @@ def test_what_the_user_gave_is_left_as_it_is():
     assert given.to_dict() == before
 
 
-@pytest.mark.parametrize(('name', 'field', 'value'), [
-    ('b16', 'model.layer_scale_init', 0.1), ('r50x1', 'model.axial_heads', 8),
-    ('r50x1', 'optimizer.decay_scaling', 'gradient'), ('b16', 'dataset.cache', 'disk')])
+@pytest.mark.parametrize(
+    ('name', 'field', 'value'),
+    [
+        ('b16', 'model.layer_scale_init', 0.1),
+        ('r50x1', 'model.axial_heads', 8),
+        ('r50x1', 'optimizer.decay_scaling', 'gradient'),
+        ('b16', 'dataset.cache', 'disk'),
+    ],
+)
 def test_a_run_goes_on_with_the_default_of_a_field_that_it_did_not_have(name, field, value):
     new = config_lib.base(name)
     section, _, key = field.partition('.')
@@ -376,7 +520,8 @@ def test_a_run_goes_on_with_the_default_of_a_field_that_it_did_not_have(name, fi
     default = old[section].pop(key)
     assert config_lib.differences(old, new) == []
     assert config_lib.differences(old, config_lib.changed(new, {field: value})) == [
-        f'{field}: {default!r} in the workdir, {value!r} now']
+        f'{field}: {default!r} in the workdir, {value!r} now'
+    ]
 
 
 def test_what_was_chosen_holds_where_the_config_leaves_the_choice():

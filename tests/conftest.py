@@ -71,8 +71,14 @@ def templates():
     compute, known = weights_model.templates, {}
 
     def remembered(model, num_classes, flat, preprocess):
-        key = str((model, num_classes, {name: x.shape for name, x in flat.items()},
-                   (preprocess or {}).get('image_size')))
+        key = str(
+            (
+                model,
+                num_classes,
+                {name: x.shape for name, x in flat.items()},
+                (preprocess or {}).get('image_size'),
+            )
+        )
         if key not in known:
             known[key] = compute(model, num_classes, flat, preprocess)
         return dict(known[key])
@@ -85,8 +91,10 @@ def templates():
 @pytest.fixture(scope='session')
 def run_main():
     """Trains in this process, on one device: (workdir, config=, fields=) -> CompletedProcess."""
+
     def run(workdir, optimized=False, **kwargs):
         return run_here(*arguments(workdir, **kwargs), optimized=optimized)
+
     return run
 
 
@@ -102,13 +110,16 @@ def image_directory(tmp_path_factory):
 @pytest.fixture(scope='session')
 def tfds_directory(tmp_path_factory):
     """data_dir by file format, each with the prepared set 'dots'."""
-    return {file_format: prepare_tfds(tmp_path_factory.mktemp(file_format), file_format)
-            for file_format in ('tfrecord', 'array_record')}
+    return {
+        file_format: prepare_tfds(tmp_path_factory.mktemp(file_format), file_format)
+        for file_format in ('tfrecord', 'array_record')
+    }
 
 
 @pytest.fixture
 def limited_files():
     """A context in which no file can grow beyond some bytes, as if the disk were full."""
+
     @contextlib.contextmanager
     def limit(size):
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -117,4 +128,5 @@ def limited_files():
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
     return limit

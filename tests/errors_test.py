@@ -19,13 +19,17 @@ def test_check_choice():
     with pytest.raises(errors.UserError) as error:
         errors.check_choice('loss.name', 'sofmax', ('softmax', 'sigmoid'))
     assert str(error.value) == (
-        "loss.name is 'sofmax'. Did you mean softmax? It is one of: softmax, sigmoid.")
+        "loss.name is 'sofmax'. Did you mean softmax? It is one of: softmax, sigmoid."
+    )
 
 
 def test_where_nothing_can_be_written(tmp_path):
     errors.check_destination(str(tmp_path / 'x.npz'), '.npz')
-    for path, message in [(tmp_path, 'it is a directory'), (tmp_path / 'a/b', 'no directory'),
-                          (tmp_path / 'x', r'ends in \.npz')]:
+    for path, message in [
+        (tmp_path, 'it is a directory'),
+        (tmp_path / 'a/b', 'no directory'),
+        (tmp_path / 'x', r'ends in \.npz'),
+    ]:
         with pytest.raises(errors.UserError, match=message):
             errors.check_destination(str(path), '.npz')
 
@@ -86,8 +90,10 @@ def test_a_pipe_that_closes_is_no_mystery(caplog):
     """As with `| head -1`; of a file its name is said."""
     errors.report(BrokenPipeError(32, 'Broken pipe'))
     errors.report(BrokenPipeError(32, 'Broken pipe', 'x.csv'))
-    assert caplog.messages == ['error: Broken pipe: what reads the output has closed it.',
-                               "error: [Errno 32] Broken pipe: 'x.csv'"]
+    assert caplog.messages == [
+        'error: Broken pipe: what reads the output has closed it.',
+        "error: [Errno 32] Broken pipe: 'x.csv'",
+    ]
 
 
 def test_divergence_is_an_error_that_a_user_can_mend():

@@ -26,9 +26,18 @@ def run(tmp_path_factory, image_directory):
     """A short run on three classes, averaged parameters and all."""
     workdir = tmp_path_factory.mktemp('evaluate') / 'run'
     config = load('quickstart').get_config()
-    config.update_from_flattened_dict(TINY | {
-        'num_epochs': 0.0, 'num_steps': 8, 'eval_every': 0, 'dataset.name': str(image_directory),
-        'ema_decay': 0.5, 'batch_size': 24, 'evals.fewshot.shots': (1, 5)})
+    config.update_from_flattened_dict(
+        TINY
+        | {
+            'num_epochs': 0.0,
+            'num_steps': 8,
+            'eval_every': 0,
+            'dataset.name': str(image_directory),
+            'ema_decay': 0.5,
+            'batch_size': 24,
+            'evals.fewshot.shots': (1, 5),
+        }
+    )
     assert loop.train(config, str(workdir)) == 0
     return workdir
 
@@ -49,9 +58,14 @@ def command(capsys, *arguments):
 
 def test_a_workdir_scores_as_its_run_logged(run, scored):
     result, logged = scored, metrics.read(run)[-1]
-    found, expected = ({name: value for name, value in values.items()
-                        if name.startswith('eval/') and name != 'eval/seconds'}
-                       for values in (result, logged))
+    found, expected = (
+        {
+            name: value
+            for name, value in values.items()
+            if name.startswith('eval/') and name != 'eval/seconds'
+        }
+        for values in (result, logged)
+    )
     assert found.keys() >= {'eval/accuracy', 'eval/accuracy_top5', 'eval/loss', 'eval/num_examples'}
     assert found == pytest.approx(expected, rel=1e-5)
     assert list(result['classes']) == ['ant', 'bee', 'cat']
@@ -62,17 +76,27 @@ def test_a_workdir_scores_as_its_run_logged(run, scored):
 @pytest.mark.slow
 def test_the_label_of_a_run_is_that_of_its_evaluation(tfds_directory, tmp_path, capsys, caplog):
     config = load('quickstart').get_config()
-    config.update_from_flattened_dict(TINY | {
-        'num_epochs': 0.0, 'num_steps': 5, 'eval_every': 0, 'image_size': (8,),
-        'dataset.name': 'dots', 'dataset.data_dir': str(tfds_directory['tfrecord']),
-        'dataset.label': 'label/2'})
+    config.update_from_flattened_dict(
+        TINY
+        | {
+            'num_epochs': 0.0,
+            'num_steps': 5,
+            'eval_every': 0,
+            'image_size': (8,),
+            'dataset.name': 'dots',
+            'dataset.data_dir': str(tfds_directory['tfrecord']),
+            'dataset.label': 'label/2',
+        }
+    )
     assert loop.train(config, str(tmp_path)) == 0
     assert json.loads((tmp_path / 'config.json').read_text())['dataset']['label'] == 'label/2'
     assert json.loads((tmp_path / 'classes.json').read_text()) == ['ant-bee', 'cat']
     code, result = command(capsys, f'--workdir={tmp_path}')
     assert code == 0
     assert {name: row['num_examples'] for name, row in result['classes'].items()} == {
-        'ant-bee': 8, 'cat': 4}
+        'ant-bee': 8,
+        'cat': 4,
+    }
     assert result['eval/accuracy'] == metrics.last_accuracy(str(tmp_path))
     assert evaluate.main([f'--workdir={tmp_path}', '--label=label']) == 1
     assert 'has 2 classes and dots has 3' in caplog.records[-1].getMessage()
@@ -112,14 +136,16 @@ def test_split_that_is_not_there(run, image_directory, caplog):
     assert evaluate.main([f'--workdir={run}', '--split=tets']) == 1
     message = caplog.records[-1].getMessage()
     assert f"no split folder 'tets' in '{image_directory}'; the folders there are: test, train" in (
-        message)
+        message
+    )
     assert 'or in --split of vit_jax.evaluate' in message
 
 
 def test_weights_on_another_split(run, image_directory, capsys):
     """60 images in batches of 8: the last one is padded, and every image counts once."""
-    code, result = command(capsys, f'--pretrained={run}', f'--dataset={image_directory}',
-                           '--split=train')
+    code, result = command(
+        capsys, f'--pretrained={run}', f'--dataset={image_directory}', '--split=train'
+    )
     assert code == 0
     assert (result['dataset'], result['split']) == (str(image_directory), 'train')
     assert {c['num_examples'] for c in result['classes'].values()} == {20}
@@ -138,8 +164,9 @@ def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog
     out = capsys.readouterr().out.splitlines()
     assert (out[3].endswith(ends[0]), out[7].endswith(ends[1]), len(out)) == (True, True, 8)
     for arguments, message in [
-            (['--dataset=a', '--dataset=b', '--dataset=c'], '3 --dataset and 2 --split are given'),
-            (['--save=x.npz'], '--labels, --mapping and --save are for one split')]:
+        (['--dataset=a', '--dataset=b', '--dataset=c'], '3 --dataset and 2 --split are given'),
+        (['--save=x.npz'], '--labels, --mapping and --save are for one split'),
+    ]:
         assert evaluate.main([f'--workdir={run}', *splits, *arguments]) == 1
         assert message in caplog.records[-1].getMessage()
 
@@ -147,19 +174,38 @@ def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog
 def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog):
     """Said on the command line it is what it would be in the weights, and before what is there."""
     loaded, results = weights.load(str(run)), {}
-    fields = dict(fit='squash', crop_ratio=0.6, resize='bicubic', antialias=False,
-                  mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
-    flags = ['--preprocess=fit=squash,crop_ratio=0.6', '--preprocess=resize=bicubic',
-             '--preprocess=antialias=False', '--preprocess=mean=0.4,0.5,0.6',
-             '--preprocess=std=0.3,0.2,0.1']
+    fields = dict(
+        fit='squash',
+        crop_ratio=0.6,
+        resize='bicubic',
+        antialias=False,
+        mean=(0.4, 0.5, 0.6),
+        std=(0.3, 0.2, 0.1),
+    )
+    flags = [
+        '--preprocess=fit=squash,crop_ratio=0.6',
+        '--preprocess=resize=bicubic',
+        '--preprocess=antialias=False',
+        '--preprocess=mean=0.4,0.5,0.6',
+        '--preprocess=std=0.3,0.2,0.1',
+    ]
     size = {'image_size': (16, 16)}
-    for name, stated, arguments in [('stated', size | fields, []), ('given', None, flags),
-                                    ('both', loaded.preprocess, flags), ('silent', None, [])]:
+    for name, stated, arguments in [
+        ('stated', size | fields, []),
+        ('given', None, flags),
+        ('both', loaded.preprocess, flags),
+        ('silent', None, []),
+    ]:
         path = str(tmp_path / f'{name}.safetensors')
         weights.save(dataclasses.replace(loaded, preprocess=stated), path, 'vit_jax')
         caplog.clear()
-        _, results[name] = command(capsys, f'--pretrained={path}', f'--dataset={image_directory}',
-                                   '--split=test', *arguments)
+        _, results[name] = command(
+            capsys,
+            f'--pretrained={path}',
+            f'--dataset={image_directory}',
+            '--split=test',
+            *arguments,
+        )
         assert ('add --preprocess FIELD=VALUE' in caplog.text) == (name == 'silent')
     assert results['stated'] == results['given'] == results['both'] != results['silent']
 
@@ -185,8 +231,9 @@ def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
     assert result['broken'] == [str(path) for path in broken]
     assert [c['num_examples'] for c in result['classes'].values()] == [3, 4, 3]
     assert evaluate.main(arguments) == 0
-    assert capsys.readouterr().out.endswith(f' on 10 images of {tmp_path}, test, 2 broken '
-                                             'left out\n')
+    assert capsys.readouterr().out.endswith(
+        f' on 10 images of {tmp_path}, test, 2 broken left out\n'
+    )
 
 
 def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
@@ -197,18 +244,19 @@ def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
     logits, label = saved['logits'], saved['label']
     assert (logits.shape, label.shape, len(set(saved['name']))) == ((60, 3), (60,), 60)
     names = saved['classes'].tolist()
-    assert all(f'/train/{names[k]}/' in path
-               for path, k in zip(saved['name'], label, strict=True))
+    assert all(f'/train/{names[k]}/' in path for path, k in zip(saved['name'], label, strict=True))
     predicted = logits.argmax(-1)
     assert result['eval/accuracy'] == pytest.approx((predicted == label).mean())
     expected = confusion_matrix(label, predicted)
     assert [[result['confusion'][a].get(b, 0) for b in names] for a in names] == expected.tolist()
     assert [result['classes'][name]['accuracy'] for name in names] == pytest.approx(
-        expected.diagonal() / 20)
+        expected.diagonal() / 20
+    )
     confidence = np.asarray(jax.nn.softmax(logits)).max(-1)
     bins = result['calibration']['bins']
     assert sum(b['num_examples'] * b['confidence'] for b in bins) == pytest.approx(
-        confidence.sum(), rel=1e-5)
+        confidence.sum(), rel=1e-5
+    )
     assert evaluate.main([f'--workdir={run}', '--split=train']) == 0
     scores = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()[:-1]]
     assert scores == sorted(scores)
@@ -216,9 +264,11 @@ def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
 
 def test_what_cannot_be_saved(run, tmp_path, caplog):
     (tmp_path / 'full.npz').symlink_to('/dev/full')
-    for path, message in [('x.csv', 'x.csv cannot be written: expected a name that ends in .npz'),
-                          (f'{tmp_path}/full.npz', f'{tmp_path}/full.npz cannot be written (No sp'),
-                          (f'{tmp_path}/no/x.npz', f'there is no directory {tmp_path}/no')]:
+    for path, message in [
+        ('x.csv', 'x.csv cannot be written: expected a name that ends in .npz'),
+        (f'{tmp_path}/full.npz', f'{tmp_path}/full.npz cannot be written (No sp'),
+        (f'{tmp_path}/no/x.npz', f'there is no directory {tmp_path}/no'),
+    ]:
         assert evaluate.main([f'--workdir={run}', f'--save={path}']) == 1
         assert message in caplog.records[-1].getMessage()
     assert caplog.text.count('calibration error') == 1  # of what was scored already
@@ -241,30 +291,41 @@ def labelled(image_directory, tmp_path):
 def test_several_labels(loss, run, labelled, tmp_path, capsys, caplog):
     """Of weights trained for one label, which is said, and of those trained for several."""
     root, labels = labelled
-    code, result = command(capsys, f'--pretrained={run}', f'--loss={loss}', f'--dataset={root}',
-                           '--split=test', f'--save={tmp_path}/x.npz')
+    code, result = command(
+        capsys,
+        f'--pretrained={run}',
+        f'--loss={loss}',
+        f'--dataset={root}',
+        '--split=test',
+        f'--save={tmp_path}/x.npz',
+    )
     assert code == 0
     assert ('was trained for one: an image is right' in caplog.text) == (loss == 'softmax')
     saved = np.load(tmp_path / 'x.npz')
-    targets = np.array([[name in labels[path.rpartition('/')[2]] for name in saved['classes']]
-                        for path in saved['name']])
+    targets = np.array(
+        [
+            [name in labels[path.rpartition('/')[2]] for name in saved['classes']]
+            for path in saved['name']
+        ]
+    )
     np.testing.assert_array_equal(saved['label'], targets)
     logits = saved['logits'].astype(np.float64)
     scores = logits if loss == 'sigmoid' else np.asarray(jax.nn.log_softmax(logits))
     precision = average_precision_score(targets, scores, average=None)
     assert result['eval/mean_average_precision'] == pytest.approx(precision.mean(), rel=1e-5)
     assert [c['average_precision'] for c in result['classes'].values()] == pytest.approx(
-        precision, rel=1e-5)
-    assert result['eval/accuracy'] == pytest.approx(
-        targets[range(12), logits.argmax(-1)].mean())
+        precision, rel=1e-5
+    )
+    assert result['eval/accuracy'] == pytest.approx(targets[range(12), logits.argmax(-1)].mean())
     if loss == 'softmax':
         expected = -(targets / targets.sum(-1, keepdims=True) * scores).sum(-1).mean()
         assert result['eval/loss'] == pytest.approx(expected, rel=1e-5)
     assert 'confusion' not in result
 
 
-def test_weights_for_several_labels_on_images_with_one(run, image_directory, tmp_path, capsys,
-                                                       caplog):
+def test_weights_for_several_labels_on_images_with_one(
+    run, image_directory, tmp_path, capsys, caplog
+):
     config = json.loads((run / 'config.json').read_text())
     config['dataset']['multi_label'], config['loss']['name'] = True, 'sigmoid'
     shutil.copytree(run, tmp_path / 'run')
@@ -285,19 +346,29 @@ def test_labels_from_a_list_in_the_order_of_files(run, image_directory, tmp_path
         lists.append([[], [0], [1, 2], [names.index(path.parent.name)]][number % 4])
         right[f'val_{number:02}.png'] = lists[-1]
     (tmp_path / 'real.json').write_text(json.dumps(lists))
-    arguments = [f'--workdir={run}', f'--dataset={tmp_path}/data', '--split=val',
-                 f'--labels={tmp_path}/real.json', f'--save={tmp_path}/x.npz']
+    arguments = [
+        f'--workdir={run}',
+        f'--dataset={tmp_path}/data',
+        '--split=val',
+        f'--labels={tmp_path}/real.json',
+        f'--save={tmp_path}/x.npz',
+    ]
     code, result = command(capsys, *arguments)
     assert code == 0
     assert result['eval/num_examples'] == 9
     assert result['labels'] == f'{tmp_path}/real.json'
     saved = np.load(tmp_path / 'x.npz')
-    hits = [int(k) in right[path.rpartition('/')[2]]
-            for path, k in zip(saved['name'], saved['logits'].argmax(-1), strict=True)]
+    hits = [
+        int(k) in right[path.rpartition('/')[2]]
+        for path, k in zip(saved['name'], saved['logits'].argmax(-1), strict=True)
+    ]
     assert (len(hits), result['eval/accuracy']) == (9, pytest.approx(np.mean(hits)))
-    for text, message in [('[[0]]', 'real.json has 1 lists of labels and the split has 12'),
-                          ('{"0": [0]}', 'expected a list'), ('no', 'cannot be read'),
-                          (json.dumps([[]] * 12), 'no image of the split has a label')]:
+    for text, message in [
+        ('[[0]]', 'real.json has 1 lists of labels and the split has 12'),
+        ('{"0": [0]}', 'expected a list'),
+        ('no', 'cannot be read'),
+        (json.dumps([[]] * 12), 'no image of the split has a label'),
+    ]:
         (tmp_path / 'real.json').write_text(text)
         assert evaluate.main(arguments) == 1
         assert message in caplog.records[-1].getMessage()
@@ -316,13 +387,22 @@ def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, cap
     for old, new in (('ant', 'small_insect'), ('bee', 'flier'), ('cat', 'pet')):
         shutil.copytree(image_directory / 'test' / old, tmp_path / 'data' / 'images' / new)
     (tmp_path / 'mappings').mkdir()
-    files = {'folder_to_objectnet_label': {'small_insect': 'Small insect', 'flier': 'Flier',
-                                           'pet': 'Pet'},
-             'objectnet_to_imagenet_1k': {'Small insect': 'bee, honey; Ant', 'Pet': 'cat'}}
+    files = {
+        'folder_to_objectnet_label': {
+            'small_insect': 'Small insect',
+            'flier': 'Flier',
+            'pet': 'Pet',
+        },
+        'objectnet_to_imagenet_1k': {'Small insect': 'bee, honey; Ant', 'Pet': 'cat'},
+    }
     for name, content in files.items():
         (tmp_path / 'mappings' / f'{name}.json').write_text(json.dumps(content))
-    arguments = [f'--workdir={run}', f'--dataset={tmp_path}/data', '--split=images',
-                 f'--save={tmp_path}/x.npz']
+    arguments = [
+        f'--workdir={run}',
+        f'--dataset={tmp_path}/data',
+        '--split=images',
+        f'--save={tmp_path}/x.npz',
+    ]
     code, result = command(capsys, *arguments, f'--mapping={tmp_path}/mappings')
     assert code == 0
     assert result['eval/num_examples'] == 8
@@ -330,18 +410,26 @@ def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, cap
     assert 'has no images' not in caplog.text
     assert result['mapping'] == f'{tmp_path}/mappings'
     saved = np.load(tmp_path / 'x.npz')
-    hits = [int(k) in ((0, 1) if 'insect' in path else (2,)) for path, k in zip(
-        saved['name'], saved['logits'].argmax(-1), strict=True)]
+    hits = [
+        int(k) in ((0, 1) if 'insect' in path else (2,))
+        for path, k in zip(saved['name'], saved['logits'].argmax(-1), strict=True)
+    ]
     assert (len(hits), result['eval/accuracy']) == (8, pytest.approx(np.mean(hits)))
     plain = tmp_path / 'map.json'
     plain.write_text('{"small_insect": ["bee", "ant"], "pet": "cat", "fleir": "bee"}')
-    assert command(capsys, *arguments, f'--mapping={plain}')[1]['eval/accuracy'] == result[
-        'eval/accuracy']
+    assert (
+        command(capsys, *arguments, f'--mapping={plain}')[1]['eval/accuracy']
+        == result['eval/accuracy']
+    )
     assert f'{plain} has fleir, of which {tmp_path}/data has no images. Did you mean flier? ' in (
-        caplog.text)
-    for text, message in [('{"pet": "dog"}', "has 'dog' for pet, which is no class of the weights"),
-                          ('{"pet": 3}', 'has 3 for pet: expected names'), ('[]', 'an object'),
-                          ('{"dog": "cat"}', 'says nothing of the classes of the data set')]:
+        caplog.text
+    )
+    for text, message in [
+        ('{"pet": "dog"}', "has 'dog' for pet, which is no class of the weights"),
+        ('{"pet": 3}', 'has 3 for pet: expected names'),
+        ('[]', 'an object'),
+        ('{"dog": "cat"}', 'says nothing of the classes of the data set'),
+    ]:
         plain.write_text(text)
         assert evaluate.main([*arguments, f'--mapping={plain}']) == 1
         assert message in caplog.records[-1].getMessage()
@@ -361,8 +449,11 @@ def test_no_readable_image(run, tmp_path, caplog):
 def test_other_classes(run, tmp_path, caplog):
     write_images(tmp_path / 'two' / 'test', ['ant', 'bee'], 2)
     write_images(tmp_path / 'three' / 'test', ['ant', 'bee', 'dog'], 2)
-    for folder, message in [('two', 'has no folder for class(es) cat'), ('three', 'dog'),
-                            ('missing', 'no directory')]:
+    for folder, message in [
+        ('two', 'has no folder for class(es) cat'),
+        ('three', 'dog'),
+        ('missing', 'no directory'),
+    ]:
         assert evaluate.main([f'--workdir={run}', f'--dataset={tmp_path / folder}']) == 1
         assert message in caplog.records[-1].getMessage()
     assert evaluate.main([f'--workdir={run}', '--batch_size=0']) == 1
@@ -387,38 +478,63 @@ def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
     write_images(tmp_path / 'train', ['red', 'blue'], 9, seed=3)
     write_images(tmp_path / 'test', ['red', 'blue'], 7, seed=4)
     (tmp_path / 'test' / 'red' / '000.png').write_text('no image')
-    arguments = [f'--pretrained={run}', f'--dataset={tmp_path}', '--split=test', '--fewshot=1,5',
-                 '--fewshot_l2=1,1024', '--fewshot_seeds=2']
+    arguments = [
+        f'--pretrained={run}',
+        f'--dataset={tmp_path}',
+        '--split=test',
+        '--fewshot=1,5',
+        '--fewshot_l2=1,1024',
+        '--fewshot_seeds=2',
+    ]
     code, result = command(capsys, *arguments)
     assert code == 0
     assert {name: result[name] for name in result if name not in ('fewshot', 'dataset')} == {
-        'train_split': 'train', 'split': 'test', 'representation': 'pre_logits',
-        'num_features': 16, 'num_train': 18, 'num_test': 13,
-        'broken': [str(tmp_path / 'test' / 'red' / '000.png')]}
-    assert {(row['shots'], row['l2']) for row in result['fewshot']
-            if row['method'] == 'least squares'} == {
-        (shots, l2) for shots in (1, 5, None) for l2 in (1.0, 1024.0)}
+        'train_split': 'train',
+        'split': 'test',
+        'representation': 'pre_logits',
+        'num_features': 16,
+        'num_train': 18,
+        'num_test': 13,
+        'broken': [str(tmp_path / 'test' / 'red' / '000.png')],
+    }
+    assert {
+        (row['shots'], row['l2']) for row in result['fewshot'] if row['method'] == 'least squares'
+    } == {(shots, l2) for shots in (1, 5, None) for l2 in (1.0, 1024.0)}
     assert evaluate.main([*arguments, '--batch_size=16', '--representation=patch_mean']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split('  ')[0] == 'shots'
     assert [line.split()[0] for line in lines[1:4]] == ['1', '5', 'all']
-    assert lines[4] == ('accuracy in %, mean ± standard deviation of 2 draws, of 16 features '
-                        f'(patch_mean) of 18 images of {tmp_path}, train, on 13 of test, 1 broken '
-                        'left out')
+    assert lines[4] == (
+        'accuracy in %, mean ± standard deviation of 2 draws, of 16 features '
+        f'(patch_mean) of 18 images of {tmp_path}, train, on 13 of test, 1 broken '
+        'left out'
+    )
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (['--fewshot=0'], "--fewshot is '0': expected, with commas between several, a whole number, "
-                      'at least 1'),
-    (['--fewshot=1,five'], "--fewshot is '1,five': expected"),
-    (['--fewshot=1', '--fewshot_l2=0'], "--fewshot_l2 is '0': expected"),
-    (['--fewshot=1', '--fewshot_seeds=0'], '--fewshot_seeds is 0'),
-    (['--fewshot=1', '--fewshot_split=test'], '--fewshot_split test and --split test have'),
-    (['--fewshot=1', '--fewshot_split=test[8:]'], 'test[8:] and --split test have images in'),
-    (['--fewshot=1', '--representation=cls'], "the representation is 'cls'. It is one of: pre_log"),
-    (['--fewshot_split=train'], '--fewshot_split is for few-shot accuracy: add --fewshot='),
-    (['--fewshot=1,21'], '21 shots are more than'),
-    (['--fewshot=1,21'], 'has of 3 of 3 classes: ant (20), bee (20), cat (20). Ask for at most')])
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (
+            ['--fewshot=0'],
+            "--fewshot is '0': expected, with commas between several, a whole number, at least 1",
+        ),
+        (['--fewshot=1,five'], "--fewshot is '1,five': expected"),
+        (['--fewshot=1', '--fewshot_l2=0'], "--fewshot_l2 is '0': expected"),
+        (['--fewshot=1', '--fewshot_seeds=0'], '--fewshot_seeds is 0'),
+        (['--fewshot=1', '--fewshot_split=test'], '--fewshot_split test and --split test have'),
+        (['--fewshot=1', '--fewshot_split=test[8:]'], 'test[8:] and --split test have images in'),
+        (
+            ['--fewshot=1', '--representation=cls'],
+            "the representation is 'cls'. It is one of: pre_log",
+        ),
+        (['--fewshot_split=train'], '--fewshot_split is for few-shot accuracy: add --fewshot='),
+        (['--fewshot=1,21'], '21 shots are more than'),
+        (
+            ['--fewshot=1,21'],
+            'has of 3 of 3 classes: ant (20), bee (20), cat (20). Ask for at most',
+        ),
+    ],
+)
 def test_fewshot_that_cannot_be(run, options, message, caplog):
     assert evaluate.main([f'--workdir={run}', '--split=test', *options]) == 1
     assert message in caplog.records[-1].getMessage()
@@ -427,31 +543,45 @@ def test_fewshot_that_cannot_be(run, options, message, caplog):
 def test_fewshot_of_one_class(run, tmp_path, caplog):
     for split in ('train', 'test'):
         write_images(tmp_path / split, ['ant'], 3)
-    assert evaluate.main([f'--pretrained={run}', f'--dataset={tmp_path}', '--split=test',
-                          '--fewshot=1']) == 1
+    assert (
+        evaluate.main(
+            [f'--pretrained={run}', f'--dataset={tmp_path}', '--split=test', '--fewshot=1']
+        )
+        == 1
+    )
     assert 'has one class, ant: few-shot needs two or more' in caplog.records[-1].getMessage()
 
 
 @pytest.fixture
 def renamed(run, tmp_path):
     """The run's weights in a layout, with other names of classes: (names, layout) -> path."""
+
     def write(names, layout):
         given = dataclasses.replace(weights.load(str(run)), classes=names)
         path = str(tmp_path / ('x.safetensors' if layout == 'vit_jax' else 'x'))
         weights.save(given, path, layout)
         return path
+
     return write
 
 
-@pytest.mark.parametrize(('names', 'layout'), [
-    (['Formica', 'Apis', 'Felis'], 'huggingface'),
-    (['crane', 'maillot', 'crane'], 'huggingface'),  # as in ImageNet: names do not tell classes
-    (['ant', 'crane', 'crane'], 'vit_jax'),
-])
-def test_order_counts_where_names_are_others(names, layout, renamed, scored, image_directory,
-                                             capsys, caplog):
-    code, found = command(capsys, f'--pretrained={renamed(names, layout)}',
-                          f'--dataset={image_directory}', '--split=test')
+@pytest.mark.parametrize(
+    ('names', 'layout'),
+    [
+        (['Formica', 'Apis', 'Felis'], 'huggingface'),
+        (['crane', 'maillot', 'crane'], 'huggingface'),  # as in ImageNet: names do not tell classes
+        (['ant', 'crane', 'crane'], 'vit_jax'),
+    ],
+)
+def test_order_counts_where_names_are_others(
+    names, layout, renamed, scored, image_directory, capsys, caplog
+):
+    code, found = command(
+        capsys,
+        f'--pretrained={renamed(names, layout)}',
+        f'--dataset={image_directory}',
+        '--split=test',
+    )
     assert code == 0
     assert list(found['classes']) == ['ant', 'bee', 'cat']
     assert found['eval/accuracy'] == scored['eval/accuracy']
@@ -461,18 +591,30 @@ def test_order_counts_where_names_are_others(names, layout, renamed, scored, ima
 
 def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, capsys):
     path = renamed(['cat', 'ant', 'bee'], 'huggingface')
-    _, result = command(capsys, f'--pretrained={path}', f'--dataset={image_directory}',
-                        '--split=test')
+    _, result = command(
+        capsys, f'--pretrained={path}', f'--dataset={image_directory}', '--split=test'
+    )
     assert list(result['classes']) == ['cat', 'ant', 'bee']
 
 
-@pytest.mark.parametrize(('names', 'layout', 'message'), [
-    (['Formica', 'Apis', 'Felis'], 'vit_jax', 'or the weights are: Formica, Apis, Felis'),
-    (['ant', 'bee', 'dog'], 'huggingface', 'or the weights are: ant, bee, dog'),
-    (['crane', 'ant', 'crane'], 'huggingface', "class 0 is 'crane' in"),  # ant is another one
-    (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
-])
+@pytest.mark.parametrize(
+    ('names', 'layout', 'message'),
+    [
+        (['Formica', 'Apis', 'Felis'], 'vit_jax', 'or the weights are: Formica, Apis, Felis'),
+        (['ant', 'bee', 'dog'], 'huggingface', 'or the weights are: ant, bee, dog'),
+        (['crane', 'ant', 'crane'], 'huggingface', "class 0 is 'crane' in"),  # ant is another one
+        (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
+    ],
+)
 def test_names_that_contradict_the_data(names, layout, message, renamed, image_directory, caplog):
-    assert evaluate.main([f'--pretrained={renamed(names, layout)}',
-                          f'--dataset={image_directory}', '--split=test']) == 1
+    assert (
+        evaluate.main(
+            [
+                f'--pretrained={renamed(names, layout)}',
+                f'--dataset={image_directory}',
+                '--split=test',
+            ]
+        )
+        == 1
+    )
     assert message in caplog.records[-1].getMessage()

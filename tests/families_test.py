@@ -5,15 +5,25 @@ import pytest
 from vit_jax.models.position import PLACES
 from vit_jax.workdir import metrics
 
-RUN = {'batch_size': 64, 'num_steps': 300, 'optimizer.warmup_steps': 40, 'eval_every': 300,
-       'checkpoint_every': 300}
-POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in places
-             if (kind, place) != ('learned_1d', 'stem')]  # that is family vit
+RUN = {
+    'batch_size': 64,
+    'num_steps': 300,
+    'optimizer.warmup_steps': 40,
+    'eval_every': 300,
+    'checkpoint_every': 300,
+}
+POSITIONS = [
+    (kind, place)
+    for kind, places in PLACES.items()
+    for place in places
+    if (kind, place) != ('learned_1d', 'stem')
+]  # that is family vit
 
 
 def accuracy(run_main, workdir, family, fields):
-    result = run_main(workdir, config=f'configs/quickstart.py:{family}', fields=RUN | fields,
-                      optimized=True)
+    result = run_main(
+        workdir, config=f'configs/quickstart.py:{family}', fields=RUN | fields, optimized=True
+    )
     assert result.returncode == 0, result.stderr
     return metrics.read(workdir)[-1]['eval/accuracy']
 
@@ -37,9 +47,20 @@ def test_position_embedding(kind, place, run_main, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.parametrize('fields', [
-    {'model.pool': 'gap', 'model.layer_scale_init': 0.1, 'model.stochastic_depth_rate': 0.1,
-     'model.position': 'relative', 'model.position_at': 'shared', 'model.unroll': 4},
-    {'model.pool': 'map', 'model.remat_policy': 'nothing_saveable'}], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {
+            'model.pool': 'gap',
+            'model.layer_scale_init': 0.1,
+            'model.stochastic_depth_rate': 0.1,
+            'model.position': 'relative',
+            'model.position_at': 'shared',
+            'model.unroll': 4,
+        },
+        {'model.pool': 'map', 'model.remat_policy': 'nothing_saveable'},
+    ],
+    ids=str,
+)
 def test_pool_position_and_regularisation(fields, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8

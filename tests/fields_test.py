@@ -11,39 +11,60 @@ from vit_jax.errors import UserError
 from vit_jax.fields import Field
 
 
-@pytest.mark.parametrize(('values', 'right', 'wrong'), [
-    (fields.whole(1), (1, np.int32(7), 2**31 - 1), (0, 2**31, 1.0, True, None, '1')),
-    (fields.whole(1, or_else=-1), (-1, 2), (0, -2)),
-    (fields.number(0, below=1), (0, 0.5, np.float32(0.25)), (1, -1e-9, float('nan'), True, '0')),
-    (fields.number(above=0), (1e-9, 3), (0, float('inf'), -1)),
-    (fields.one_of('a', 'b'), ('a',), ('c', '', None)),
-    (fields.several(fields.whole(1), 'sizes', 2), ((1, 2), [3, 4]), ((1,), (1, 0), 1, None)),
-    (fields.SWITCH, (True, False), (0, 1, None)), (fields.TEXT, ('', 'a'), (1, None, b'a')),
-    (fields.SIDES, ((224,), (224, 160)), ((0, 1), (10**6,)))])
+@pytest.mark.parametrize(
+    ('values', 'right', 'wrong'),
+    [
+        (fields.whole(1), (1, np.int32(7), 2**31 - 1), (0, 2**31, 1.0, True, None, '1')),
+        (fields.whole(1, or_else=-1), (-1, 2), (0, -2)),
+        (
+            fields.number(0, below=1),
+            (0, 0.5, np.float32(0.25)),
+            (1, -1e-9, float('nan'), True, '0'),
+        ),
+        (fields.number(above=0), (1e-9, 3), (0, float('inf'), -1)),
+        (fields.one_of('a', 'b'), ('a',), ('c', '', None)),
+        (fields.several(fields.whole(1), 'sizes', 2), ((1, 2), [3, 4]), ((1,), (1, 0), 1, None)),
+        (fields.SWITCH, (True, False), (0, 1, None)),
+        (fields.TEXT, ('', 'a'), (1, None, b'a')),
+        (fields.SIDES, ((224,), (224, 160)), ((0, 1), (10**6,))),
+    ],
+)
 def test_values(values, right, wrong):
     assert all(map(values.fit, right))
     assert not any(map(values.fit, wrong))
 
 
-@pytest.mark.parametrize(('values', 'words'), [
-    (fields.whole(1), 'a whole number, at least 1'),
-    (fields.whole(0, 9), 'a whole number, at least 0 and at most 9'),
-    (fields.number(), 'a finite number'), (fields.number(above=0), 'a finite number, above 0'),
-    (fields.number(0, below=1), 'a number, at least 0 and below 1')])
+@pytest.mark.parametrize(
+    ('values', 'words'),
+    [
+        (fields.whole(1), 'a whole number, at least 1'),
+        (fields.whole(0, 9), 'a whole number, at least 0 and at most 9'),
+        (fields.number(), 'a finite number'),
+        (fields.number(above=0), 'a finite number, above 0'),
+        (fields.number(0, below=1), 'a number, at least 0 and below 1'),
+    ],
+)
 def test_words(values, words):
     assert values.words == words
 
 
 def test_values_between_which_no_comma_can_stand():
     with_commas = {name for name, field in config.FIELDS.items() if field.values.has_commas}
-    assert {'image_size', 'preprocess.std', 'transfer.take', 'dataset.name',
-            'optimizer.lr_factors'} <= with_commas
+    assert {
+        'image_size',
+        'preprocess.std',
+        'transfer.take',
+        'dataset.name',
+        'optimizer.lr_factors',
+    } <= with_commas
     assert not with_commas & {'seed', 'optimizer.learning_rate', 'augment.flip', 'loss.name'}
 
 
 def test_a_value_that_does_not_fit_is_named_with_what_was_expected():
-    table = {'depth': Field(1, fields.whole(1), 'layers'),
-             'pool': Field('gap', fields.one_of('gap', 'map'), 'mean')}
+    table = {
+        'depth': Field(1, fields.whole(1), 'layers'),
+        'pool': Field('gap', fields.one_of('gap', 'map'), 'mean'),
+    }
     fields.check(table, {'depth': 2, 'pool': 'map'})
     with pytest.raises(UserError, match=r'model.depth is 0: expected a whole number, at least 1\.'):
         fields.check(table, {'depth': 0, 'pool': 'map'}, 'model.')
@@ -61,10 +82,17 @@ def test_fields_of_a_dataclass():
         rate: Annotated[float, fields.RATE, 'of dropout'] = 0.5
 
     table = fields.declared(Block, prefix='block.')
-    assert table == {'block.depth': Field(dataclasses.MISSING, fields.whole(1), 'layers')._replace(
-        values=table['block.depth'].values), 'block.rate': Field(0.5, fields.RATE, 'of dropout')}
+    assert table == {
+        'block.depth': Field(dataclasses.MISSING, fields.whole(1), 'layers')._replace(
+            values=table['block.depth'].values
+        ),
+        'block.rate': Field(0.5, fields.RATE, 'of dropout'),
+    }
     assert list(fields.markdown(table))[2:] == [
         '| `block.depth` |  | a whole number, at least 1 | layers |',
-        '| `block.rate` | `0.5` | a number, at least 0 and below 1 | of dropout |']
+        '| `block.rate` | `0.5` | a number, at least 0 and below 1 | of dropout |',
+    ]
     assert fields.text(table).splitlines()[2:] == [
-        '  --config.block.rate=0.5', '        of dropout (a number, at least 0 and below 1)']
+        '  --config.block.rate=0.5',
+        '        of dropout (a number, at least 0 and below 1)',
+    ]

@@ -19,8 +19,15 @@ from vit_jax.drawing import canvas, runs
 from vit_jax.inspection import attention, attribution, maps
 from vit_jax.inspection import subject as subject_lib
 
-PREPROCESS = dict(image_size=(16, 24), fit='squash', crop_ratio=1.0, resize='bilinear',
-                  antialias=True, mean=(0.4, 0.5, 0.6), std=(0.5, 0.4, 0.3))
+PREPROCESS = dict(
+    image_size=(16, 24),
+    fit='squash',
+    crop_ratio=1.0,
+    resize='bilinear',
+    antialias=True,
+    mean=(0.4, 0.5, 0.6),
+    std=(0.5, 0.4, 0.3),
+)
 OF_MODEL = {'filters', 'positions'}
 OF_IMAGES = {'distance', 'rollout', 'attention', 'threshold', 'attribution', 'compare'}
 OF_RUNS = {'compute', 'data_size', 'fewshot'}
@@ -30,10 +37,12 @@ OF_RUNS = {'compute', 'data_size', 'fewshot'}
 def given(tmp_path_factory):
     """A file of weights for 16x24 px in 4x6 patches, and three images of this size."""
     folder = tmp_path_factory.mktemp('figures')
-    fields = small.MODELS['vit'] | dict(patch_size=(4, 4), hidden_size=32, num_layers=3,
-                                        num_heads=2)
-    own = small.Weights(None, models.fields('b16') | fields, 7, small.CLASSES, PREPROCESS, 'test',
-                        'test')
+    fields = small.MODELS['vit'] | dict(
+        patch_size=(4, 4), hidden_size=32, num_layers=3, num_heads=2
+    )
+    own = small.Weights(
+        None, models.fields('b16') | fields, 7, small.CLASSES, PREPROCESS, 'test', 'test'
+    )
     params = small.randomised(models.build(own.model, 7), np.zeros((1, 16, 24, 3)))
     path = str(folder / 'w.safetensors')
     weights.save(dataclasses.replace(own, params=small.jax.device_get(params)), path, 'vit_jax')
@@ -69,7 +78,8 @@ def test_figures_and_their_arrays(given, tmp_path, capsys):
     out = tmp_path / 'new' / 'folder'
     assert run(out, f'--pretrained={path}', '--only=positions,filters') == 0
     assert capsys.readouterr().out.splitlines() == [
-        f'{name}: {out}/{name}.png and {out}/{name}.npz' for name in ('positions', 'filters')]
+        f'{name}: {out}/{name}.png and {out}/{name}.npz' for name in ('positions', 'filters')
+    ]
     assert arrays(out, 'positions')['similarity'].shape == (4, 6, 4, 6)
     assert arrays(out, 'filters')['filters'].shape == (28, 4, 4, 3)
     for name in OF_MODEL:
@@ -86,10 +96,13 @@ def test_all_figures_of_a_model(given, tmp_path, capsys):
     for name in drawn:
         assert_drawn(tmp_path / f'{name}.png')
     assert [line for line in capsys.readouterr().out.splitlines() if 'not drawn' in line] == [
-        *(f'{name}: not drawn, because it is of runs: give --workdir, once for each'
-          for name in ('compute', 'data_size', 'fewshot')),
+        *(
+            f'{name}: not drawn, because it is of runs: give --workdir, once for each'
+            for name in ('compute', 'data_size', 'fewshot')
+        ),
         'speed: not drawn, because it is of --benchmark files, which vit_jax.benchmark --json '
-        'prints']
+        'prints',
+    ]
     assert_arrays_are_those_of_the_model(tmp_path, path, images)
 
 
@@ -105,45 +118,65 @@ def assert_arrays_are_those_of_the_model(out, path, images):
     found = arrays(out, 'distance')
     np.testing.assert_allclose(found['distance'], maps.distances(seen, (4, 4)).mean(1), rtol=1e-5)
     np.testing.assert_allclose(found['uniform'], maps.between_patches((4, 6), (4, 4)).mean())
-    np.testing.assert_allclose(arrays(out, 'attention')['maps'], maps.of_query(seen)[-1],
-                               atol=1e-6)
-    np.testing.assert_array_equal(arrays(out, 'threshold')['maps'],
-                                  maps.most_of_mass(arrays(out, 'attention')['maps']))
+    np.testing.assert_allclose(arrays(out, 'attention')['maps'], maps.of_query(seen)[-1], atol=1e-6)
+    np.testing.assert_array_equal(
+        arrays(out, 'threshold')['maps'], maps.most_of_mass(arrays(out, 'attention')['maps'])
+    )
     logits = apply(model, {'params': own.params}, batch)
     expected = attribution.attributor(model)(own.params, batch, logits.argmax(-1))
     found = arrays(out, 'attribution')
     np.testing.assert_allclose(found['maps'], expected, atol=1e-4 * np.max(expected))
     assert [caption.split(',')[0] for caption in found['captions']] == [
-        small.CLASSES[k] for k in logits.argmax(-1)]
+        small.CLASSES[k] for k in logits.argmax(-1)
+    ]
     compared = arrays(out, 'compare')
     np.testing.assert_array_equal(compared['rollout'], arrays(out, 'rollout')['maps'])
     np.testing.assert_array_equal(compared['attribution'], found['maps'])
 
 
-@pytest.mark.parametrize(('options', 'panels', 'chosen'), [
-    (['--layer=1'], ['layer 1, head 0', 'layer 1, head 1'], lambda x: x[1]),
-    (['--head=1'], ['layer 0, head 1', 'layer 1, head 1', 'layer 2, head 1'], lambda x: x[:, 1]),
-    (['--layer=0', '--head=1', '--query=3,5'], ['layer 0, head 1'], lambda x: x[:1, 1])])
+@pytest.mark.parametrize(
+    ('options', 'panels', 'chosen'),
+    [
+        (['--layer=1'], ['layer 1, head 0', 'layer 1, head 1'], lambda x: x[1]),
+        (
+            ['--head=1'],
+            ['layer 0, head 1', 'layer 1, head 1', 'layer 2, head 1'],
+            lambda x: x[:, 1],
+        ),
+        (['--layer=0', '--head=1', '--query=3,5'], ['layer 0, head 1'], lambda x: x[:1, 1]),
+    ],
+)
 def test_attention_of_a_choice(given, tmp_path, options, panels, chosen):
     path, images = given
     assert run(tmp_path, f'--pretrained={path}', '--only=attention', *options, images[0]) == 0
     own = weights.load(path)
-    seen = attention.observer(models.build(own.model, 7))(own.params, weights.prepare(
-        own, images[:1]))
+    seen = attention.observer(models.build(own.model, 7))(
+        own.params, weights.prepare(own, images[:1])
+    )
     query = (3, 5) if len(options) == 3 else None
     found = arrays(tmp_path, 'attention')
     assert found['panels'].tolist() == panels
     assert found['query'].tolist() == list(query or ())
-    np.testing.assert_allclose(found['maps'][0], chosen(np.asarray(
-        maps.of_query(seen, query))[:, 0]), atol=1e-6)
+    np.testing.assert_allclose(
+        found['maps'][0], chosen(np.asarray(maps.of_query(seen, query))[:, 0]), atol=1e-6
+    )
 
 
 @pytest.mark.slow
 def test_other_formats_and_a_chosen_class(given, tmp_path):
     path, images = given
     for ending, start in (('pdf', b'%PDF'), ('svg', b'<?xml')):
-        assert run(tmp_path, f'--pretrained={path}', '--only=attribution', f'--format={ending}',
-                   '--class=gnu', images[0]) == 0
+        assert (
+            run(
+                tmp_path,
+                f'--pretrained={path}',
+                '--only=attribution',
+                f'--format={ending}',
+                '--class=gnu',
+                images[0],
+            )
+            == 0
+        )
         assert (tmp_path / f'attribution.{ending}').read_bytes().startswith(start)
     assert arrays(tmp_path, 'attribution')['captions'][0].startswith('gnu, ')
 
@@ -155,33 +188,45 @@ def test_a_model_without_attention(tmp_path, capsys, caplog):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith('filters: ')
     assert lines[1] == 'positions: not drawn, because a ResNet has no position embedding of patches'
-    assert lines[2:8] == [f'{name}: not drawn, because a ResNet has no attention between patches'
-                          for name in figures.FIGURES if name in OF_IMAGES]
+    assert lines[2:8] == [
+        f'{name}: not drawn, because a ResNet has no attention between patches'
+        for name in figures.FIGURES
+        if name in OF_IMAGES
+    ]
     assert run(tmp_path, f'--pretrained={path}', '--only=filters,rollout', 'photo.jpg') == 1
     assert caplog.records[-1].getMessage() == (
-        'error: rollout cannot be drawn: a ResNet has no attention between patches.')
+        'error: rollout cannot be drawn: a ResNet has no attention between patches.'
+    )
 
 
 def test_figures_of_runs(tmp_path, capsys, caplog):
-    workdirs = [write_run(tmp_path / 'a', rows(0.5, 0.75, shots=True)),
-                write_run(tmp_path / 'b', rows(0.4, 0.5, shots=True), examples=300)]
+    workdirs = [
+        write_run(tmp_path / 'a', rows(0.5, 0.75, shots=True)),
+        write_run(tmp_path / 'b', rows(0.4, 0.5, shots=True), examples=300),
+    ]
     options = [f'--workdir={workdir}' for workdir in workdirs]
     assert run(tmp_path / 'out', *options) == 0
     assert {file.stem for file in (tmp_path / 'out').glob('*.png')} == OF_RUNS
     for name in OF_RUNS:
         assert_drawn(tmp_path / 'out' / f'{name}.png')
-        np.testing.assert_array_equal(arrays(tmp_path / 'out', name)['accuracy'],
-                                      [0.5, 0.75, 0.4, 0.5])
-    assert ('rollout: not drawn, because it is of one model: give one --workdir or --pretrained'
-            in capsys.readouterr().out.splitlines())
+        np.testing.assert_array_equal(
+            arrays(tmp_path / 'out', name)['accuracy'], [0.5, 0.75, 0.4, 0.5]
+        )
+    assert (
+        'rollout: not drawn, because it is of one model: give one --workdir or --pretrained'
+        in capsys.readouterr().out.splitlines()
+    )
     empty = write_run(tmp_path / 'c', [])
     assert run(tmp_path / 'out', *options, f'--workdir={empty}', '--only=compute') == 0
     assert 'left out, as they have no evaluation' in caplog.records[-1].getMessage()
-    np.testing.assert_array_equal(arrays(tmp_path / 'out', 'compute')['accuracy'],
-                                  [0.5, 0.75, 0.4, 0.5])
+    np.testing.assert_array_equal(
+        arrays(tmp_path / 'out', 'compute')['accuracy'], [0.5, 0.75, 0.4, 0.5]
+    )
     assert run(tmp_path / 'out', f'--workdir={empty}', '--only=compute') == 1
-    assert (f'compute cannot be drawn: these runs have no evaluation (eval/accuracy in '
-            f'metrics.jsonl): {empty}') in caplog.records[-1].getMessage()
+    assert (
+        f'compute cannot be drawn: these runs have no evaluation (eval/accuracy in '
+        f'metrics.jsonl): {empty}'
+    ) in caplog.records[-1].getMessage()
 
 
 def test_figure_of_speed(tmp_path):
@@ -189,36 +234,56 @@ def test_figure_of_speed(tmp_path):
     for size, batch, rate in ((32, 8, 90.0), (32, 64, 120.0), (64, 16, 30.0)):
         file = tmp_path / f'{size}-{batch}'
         options.append(f'--benchmark={file}')
-        file.write_text(json.dumps(benchmark(
-            image_size=[size, size], batch_size=batch,
-            subjects={'inference': {'images_per_second': rate}})))
+        file.write_text(
+            json.dumps(
+                benchmark(
+                    image_size=[size, size],
+                    batch_size=batch,
+                    subjects={'inference': {'images_per_second': rate}},
+                )
+            )
+        )
     assert run(tmp_path, *options) == 0
     assert_drawn(tmp_path / 'speed.png')
     assert arrays(tmp_path, 'speed')['images_per_second'].tolist() == [90, 120, 30]
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--only=rolout', 'IMAGE'], "--only is 'rolout'. Did you mean rollout? It is one of: "
-     'filters, positions, distance, rollout, attention, threshold, attribution, compare, compute, '
-     'data_size, fewshot, speed.'),
-    (['--only=rollout'], 'rollout cannot be drawn: it is of images: name some files.'),
-    (['--only=rollout', 'gone.jpg'], "there is no image 'gone.jpg'"),
-    (['--only=compare', 'IMAGE', 'TEXT'], "cannot be read: not an image of"),
-    (['--only=rollout', '--query=4,0', 'IMAGE'], '--query=4,0: expected ROW,COLUMN of one of the '
-     '4x6 patches, from 0,0 to 3,5.'),
-    (['--only=attention', '--query=-1', 'IMAGE'], '--query=-1: expected ROW,COLUMN'),
-    (['--layer=3', '--only=distance', 'IMAGE'], '--layer=3: expected a number from 0 to 2.'),
-    (['--only=attention', '--head=2', 'IMAGE'], '--head=2: expected a number from 0 to 1.'),
-    (['--only=attribution', '--class=gnn', 'IMAGE'], '--class=gnn: Did you mean gnu? Expected'),
-    (['--workdir=DIR', '--only=filters'], 'filters cannot be drawn: it is of one model'),
-    (['--only=compute', '--workdir=DIR'], '--workdir=DIR is not the workdir of a run'),
-    (['--out=FILE'], 'is a file: name a directory'),
-    (['--out=FILE/x'], 'cannot be written (Not a directory)')])
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (
+            ['--only=rolout', 'IMAGE'],
+            "--only is 'rolout'. Did you mean rollout? It is one of: "
+            'filters, positions, distance, rollout, attention, threshold, attribution, '
+            'compare, compute, '
+            'data_size, fewshot, speed.',
+        ),
+        (['--only=rollout'], 'rollout cannot be drawn: it is of images: name some files.'),
+        (['--only=rollout', 'gone.jpg'], "there is no image 'gone.jpg'"),
+        (['--only=compare', 'IMAGE', 'TEXT'], 'cannot be read: not an image of'),
+        (
+            ['--only=rollout', '--query=4,0', 'IMAGE'],
+            '--query=4,0: expected ROW,COLUMN of one of the 4x6 patches, from 0,0 to 3,5.',
+        ),
+        (['--only=attention', '--query=-1', 'IMAGE'], '--query=-1: expected ROW,COLUMN'),
+        (['--layer=3', '--only=distance', 'IMAGE'], '--layer=3: expected a number from 0 to 2.'),
+        (['--only=attention', '--head=2', 'IMAGE'], '--head=2: expected a number from 0 to 1.'),
+        (['--only=attribution', '--class=gnn', 'IMAGE'], '--class=gnn: Did you mean gnu? Expected'),
+        (['--workdir=DIR', '--only=filters'], 'filters cannot be drawn: it is of one model'),
+        (['--only=compute', '--workdir=DIR'], '--workdir=DIR is not the workdir of a run'),
+        (['--out=FILE'], 'is a file: name a directory'),
+        (['--out=FILE/x'], 'cannot be written (Not a directory)'),
+    ],
+)
 def test_refusals(given, tmp_path, arguments, message, caplog):
     path, images = given
     (tmp_path / 'x.png').write_text('no image')
-    words = {'IMAGE': images[0], 'TEXT': str(tmp_path / 'x.png'),
-             '--out=FILE': f'--out={path}', '--out=FILE/x': f'--out={path}/x'}
+    words = {
+        'IMAGE': images[0],
+        'TEXT': str(tmp_path / 'x.png'),
+        '--out=FILE': f'--out={path}',
+        '--out=FILE/x': f'--out={path}/x',
+    }
     assert run(tmp_path, f'--pretrained={path}', *(words.get(a, a) for a in arguments)) == 1
     assert message in caplog.records[-1].getMessage()
 
@@ -227,14 +292,24 @@ def test_nothing_to_draw(tmp_path, caplog):
     for arguments in ([], ['photo.jpg']):
         assert run(tmp_path, *arguments) == 1
         assert 'there is nothing to draw: name --workdir, --pretrained or --benchmark.' in (
-            caplog.records[-1].getMessage())
+            caplog.records[-1].getMessage()
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [
-    'map', 'headless', 'hybrid', 'axial',
-    *(pytest.param(name, marks=pytest.mark.nightly) for name in (
-        'gap', 'no-position', 'hidden-head', 'sincos', 'root'))])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'map',
+        'headless',
+        'hybrid',
+        'axial',
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ('gap', 'no-position', 'hidden-head', 'sincos', 'root')
+        ),
+    ],
+)
 def test_every_kind_of_model(name):
     """Of each the arrays of all figures that it has, as they are drawn."""
     own = small.make(name)
@@ -255,8 +330,10 @@ def test_every_kind_of_model(name):
 
 def test_every_run_is_in_the_legend(tmp_path):
     """Matplotlib leaves out labels that begin with an underline."""
-    workdirs = [write_run(tmp_path / name / 'run', rows(0.5, 0.75, shots=True))
-                for name in ('_sweep', 'other')]
+    workdirs = [
+        write_run(tmp_path / name / 'run', rows(0.5, 0.75, shots=True))
+        for name in ('_sweep', 'other')
+    ]
     assert run(tmp_path, *(f'--workdir={x}' for x in workdirs), '--only=fewshot') == 0
     figure = runs.fewshot(arrays(tmp_path, 'fewshot'), '')
     labels = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -22,25 +22,37 @@ def subject(rate, **shares):
 def test_a_report_gives_a_row_for_each_part():
     """Published: 17.58 billion multiplications and additions of 989 TFLOP/s."""
     shares = dict(share_of_matmul=0.5, share_of_data_sheet=0.384)
-    report = dict(device='NVIDIA H200', batch_size=512, subjects={
-        'train': subject(4000, **shares), 'train by timm': subject(3200),
-        'inference': subject(12000, **shares), 'inference by timm': subject(10000)})
+    report = dict(
+        device='NVIDIA H200',
+        batch_size=512,
+        subjects={
+            'train': subject(4000, **shares),
+            'train by timm': subject(3200),
+            'inference': subject(12000, **shares),
+            'inference by timm': subject(10000),
+        },
+    )
     assert list(gpu.rows_of(report, 'b16,jft')) == [
         '| b16,jft | 512 | train | 4,000 (3,600 - 4,400) | 3,200 (2,880 - 3,520) | **1.25** '
         '| 50.0% | 38.4% | 42.7% |',
         '| b16,jft | 512 | inference | 12,000 (10,800 - 13,200) | 10,000 (9,000 - 11,000) '
-        '| **1.20** | 50.0% | 38.4% | 42.7% |']
+        '| **1.20** | 50.0% | 38.4% | 42.7% |',
+    ]
 
 
 def test_where_timm_fails_its_cells_are_empty(capsys, caplog, monkeypatch, tmp_path):
     shares = dict(share_of_matmul=0.5, share_of_data_sheet=0.25)
-    report = dict(device='NVIDIA H200', batch_size=4, subjects={
-        part: subject(2.0, **shares) for part in ('train', 'inference')})
+    report = dict(
+        device='NVIDIA H200',
+        batch_size=4,
+        subjects={part: subject(2.0, **shares) for part in ('train', 'inference')},
+    )
     monkeypatch.setattr(gpu, 'measure', lambda *_: report)
     assert gpu.main(['--rows', 'ti16=4', f'--out={tmp_path}/reports.jsonl']) == 1
     assert capsys.readouterr().out.splitlines()[2:] == [
         f'| ti16 | 4 | {part} | 2 (1.8 - 2.2) | - | - | 50.0% | 25.0% |'
-        for part in ('train', 'inference')]
+        for part in ('train', 'inference')
+    ]
     assert 'not measured: ti16 by timm, as said above' in caplog.text
     found = json.loads((tmp_path / 'reports.jsonl').read_text())
     assert found['subjects'] == report['subjects']
@@ -116,9 +128,14 @@ def test_nothing_is_measured_that_cannot_be_written(caplog, monkeypatch):
 
 
 def test_a_row_that_fails_is_named_and_the_others_go_on(capsys, caplog, monkeypatch):
-    report = dict(device='NVIDIA H200', batch_size=4, subjects={
-        name: subject(2.0, share_of_matmul=0.5, share_of_data_sheet=0.25)
-        for name in ('train', 'train by timm', 'inference', 'inference by timm')})
+    report = dict(
+        device='NVIDIA H200',
+        batch_size=4,
+        subjects={
+            name: subject(2.0, share_of_matmul=0.5, share_of_data_sheet=0.25)
+            for name in ('train', 'train by timm', 'inference', 'inference by timm')
+        },
+    )
 
     def measure(recipe, batch, options):
         if recipe == 'b16':
@@ -129,5 +146,6 @@ def test_a_row_that_fails_is_named_and_the_others_go_on(capsys, caplog, monkeypa
     assert gpu.main(['--rows', 'b16=8', 'ti16=4']) == 1
     assert capsys.readouterr().out.splitlines()[2:] == [
         f'| ti16 | 4 | {part} | 2 (1.8 - 2.2) | 2 (1.8 - 2.2) | **1.00** | 50.0% | 25.0% |'
-        for part in ('train', 'inference')]
+        for part in ('train', 'inference')
+    ]
     assert 'not measured: b16: no memory' in caplog.text

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     'training': 'errors machine models config processes data workdir weights evaluators',
     'scoring': 'errors fields models config processes data workdir weights evaluators training',
     'reporting': 'errors models config processes data workdir weights evaluators inspection '
-                 'training scoring',
+    'training scoring',
     'web': 'errors data workdir weights reporting',
     'planning': 'errors models config workdir training',
     'measuring': 'errors models config workdir training',
@@ -41,10 +41,17 @@ MAY_IMPORT = {
 COMMAND = ' '.join(MAY_IMPORT)
 # A library, or a part of one: where it may be imported. Nowhere: ().
 ONLY_IN = {
-    'tensorflow': ('data',), 'tensorflow_datasets': ('data',), 'array_record': ('data',),
-    'clu.metric_writers': ('workdir',), 'orbax': ('workdir',),
-    'jinja2': ('reporting',), 'vl_convert': ('reporting',),
-    'matplotlib': ('workdir', 'drawing'), 'jax._src': (), 'unittest': (), 'ctypes': ('machine',),
+    'tensorflow': ('data',),
+    'tensorflow_datasets': ('data',),
+    'array_record': ('data',),
+    'clu.metric_writers': ('workdir',),
+    'orbax': ('workdir',),
+    'jinja2': ('reporting',),
+    'vl_convert': ('reporting',),
+    'matplotlib': ('workdir', 'drawing'),
+    'jax._src': (),
+    'unittest': (),
+    'ctypes': ('machine',),
 }
 # Names with an underscore in front that are documented all the same.
 PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
@@ -52,13 +59,25 @@ PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
 TESTED_ELSEWHERE = {
     'scoring/fewshot.py': 'a part of one command: tests/evaluate_test.py',
     'workdir/memory.py': 'read by progress.py: tests/workdir/progress_test.py',
-    **{f'measuring/{name}.py': 'parts of one command: tests/benchmark_test.py'
-       for name in ('peer_process', 'peers', 'profile', 'report', 'workloads')},
-    **{f'{name}.py': 'parts of one command: tests/figures_test.py'
-       for name in ('drawing/canvas', 'drawing/models', 'drawing/photos', 'drawing/runs',
-                    'inspection/arrays', 'inspection/subject')},
-    **{f'reporting/{name}.py': 'parts of one page: tests/report_test.py'
-       for name in ('data', 'looks', 'model', 'predictions')},
+    **{
+        f'measuring/{name}.py': 'parts of one command: tests/benchmark_test.py'
+        for name in ('peer_process', 'peers', 'profile', 'report', 'workloads')
+    },
+    **{
+        f'{name}.py': 'parts of one command: tests/figures_test.py'
+        for name in (
+            'drawing/canvas',
+            'drawing/models',
+            'drawing/photos',
+            'drawing/runs',
+            'inspection/arrays',
+            'inspection/subject',
+        )
+    },
+    **{
+        f'reporting/{name}.py': 'parts of one page: tests/report_test.py'
+        for name in ('data', 'looks', 'model', 'predictions')
+    },
     'evaluators/batches.py': 'the name of a type',
     'config_fields.py': 'a table: tests/config_test.py',
     'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
@@ -161,7 +180,7 @@ def test_every_module_has_a_test_file_of_its_name():
     assert without == set(TESTED_ELSEWHERE)
 
 
-WRONG = '''
+WRONG = """
 import os
 import jax
 import tensorflow as tf
@@ -173,16 +192,34 @@ def f(x):
     from vit_jax import config, errors
     from vit_jax.training.loop import train
     os._exit(jax._private.thing(errors._hidden, x._own, x._replace()))
-'''
+"""
 
 
-@pytest.mark.parametrize(('rule', 'expected'), [
-    (wrong_imports, [
-        'models/x.py:4: tensorflow', 'models/x.py:5: clu.metric_writers', 'models/x.py:6: jax._src',
-        'models/x.py:7: unittest.mock', 'models/x.py:10: models imports vit_jax.config',
-        'models/x.py:11: models imports vit_jax.training.loop.train']),
-    (private_names, ['models/x.py:6: jax._src', 'models/x.py:12: jax._private',
-                     'models/x.py:12: errors._hidden'])], ids=['imports', 'names'])
+@pytest.mark.parametrize(
+    ('rule', 'expected'),
+    [
+        (
+            wrong_imports,
+            [
+                'models/x.py:4: tensorflow',
+                'models/x.py:5: clu.metric_writers',
+                'models/x.py:6: jax._src',
+                'models/x.py:7: unittest.mock',
+                'models/x.py:10: models imports vit_jax.config',
+                'models/x.py:11: models imports vit_jax.training.loop.train',
+            ],
+        ),
+        (
+            private_names,
+            [
+                'models/x.py:6: jax._src',
+                'models/x.py:12: jax._private',
+                'models/x.py:12: errors._hidden',
+            ],
+        ),
+    ],
+    ids=['imports', 'names'],
+)
 def test_wrong_source_is_found(rule, expected):
     found = list(rule(pathlib.PurePath('models/x.py'), WRONG))
     assert len(found) == len(expected), found

@@ -38,8 +38,15 @@ assert float(sums['count']) == 4
 
 
 def python(code):
-    return subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=environment(), text=True,
-                          capture_output=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.slow
@@ -77,8 +84,10 @@ def test_files_of_pytorch_are_read_without_pytorch(tmp_path):
     given, path = small.make('vit', gelu='erf'), str(tmp_path / 'x.pth')
     interop.require('torch')
     weights.save(given, path, 'timm')
-    result = python('import sys\nsys.modules["torch"] = None\nfrom vit_jax import weights\n'
-                    f'found = weights.load({path!r})\nprint(found.params["cls"].tobytes().hex())')
+    result = python(
+        'import sys\nsys.modules["torch"] = None\nfrom vit_jax import weights\n'
+        f'found = weights.load({path!r})\nprint(found.params["cls"].tobytes().hex())'
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == given.params['cls'].tobytes().hex()
 
@@ -121,10 +130,12 @@ def test_imports_leave_tensorflow_alone():
 
 @pytest.mark.slow
 def test_data_leaves_keras_to_who_uses_it():
-    code = ('import os, sys; from vit_jax.data import pipeline, host_tensorflow; '
-            'assert "keras" not in sys.modules; '
-            'assert host_tensorflow.tf.keras.layers.Dense(3).units == 3; '
-            'assert os.environ["TF_USE_LEGACY_KERAS"] == "0"')
+    code = (
+        'import os, sys; from vit_jax.data import pipeline, host_tensorflow; '
+        'assert "keras" not in sys.modules; '
+        'assert host_tensorflow.tf.keras.layers.Dense(3).units == 3; '
+        'assert os.environ["TF_USE_LEGACY_KERAS"] == "0"'
+    )
     result = python(code)
     assert result.returncode == 0, result.stderr
 
@@ -133,15 +144,19 @@ def test_data_leaves_keras_to_who_uses_it():
 def test_models_import_quickly():
     python('import vit_jax.models')  # warms the file cache
     # Processor time: what else the machine does must not decide.
-    code = ('import time; start = time.process_time(); import vit_jax.models; '
-            'print(time.process_time() - start)')
+    code = (
+        'import time; start = time.process_time(); import vit_jax.models; '
+        'print(time.process_time() - start)'
+    )
     best = min(float(python(code).stdout) for _ in range(3))
     assert best < 2, f'{best:.2f} s at {time.ctime()}'
 
 
 def test_missing_extra_is_named():
-    result = python("import sys; sys.modules['tensorflow'] = None\n"
-                    "sys.argv = ['main', '--config=configs/quickstart.py', '--workdir=/nowhere']\n"
-                    'import runpy; runpy.run_module("vit_jax.main", run_name="__main__")')
+    result = python(
+        "import sys; sys.modules['tensorflow'] = None\n"
+        "sys.argv = ['main', '--config=configs/quickstart.py', '--workdir=/nowhere']\n"
+        'import runpy; runpy.run_module("vit_jax.main", run_name="__main__")'
+    )
     assert result.returncode == 1
     assert "Training needs more packages: pip install -e '.[train]'" in result.stderr

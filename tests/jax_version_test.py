@@ -20,9 +20,15 @@ print(int(found[-1]), jax.__version__)
 
 def test_product_and_sum_of_many_rows():
     """Compiled as for a user."""
-    result = subprocess.run([sys.executable, '-c', SUM_OF_PRODUCTS], cwd=ROOT, text=True,
-                            env=environment(as_a_user=True), capture_output=True, timeout=120,
-                            check=False)
+    result = subprocess.run(
+        [sys.executable, '-c', SUM_OF_PRODUCTS],
+        cwd=ROOT,
+        text=True,
+        env=environment(as_a_user=True),
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     found, version = result.stdout.split()
     assert int(found) == 32_768**2, f'jax {version} computes {found}: see setup.py'

@@ -56,12 +56,19 @@ def slurm(tmp_path):
         if srun:
             (tmp_path / 'srun').write_text(f'#!/usr/bin/env bash\ntouch started\n{srun}\n')
         process = subprocess.Popen(
-            ['bash', LAUNCH / 'slurm.sbatch', '--workdir=run'], cwd=tmp_path,
-            env=os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SLURM_JOB_ID': '7',
-                              'SLURM_CPUS_PER_TASK': '12'})
+            ['bash', LAUNCH / 'slurm.sbatch', '--workdir=run'],
+            cwd=tmp_path,
+            env=os.environ
+            | {
+                'PATH': f'{tmp_path}:{os.environ["PATH"]}',
+                'SLURM_JOB_ID': '7',
+                'SLURM_CPUS_PER_TASK': '12',
+            },
+        )
         while not (tmp_path / 'started').exists():
             time.sleep(0.01)
         return process
+
     return start, lambda: (tmp_path / 'calls').read_text().splitlines()
 
 
@@ -70,8 +77,11 @@ def test_slurm_time_limit_saves_and_requeues(slurm):
     process = start()
     process.send_signal(signal.SIGUSR1)
     assert process.wait(20) == 143
-    assert calls() == ['srun --cpus-per-task=12 --wait=120 .venv/bin/python -m vit_jax.main '
-                       '--workdir=run', 'scancel --signal=TERM 7', 'scontrol requeue 7']
+    assert calls() == [
+        'srun --cpus-per-task=12 --wait=120 .venv/bin/python -m vit_jax.main --workdir=run',
+        'scancel --signal=TERM 7',
+        'scontrol requeue 7',
+    ]
 
 
 @pytest.mark.parametrize('code', [0, 1])
@@ -104,8 +114,10 @@ while :; do sleep 0.1; done
 """
 
 
-@pytest.mark.parametrize(('failing', 'signum', 'code'), [
-    (1, None, 7), (-1, signal.SIGTERM, 143), (-1, signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ('failing', 'signum', 'code'),
+    [(1, None, 7), (-1, signal.SIGTERM, 143), (-1, signal.SIGINT, 130)],
+)
 def test_local_launcher(failing, signum, code, tmp_path):
     stub = tmp_path / 'python'
     stub.write_text(STUB.format(python=sys.executable, failing=failing, end='exit 7'))
@@ -120,29 +132,49 @@ def test_local_launcher(failing, signum, code, tmp_path):
         run.wait([code], timeout=60)
 
 
-@pytest.mark.parametrize(('trap', 'grace', 'said'), [
-    ('sleep 0.5 && kill -6 $$', '60',
-     'process 0 of 2 was ended by JAX, as another process was lost.'),
-    (':', '1', 'process 0 of 2 was killed: it had not stopped 1 s after another one.')])
+@pytest.mark.parametrize(
+    ('trap', 'grace', 'said'),
+    [
+        (
+            'sleep 0.5 && kill -6 $$',
+            '60',
+            'process 0 of 2 was ended by JAX, as another process was lost.',
+        ),
+        (':', '1', 'process 0 of 2 was killed: it had not stopped 1 s after another one.'),
+    ],
+)
 def test_local_launcher_names_a_process_that_is_killed(trap, grace, said, tmp_path):
     """It was killed before it could say anything, and the others only that one is lost."""
     stub = tmp_path / 'python'
-    stub.write_text(STUB.format(
-        python=sys.executable, failing=1, end=f'touch {tmp_path}/lost && kill -9 $$').replace(
-            'sleep 0.1', f'sleep 0.1; [ -e {tmp_path}/lost ] && {trap}'))
+    stub.write_text(
+        STUB.format(
+            python=sys.executable, failing=1, end=f'touch {tmp_path}/lost && kill -9 $$'
+        ).replace('sleep 0.1', f'sleep 0.1; [ -e {tmp_path}/lost ] && {trap}')
+    )
     stub.chmod(0o755)
-    result = subprocess.run([str(ROOT / 'launch' / 'local.sh'), '2', '--config=x'], text=True,
-                            capture_output=True, check=False, timeout=60,
-                            env=os.environ | {'PYTHON': str(stub), 'GRACE': grace})
+    result = subprocess.run(
+        [str(ROOT / 'launch' / 'local.sh'), '2', '--config=x'],
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env=os.environ | {'PYTHON': str(stub), 'GRACE': grace},
+    )
     assert result.returncode == 137
     assert [line for line in result.stderr.splitlines() if line.startswith('process')] == [
         'process 1 of 2 was killed by SIGKILL. If nobody did that, the machine had too little '
-        'memory for 2: see dmesg. The others stop.', said]
+        'memory for 2: see dmesg. The others stop.',
+        said,
+    ]
 
 
 def test_local_launcher_without_a_number():
-    result = subprocess.run([str(ROOT / 'launch' / 'local.sh'), '--config=x'], text=True,
-                            capture_output=True, check=False)
+    result = subprocess.run(
+        [str(ROOT / 'launch' / 'local.sh'), '--config=x'],
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert result.returncode == 2
     assert 'usage: ' in result.stderr
 
@@ -150,7 +182,11 @@ def test_local_launcher_without_a_number():
 @pytest.mark.slow
 def test_local_launcher_trains(tmp_path):
     flags = command(tmp_path / 'run', fields=TINY | {'num_steps': 8})[3:]
-    start = functools.partial(started, [str(ROOT / 'launch' / 'local.sh'), '2', *flags],
-                              PYTHON=sys.executable, JAX_DISABLE_MOST_OPTIMIZATIONS='1')
+    start = functools.partial(
+        started,
+        [str(ROOT / 'launch' / 'local.sh'), '2', *flags],
+        PYTHON=sys.executable,
+        JAX_DISABLE_MOST_OPTIMIZATIONS='1',
+    )
     with Processes(tmp_path, [start]) as run:
         assert 'done: 8 steps' in run.wait([0])[0]

@@ -21,6 +21,7 @@ HUGE_PAGES = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
 @pytest.mark.parametrize('error', [AssertionError(), RuntimeError("Unable to initialize 'cuda'")])
 def test_devices_that_are_not_there(error, monkeypatch):
     """JAX_PLATFORMS=cuda without a GPU, with and without the plugin."""
+
     def devices():
         raise error
 
@@ -33,12 +34,16 @@ def test_too_little_address_space(monkeypatch):
     """What is mapped already does not count, and each core has threads with their own memory."""
     mapped = types.SimpleNamespace(vms=500_000_000)
     monkeypatch.setattr(resource, 'getrlimit', lambda _: (3_500_000_000, resource.RLIM_INFINITY))
-    monkeypatch.setattr(psutil, 'Process', lambda: types.SimpleNamespace(
-        memory_info=lambda: mapped))
+    monkeypatch.setattr(
+        psutil, 'Process', lambda: types.SimpleNamespace(memory_info=lambda: mapped)
+    )
     monkeypatch.setattr(os, 'cpu_count', lambda: 2)
     machine.check_address_space(2.9e9)
-    with pytest.raises(UserError, match='at least 3.7 GB of address space, and the limit is '
-                                        '3.5 GB: raise it, as in ulimit -v unlimited'):
+    with pytest.raises(
+        UserError,
+        match='at least 3.7 GB of address space, and the limit is '
+        '3.5 GB: raise it, as in ulimit -v unlimited',
+    ):
         machine.check_address_space(3.2e9)
     monkeypatch.setattr(os, 'cpu_count', lambda: 10)
     with pytest.raises(UserError, match='at least 4.5 GB'):
@@ -57,13 +62,18 @@ def limit_memory(folder, version, limit):
     """700 bytes are used, 100 of them by files that can be read again."""
     limit_file, used_file, cached = machine.MEMORY_LIMITS['memory' if version == 1 else '']
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in ((limit_file, limit), (used_file, '700'),
-                       ('memory.stat', f'anon 600\n{cached} 100\n')):
+    for name, text in (
+        (limit_file, limit),
+        (used_file, '700'),
+        ('memory.stat', f'anon 600\n{cached} 100\n'),
+    ):
         (folder / name).write_text(text)
 
 
-@pytest.mark.parametrize(('version', 'limit', 'expected'), [
-    (1, '1000', 400), (2, '1000', 400), (2, '500', 0), (2, 'max', 10**6), (1, str(2**63), 10**6)])
+@pytest.mark.parametrize(
+    ('version', 'limit', 'expected'),
+    [(1, '1000', 400), (2, '1000', 400), (2, '500', 0), (2, 'max', 10**6), (1, str(2**63), 10**6)],
+)
 @pytest.mark.parametrize('own', ['', '9:name=systemd:/\n4:cpu,memory:/seen/from:outside\n0::/seen'])
 def test_memory_of_a_container(version, limit, expected, own, own_groups, tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, 'virtual_memory', lambda: types.SimpleNamespace(available=10**6))
@@ -73,28 +83,43 @@ def test_memory_of_a_container(version, limit, expected, own, own_groups, tmp_pa
     assert machine.available_memory() == expected
 
 
-@pytest.mark.parametrize(('version', 'controller', 'own'), [
-    (1, 'memory', '4:cpu,memory:/slurm/job:7\n0::/\n'), (2, '', '0::/slurm/job:7\n')])
-def test_memory_of_a_job_without_a_container(version, controller, own, own_groups, tmp_path,
-                                             monkeypatch):
+@pytest.mark.parametrize(
+    ('version', 'controller', 'own'),
+    [(1, 'memory', '4:cpu,memory:/slurm/job:7\n0::/\n'), (2, '', '0::/slurm/job:7\n')],
+)
+def test_memory_of_a_job_without_a_container(
+    version, controller, own, own_groups, tmp_path, monkeypatch
+):
     """Any of the groups from that of the process to the outermost may have less room."""
     monkeypatch.setattr(psutil, 'virtual_memory', lambda: types.SimpleNamespace(available=10**6))
     own_groups.write_text(own)
-    for folder, limit, expected in (('.', '9000', 8400), ('slurm/job:7', '5000', 4400),
-                                    ('slurm', '1000', 400), ('other', '700', 400)):
+    for folder, limit, expected in (
+        ('.', '9000', 8400),
+        ('slurm/job:7', '5000', 4400),
+        ('slurm', '1000', 400),
+        ('other', '700', 400),
+    ):
         limit_memory(tmp_path / controller / folder, version, limit)
         assert machine.available_memory() == expected
 
 
-@pytest.mark.parametrize(('files', 'expected'), [
-    ({}, 8), ({'cpu.max': 'max 100000'}, 8), ({'cpu.max': '250000 100000'}, 2),
-    ({'cpu.max': '50000 100000'}, 1), ({'cpu.max': '900000 100000'}, 8),
-    ({'cpu/cpu.cfs_quota_us': '-1', 'cpu/cpu.cfs_period_us': '100000'}, 8),
-    ({'cpu/cpu.cfs_quota_us': '400000', 'cpu/cpu.cfs_period_us': '100000'}, 4)])
+@pytest.mark.parametrize(
+    ('files', 'expected'),
+    [
+        ({}, 8),
+        ({'cpu.max': 'max 100000'}, 8),
+        ({'cpu.max': '250000 100000'}, 2),
+        ({'cpu.max': '50000 100000'}, 1),
+        ({'cpu.max': '900000 100000'}, 8),
+        ({'cpu/cpu.cfs_quota_us': '-1', 'cpu/cpu.cfs_period_us': '100000'}, 8),
+        ({'cpu/cpu.cfs_quota_us': '400000', 'cpu/cpu.cfs_period_us': '100000'}, 4),
+    ],
+)
 def test_cores_of_a_container(files, expected, own_groups, tmp_path, monkeypatch):
     """Of eight, such as `docker run --cpus=2.5` leaves two whole ones."""
-    monkeypatch.setattr(psutil, 'Process', lambda: types.SimpleNamespace(
-        cpu_affinity=lambda: list(range(8))))
+    monkeypatch.setattr(
+        psutil, 'Process', lambda: types.SimpleNamespace(cpu_affinity=lambda: list(range(8)))
+    )
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'{text}\n')
@@ -112,19 +137,29 @@ def test_cores_of_a_container(files, expected, own_groups, tmp_path, monkeypatch
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='needs libtpu')
 def test_libtpu_without_chips_is_quiet():
     """Also where SIGTERM ends the process."""
-    code = ('import os; from vit_jax import machine; machine.check_backend();'
-            'os.kill(os.getpid(), 15)')
+    code = (
+        'import os; from vit_jax import machine; machine.check_backend();os.kill(os.getpid(), 15)'
+    )
     variables = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
-    result = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True,
-                            env=variables, check=False)
+    result = subprocess.run(
+        [sys.executable, '-c', code], text=True, capture_output=True, env=variables, check=False
+    )
     assert (result.returncode, result.stderr) == (-signal.SIGTERM, '')
 
 
-@pytest.mark.parametrize(('begin', 'keeps'), [
-    ('', False), ('machine.keep_memory()', True),
-    ('machine.keep_memory(); machine.keep_at_most(int(6e8))', True),
-    ('machine._use_huge_pages = id; machine.keep_memory(); machine.keep_at_most(int(6e8))', True),
-    ('machine.keep_memory(); machine.keep_at_most(0)', False)])
+@pytest.mark.parametrize(
+    ('begin', 'keeps'),
+    [
+        ('', False),
+        ('machine.keep_memory()', True),
+        ('machine.keep_memory(); machine.keep_at_most(int(6e8))', True),
+        (
+            'machine._use_huge_pages = id; machine.keep_memory(); machine.keep_at_most(int(6e8))',
+            True,
+        ),
+        ('machine.keep_memory(); machine.keep_at_most(0)', False),
+    ],
+)
 def test_memory_of_a_step_is_there_for_the_next(begin, keeps):
     """400 MB that a thread has freed are not cleared page by page again."""
     program = f"""
@@ -141,8 +176,14 @@ def faults():
 faults()
 print(faults())
 """
-    out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
-                         stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
+    out = subprocess.run(
+        [sys.executable, '-c', program],
+        check=True,
+        text=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    ).stdout
     assert (int(out) < 1000) == keeps
 
 
@@ -164,8 +205,14 @@ for n in range(10):
 pieces.clear()
 print(psutil.Process().memory_info().rss - before)
 """
-    out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
-                         stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
+    out = subprocess.run(
+        [sys.executable, '-c', program],
+        check=True,
+        text=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    ).stdout
     assert (int(out) > 900_000_000) != limited
 
 
@@ -197,8 +244,14 @@ for _, between in taken:
 machine.set_pieces_apart()
 print(len(machine._apart))
 """
-    out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
-                         stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
+    out = subprocess.run(
+        [sys.executable, '-c', program],
+        check=True,
+        text=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    ).stdout
     before, after, more, apart, at_last = map(int, out.split())
     assert before > 1500  # some are not sorted yet
     assert after < 100
@@ -207,9 +260,10 @@ print(len(machine._apart))
     assert at_last < 100
 
 
-@pytest.mark.skipif(mmap.PAGESIZE != 4096 or not HUGE_PAGES.exists()
-                    or '[madvise]' not in HUGE_PAGES.read_text(),
-                    reason='this system does not give pages of 2 MB to who asks for them')
+@pytest.mark.skipif(
+    mmap.PAGESIZE != 4096 or not HUGE_PAGES.exists() or '[madvise]' not in HUGE_PAGES.read_text(),
+    reason='this system does not give pages of 2 MB to who asks for them',
+)
 @pytest.mark.parametrize('limited', [False, True])
 def test_memory_is_in_huge_pages(limited):
     """400 MB are 200 pages of 2 MB, or 100,000 of 4 KB where address space is scarce."""
@@ -223,8 +277,14 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 memory = b'x' * 400_000_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    out = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
-                         stdout=subprocess.PIPE, env=os.environ | {'JAX_PLATFORMS': 'cpu'}).stdout
+    out = subprocess.run(
+        [sys.executable, '-c', program],
+        check=True,
+        text=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    ).stdout
     assert (int(out) > 50_000) == limited
 
 
@@ -245,8 +305,10 @@ def new_start(request, monkeypatch, tmp_path):
     monkeypatch.setattr(machine.glob, 'glob', lambda pattern: [pattern])
     monkeypatch.setattr(machine, 'CPUINFO', tmp_path / 'cpuinfo')
     machine.CPUINFO.write_text(PROCESSORS.format(0, 2445.4, ''))
-    before = {name: getattr(jax.config, name) for name in (
-        'jax_platforms', 'jax_compilation_cache_dir', 'jax_logging_level')}
+    before = {
+        name: getattr(jax.config, name)
+        for name in ('jax_platforms', 'jax_compilation_cache_dir', 'jax_logging_level')
+    }
     jax.config.update('jax_platforms', request.param)
     jax.config.update('jax_compilation_cache_dir', None)
     yield request.param
@@ -317,15 +379,28 @@ jax.monitoring.register_event_listener(lambda name, **_: hits.append(name.endswi
 compiled = jax.jit(lambda x: jax.numpy.tanh(x @ x) @ x).lower(jax.numpy.ones((64, 64))).compile()
 print(sum(hits))
 """
-    variables = {name: value for name, value in os.environ.items()
-                 if name not in ('JAX_COMPILATION_CACHE_DIR', 'TF_CPP_MIN_LOG_LEVEL')}
-    variables |= {'JAX_PLATFORMS': 'cpu', 'XDG_CACHE_HOME': str(tmp_path),
-                  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ('JAX_COMPILATION_CACHE_DIR', 'TF_CPP_MIN_LOG_LEVEL')
+    }
+    variables |= {
+        'JAX_PLATFORMS': 'cpu',
+        'XDG_CACHE_HOME': str(tmp_path),
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    }
 
     def start():
-        done = subprocess.run([sys.executable, '-c', program], check=True, text=True, timeout=60,
-                              capture_output=True, env=variables)
+        done = subprocess.run(
+            [sys.executable, '-c', program],
+            check=True,
+            text=True,
+            timeout=60,
+            capture_output=True,
+            env=variables,
+        )
         return int(done.stdout) > 0, done.stderr
+
     assert start() == (False, '')
     assert start() == (True, '')
     for path in tmp_path.rglob('jit_*'):  # half of each is lost
@@ -335,29 +410,50 @@ print(sum(hits))
     assert "Error reading persistent compilation cache entry for 'jit__lambda'" in said
 
 
-@pytest.mark.parametrize(('variables', 'expected'), [
-    ({}, 2), ({'JAX_NUM_CPU_DEVICES': '3'}, 3),
-    ({'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}, 4)])
+@pytest.mark.parametrize(
+    ('variables', 'expected'),
+    [
+        ({}, 2),
+        ({'JAX_NUM_CPU_DEVICES': '3'}, 3),
+        ({'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}, 4),
+    ],
+)
 def test_the_cpu_is_so_many_devices_unless_the_environment_says_how_many(variables, expected):
     """However many they are, one of them waits for another for a day."""
-    program = 'import jax, os; from vit_jax import machine;' \
-              'machine.use_cpu_as(0); machine.check_backend(2);' \
-              'print(jax.device_count()); machine.check_backend(5); print(jax.device_count());' \
-              'print(os.environ["XLA_FLAGS"].count("terminate_timeout_seconds=86400"))'
-    result = subprocess.run([sys.executable, '-c', program], text=True, capture_output=True,
-                            check=True, env=os.environ | {'XLA_FLAGS': ''} | variables)
+    program = (
+        'import jax, os; from vit_jax import machine;'
+        'machine.use_cpu_as(0); machine.check_backend(2);'
+        'print(jax.device_count()); machine.check_backend(5); print(jax.device_count());'
+        'print(os.environ["XLA_FLAGS"].count("terminate_timeout_seconds=86400"))'
+    )
+    result = subprocess.run(
+        [sys.executable, '-c', program],
+        text=True,
+        capture_output=True,
+        check=True,
+        env=os.environ | {'XLA_FLAGS': ''} | variables,
+    )
     assert result.stdout.split() == [str(expected), str(expected), '1']
 
 
-@pytest.mark.parametrize(('arguments', 'imported', 'frozen'), [
-    (['-m', 'vit_jax.convert', '--help'], False, True),
-    (['-c', 'import vit_jax.machine'], True, False)])
+@pytest.mark.parametrize(
+    ('arguments', 'imported', 'frozen'),
+    [
+        (['-m', 'vit_jax.convert', '--help'], False, True),
+        (['-c', 'import vit_jax.machine'], True, False),
+    ],
+)
 def test_garbage_is_left_alone_while_a_command_is_imported(tmp_path, arguments, imported, frozen):
     """And looked for again when it runs; what a program that imports the package set is kept."""
-    result = watched(tmp_path, arguments, 'states.append(gc.isenabled())', """
+    result = watched(
+        tmp_path,
+        arguments,
+        'states.append(gc.isenabled())',
+        """
 atexit.register(lambda: print(states[-1], gc.isenabled(), gc.get_freeze_count() > 10_000,
                               signal.getsignal(signal.SIGINT) is signal.default_int_handler))
-""")
+""",
+    )
     assert result.stdout.splitlines()[-1] == f'{imported} True {frozen} True'
 
 
@@ -376,5 +472,10 @@ def watch(event, arguments):
         {action}
 sys.addaudithook(watch)
 {more}""")
-    return subprocess.run([sys.executable, *arguments], text=True, capture_output=True,
-                          check=False, env=os.environ | {'PYTHONPATH': str(folder)})
+    return subprocess.run(
+        [sys.executable, *arguments],
+        text=True,
+        capture_output=True,
+        check=False,
+        env=os.environ | {'PYTHONPATH': str(folder)},
+    )

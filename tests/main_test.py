@@ -19,43 +19,68 @@ from vit_jax import config as config_lib
 from vit_jax.training import accumulation
 
 
-@pytest.mark.parametrize(('kwargs', 'message'), [
-    ({'config': 'configs/vit.py:b61'}, "error: unknown model 'b61'. Did you mean b16"),
-    ({'config': 'configs/vit.py:b16,imagnet21k'}, 'Did you mean imagenet21k'),
-    ({'fields': {'optimzer.learning_rate': 1}},
-     "error: this config has no field 'optimzer.learning_rate'. Did you mean optimizer.learning"),
-    ({'fields': {'model.hiden_size': 1}},
-     "error: this config has no field 'model.hiden_size'. Did you mean model.hidden_size"),
-    ({'config': 'configs/vit.py:r50x1', 'fields': {'model.dropout_rate': 0.1}},
-     "error: this config has no field 'model.dropout_rate'. "),
-    ({'fields': {'model.resnet.units': '1,2'}},
-     "error: this config has no field 'model.resnet.units'. "),
-    ({'fields': {'dataset.name': '/nowhere/flowers'}}, "error: no directory '/nowhere/flowers'"),
-    ({'fields': {'image_size': 15}}, 'image_size 15x15 is not divisible by patch_size 4x4. The '
-                                     'nearest image sizes are 12x12 and 16x16'),
-    ({'fields': {'dataset.name': 'cifar11', 'dataset.data_dir': '/nowhere'}}, 'cifar10'),
-    ({'fields': {'dataset.name': 'cifar10', 'dataset.data_dir': '/nowhere'}},
-     "tfds.builder('cifar10', data_dir='/nowhere').download_and_prepare()"),
-])
+@pytest.mark.parametrize(
+    ('kwargs', 'message'),
+    [
+        ({'config': 'configs/vit.py:b61'}, "error: unknown model 'b61'. Did you mean b16"),
+        ({'config': 'configs/vit.py:b16,imagnet21k'}, 'Did you mean imagenet21k'),
+        (
+            {'fields': {'optimzer.learning_rate': 1}},
+            "error: this config has no field 'optimzer.learning_rate'. Did you mean "
+            'optimizer.learning',
+        ),
+        (
+            {'fields': {'model.hiden_size': 1}},
+            "error: this config has no field 'model.hiden_size'. Did you mean model.hidden_size",
+        ),
+        (
+            {'config': 'configs/vit.py:r50x1', 'fields': {'model.dropout_rate': 0.1}},
+            "error: this config has no field 'model.dropout_rate'. ",
+        ),
+        (
+            {'fields': {'model.resnet.units': '1,2'}},
+            "error: this config has no field 'model.resnet.units'. ",
+        ),
+        (
+            {'fields': {'dataset.name': '/nowhere/flowers'}},
+            "error: no directory '/nowhere/flowers'",
+        ),
+        (
+            {'fields': {'image_size': 15}},
+            'image_size 15x15 is not divisible by patch_size 4x4. The '
+            'nearest image sizes are 12x12 and 16x16',
+        ),
+        ({'fields': {'dataset.name': 'cifar11', 'dataset.data_dir': '/nowhere'}}, 'cifar10'),
+        (
+            {'fields': {'dataset.name': 'cifar10', 'dataset.data_dir': '/nowhere'}},
+            "tfds.builder('cifar10', data_dir='/nowhere').download_and_prepare()",
+        ),
+    ],
+)
 def test_bad_input(kwargs, message, run_main, tmp_path):
     check_message(run_main(tmp_path / 'run', **kwargs), message)
 
 
 def test_missing_config_file(run_main, tmp_path):
-    check_message(run_main(tmp_path / 'run', config='configs/vti.py:b16'),
-                  f'error: no config file {ROOT}/configs/vti.py: --config is a path from')
+    check_message(
+        run_main(tmp_path / 'run', config='configs/vti.py:b16'),
+        f'error: no config file {ROOT}/configs/vti.py: --config is a path from',
+    )
 
 
 def test_workdir_that_is_a_file(run_main, tmp_path):
     (tmp_path / 'run').write_text('')
-    check_message(run_main(tmp_path / 'run'),
-                  f'error: --workdir {tmp_path}/run is a file: name a directory.')
+    check_message(
+        run_main(tmp_path / 'run'), f'error: --workdir {tmp_path}/run is a file: name a directory.'
+    )
 
 
 def test_a_workdir_among_the_photos_is_not_made(tmp_path):
     write_images(tmp_path, ['ant', 'bee'], 2)
-    check_message(run_here(*arguments(tmp_path / 'run', fields={'dataset.name': tmp_path})),
-                  f'error: --workdir {tmp_path}/run is in {tmp_path}, whose folders dataset.na')
+    check_message(
+        run_here(*arguments(tmp_path / 'run', fields={'dataset.name': tmp_path})),
+        f'error: --workdir {tmp_path}/run is in {tmp_path}, whose folders dataset.na',
+    )
     assert not (tmp_path / 'run').exists()
 
 
@@ -65,8 +90,10 @@ def test_the_error_is_in_the_log_of_the_workdir_too(run_main, tmp_path):
 
 
 def test_a_field_without_config_in_front(tmp_path):
-    check_message(run_here(*arguments(tmp_path), '--pretrained=W'), (
-        'error: there is no option --pretrained. Did you mean --config.pretrained'))
+    check_message(
+        run_here(*arguments(tmp_path), '--pretrained=W'),
+        ('error: there is no option --pretrained. Did you mean --config.pretrained'),
+    )
 
 
 def test_a_repeated_tuple_is_refused(tmp_path):
@@ -75,33 +102,58 @@ def test_a_repeated_tuple_is_refused(tmp_path):
     check_message(result, 'error: --config.image_size is given 2 times: give it once')
 
 
-@pytest.mark.parametrize(('fields', 'message'), [
-    ({'num_steps': 60}, 'optimizer.warmup_steps is 80 but the run has 60 steps in all: train '
-                        'longer, or warm up for less, as in --config.optimizer.warmup_steps=6'),
-    ({'num_steps': -5}, 'num_steps is -5: expected a whole number, at least 0.'),
-    ({'preprocess.crop_ratio': 'inf'}, 'preprocess.crop_ratio is inf: expected a number, at'),
-    ({'seed': 10**21}, 'seed is 1000000000000000000000: expected a whole number of 64 bits.'),
-    ({'image_size': 10**9}, 'image_size is [1000000000, 1000000000]: expected one or two whole'),
-    ({'optimizer.weight_decay': 'nan'}, 'optimizer.weight_decay is nan: expected a finite number'),
-    ({'optimizer.learning_rate': '0.1,0.2'}, 'python -m vit_jax.sweep takes the same options'),
-    ({'lr': 0.1}, "no field 'lr'. Did you mean optimizer.learning_rate?")])
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        (
+            {'num_steps': 60},
+            'optimizer.warmup_steps is 80 but the run has 60 steps in all: train '
+            'longer, or warm up for less, as in --config.optimizer.warmup_steps=6',
+        ),
+        ({'num_steps': -5}, 'num_steps is -5: expected a whole number, at least 0.'),
+        ({'preprocess.crop_ratio': 'inf'}, 'preprocess.crop_ratio is inf: expected a number, at'),
+        ({'seed': 10**21}, 'seed is 1000000000000000000000: expected a whole number of 64 bits.'),
+        (
+            {'image_size': 10**9},
+            'image_size is [1000000000, 1000000000]: expected one or two whole',
+        ),
+        (
+            {'optimizer.weight_decay': 'nan'},
+            'optimizer.weight_decay is nan: expected a finite number',
+        ),
+        ({'optimizer.learning_rate': '0.1,0.2'}, 'python -m vit_jax.sweep takes the same options'),
+        ({'lr': 0.1}, "no field 'lr'. Did you mean optimizer.learning_rate?"),
+    ],
+)
 def test_a_refused_config_leaves_no_workdir(fields, message, run_main, tmp_path):
-    check_message(run_main(tmp_path / 'run', fields=fields), f'error: {message}' if (
-        message.startswith(tuple(fields))) else message)
+    check_message(
+        run_main(tmp_path / 'run', fields=fields),
+        f'error: {message}' if (message.startswith(tuple(fields))) else message,
+    )
     assert not (tmp_path / 'run').exists()
 
 
 def test_a_batch_that_no_machine_holds(run_main, tmp_path):
-    check_message(run_main(tmp_path, fields={'batch_size': 10**9}),
-                  'error: a batch of images needs 3.07e+03 GB of a device, and ')
+    check_message(
+        run_main(tmp_path, fields={'batch_size': 10**9}),
+        'error: a batch of images needs 3.07e+03 GB of a device, and ',
+    )
 
 
-@pytest.mark.parametrize(('gigabytes', 'message'), [
-    (0.00015, 'error: what a step begins with (parameters, their gradients, optimizer state and '
-              'the batch) needs 0.000'),
-    (0.02, 'error: a training step needs 0.0')])
-def test_a_step_that_does_not_fit_is_refused_before_it_runs(gigabytes, message, run_main,
-                                                            tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ('gigabytes', 'message'),
+    [
+        (
+            0.00015,
+            'error: what a step begins with (parameters, their gradients, optimizer state and '
+            'the batch) needs 0.000',
+        ),
+        (0.02, 'error: a training step needs 0.0'),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused_before_it_runs(
+    gigabytes, message, run_main, tmp_path, monkeypatch
+):
     monkeypatch.setattr(accumulation, 'memory_limit', lambda: gigabytes * 1e9)
     check_message(run_main(tmp_path, fields=TINY), message)
     assert not list(tmp_path.glob('checkpoints/*'))
@@ -110,8 +162,9 @@ def test_a_step_that_does_not_fit_is_refused_before_it_runs(gigabytes, message, 
 def test_too_little_address_space(run_main, tmp_path, monkeypatch):
     """ulimit -v 3500000, with which TensorFlow aborts without a word."""
     monkeypatch.setattr(resource, 'getrlimit', lambda _: (3_584_000_000, -1))
-    check_message(run_main(tmp_path / 'run'), 'GB of address space, and the limit is 3.58 GB: '
-                                              'raise it')
+    check_message(
+        run_main(tmp_path / 'run'), 'GB of address space, and the limit is 3.58 GB: raise it'
+    )
     assert not (tmp_path / 'run').exists()
 
 
@@ -121,8 +174,13 @@ def test_without_workdir_the_config_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = [a for a in arguments('-', **TINY | {'num_steps': 6}) if not a.startswith('--workdir')]
     lines = [run_here(*argv).stderr.splitlines() for _ in range(2)]
-    assert lines[0][0] == lines[1][0] == (
-        'workdir runs/quickstart, where the same command continues; --workdir=DIR names another')
+    assert (
+        lines[0][0]
+        == lines[1][0]
+        == (
+            'workdir runs/quickstart, where the same command continues; --workdir=DIR names another'
+        )
+    )
     assert 'the run is complete at step 6' in lines[1][-1]
     assert (tmp_path / 'runs/quickstart/checkpoints/6').is_dir()
 
@@ -135,12 +193,21 @@ def test_help_has_every_field():
 @pytest.mark.slow
 def test_as_a_user_types_it(tmp_path):
     """In processes of their own, unlike the others."""
-    def run(*arguments):
-        return subprocess.run([*command(tmp_path), *arguments], cwd=ROOT, text=True, timeout=300,
-                              env=environment(as_a_user=True), capture_output=True, check=False)
 
-    check_message(run('--config.dataset.name=/nowhere/flowers'),
-                  "error: no directory '/nowhere/flowers'")
+    def run(*arguments):
+        return subprocess.run(
+            [*command(tmp_path), *arguments],
+            cwd=ROOT,
+            text=True,
+            timeout=300,
+            env=environment(as_a_user=True),
+            capture_output=True,
+            check=False,
+        )
+
+    check_message(
+        run('--config.dataset.name=/nowhere/flowers'), "error: no directory '/nowhere/flowers'"
+    )
     result = run('--help')
     assert result.returncode == 0
     assert '--workdir' in result.stdout

@@ -11,10 +11,16 @@ from vit_jax.training.run import resolve
 from vit_jax.workdir import metrics, record
 
 pytestmark = pytest.mark.slow
-FIELDS = TINY | {'num_steps': 200, 'eval_every': 0, 'checkpoint_every': 0,
-                 'masked.target': 'mean_color', 'model.pool': 'gap',
-                 'evals.fewshot.shots': '5', 'evals.fewshot.representation': 'patch_mean',
-                 'optimizer.learning_rate': 0.01}
+FIELDS = TINY | {
+    'num_steps': 200,
+    'eval_every': 0,
+    'checkpoint_every': 0,
+    'masked.target': 'mean_color',
+    'model.pool': 'gap',
+    'evals.fewshot.shots': '5',
+    'evals.fewshot.representation': 'patch_mean',
+    'optimizer.learning_rate': 0.01,
+}
 
 
 @pytest.fixture(scope='module')
@@ -27,8 +33,9 @@ def pretrained(run_main, tmp_path_factory):
 
 
 def rows(workdir):
-    return [{name: x for name, x in row.items() if name not in TIMED}
-            for row in metrics.read(workdir)]
+    return [
+        {name: x for name, x in row.items() if name not in TIMED} for row in metrics.read(workdir)
+    ]
 
 
 def test_it_learns_and_few_shot_reads_its_encoder(pretrained):
@@ -46,8 +53,11 @@ def test_it_beats_every_prediction_that_looks_at_nothing(pretrained):
     config, _ = record.read(pretrained)
     run, _ = resolve(ConfigDict(config), '')
     images = np.concatenate([batch['image'][batch['mask']] for batch in run.eval_batches])
-    colors = masked.targets(images * np.array(config['preprocess']['std'])
-                            + np.array(config['preprocess']['mean']), (4, 4), 'mean_color')
+    colors = masked.targets(
+        images * np.array(config['preprocess']['std']) + np.array(config['preprocess']['mean']),
+        (4, 4),
+        'mean_color',
+    )
     shares = np.bincount(np.ravel(colors)) / colors.size
     entropy = -np.sum(shares[shares > 0] * np.log(shares[shares > 0]))
     assert rows(pretrained)[-1]['eval/loss'] < entropy - 0.1
@@ -56,15 +66,18 @@ def test_it_beats_every_prediction_that_looks_at_nothing(pretrained):
 def test_an_interrupted_run_goes_on_with_the_same_patches(pretrained, run_main, tmp_path):
     for steps in (10, 20):
         assert run_main(tmp_path, fields=FIELDS | {'num_steps': steps}).returncode == 0
-    whole, parts = ([row['train/loss'] for row in rows(workdir) if 'train/loss' in row]
-                    for workdir in (pretrained, tmp_path))
+    whole, parts = (
+        [row['train/loss'] for row in rows(workdir) if 'train/loss' in row]
+        for workdir in (pretrained, tmp_path)
+    )
     assert len(parts) == 20
     assert whole[:20] == parts
 
 
 def test_fine_tuning_begins_with_its_encoder(pretrained, run_main, tmp_path):
-    result = run_main(tmp_path, fields=TINY | {
-        'pretrained': pretrained, 'model.pool': 'gap', 'num_steps': 6})
+    result = run_main(
+        tmp_path, fields=TINY | {'pretrained': pretrained, 'model.pool': 'gap', 'num_steps': 6}
+    )
     assert result.returncode == 0, result.stderr
     assert 'pre-trained weights from' in result.stderr
     assert 'initialised  head/kernel' in result.stderr

@@ -39,8 +39,9 @@ def test_train_predict_and_convert_without_a_network(attempts, run_main, tmp_pat
     assert not attempts
 
 
-def test_an_address_of_the_hub_asks_for_it_and_offline_mode_does_not(attempts, tmp_path,
-                                                                     monkeypatch):
+def test_an_address_of_the_hub_asks_for_it_and_offline_mode_does_not(
+    attempts, tmp_path, monkeypatch
+):
     monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path))
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
     with pytest.raises(UserError, match='cannot be reached and its cache on this machine lacks'):

@@ -15,8 +15,9 @@ from tests.support.runs import ROOT, environment
 from vit_jax import weights
 from vit_jax.workdir import record
 
-NOTEBOOKS = {path.stem: json.loads(path.read_text())
-             for path in sorted((ROOT / 'notebooks').glob('*.ipynb'))}
+NOTEBOOKS = {
+    path.stem: json.loads(path.read_text()) for path in sorted((ROOT / 'notebooks').glob('*.ipynb'))
+}
 every_notebook = pytest.mark.parametrize('name', NOTEBOOKS)
 
 
@@ -34,8 +35,7 @@ def settings(name):
 
 
 def test_all_are_there():
-    assert list(NOTEBOOKS) == ['fine_tune', 'predict_and_look', 'step_by_step',
-                               'train_and_inspect']
+    assert list(NOTEBOOKS) == ['fine_tune', 'predict_and_look', 'step_by_step', 'train_and_inspect']
 
 
 @every_notebook
@@ -95,8 +95,10 @@ def test_installs_only_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT / 'notebooks')
     exec(code, {})
     exec(code.replace("SOURCE = ''", "SOURCE = 'git+https://x/y/z'"), {})
-    assert calls == [['--quiet', '-e', f'{ROOT}[train]'],
-                     ['--quiet', 'vit_jax[train] @ git+https://x/y/z']]
+    assert calls == [
+        ['--quiet', '-e', f'{ROOT}[train]'],
+        ['--quiet', 'vit_jax[train] @ git+https://x/y/z'],
+    ]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match='write its Git address in SOURCE'):
         exec(code, {})
@@ -114,28 +116,45 @@ def execute(tmp_path):
 
     def run(name, pictures, **values):
         notebook = nbformat.read(ROOT / f'notebooks/{name}.ipynb', as_version=4)
-        place = 1 + next(k for k, cell in enumerate(notebook.cells)
-                         if 'parameters' in cell.metadata.get('tags', ()))
+        place = 1 + next(
+            k
+            for k, cell in enumerate(notebook.cells)
+            if 'parameters' in cell.metadata.get('tags', ())
+        )
         lines = [f'{key} = {value!r}' for key, value in values.items()]
         notebook.cells.insert(place, nbformat.v4.new_code_cell('\n'.join(lines)))
         nbclient.NotebookClient(notebook, timeout=500, kernel_name='python3').execute(
-            cwd=str(tmp_path), env=environment() | {
-                'PYTHONPATH': str(ROOT), 'HF_HUB_OFFLINE': '1', 'MPLBACKEND': 'module://'
-                'matplotlib_inline.backend_inline', 'HTTPS_PROXY': 'http://127.0.0.1:9',
-                'HTTP_PROXY': 'http://127.0.0.1:9', 'PYTHONWARNINGS': '',
-                'IPYTHONDIR': str(tmp_path / 'ipython')})
-        outputs = [output for cell in notebook.cells if cell.cell_type == 'code'
-                   for output in cell.outputs]
+            cwd=str(tmp_path),
+            env=environment()
+            | {
+                'PYTHONPATH': str(ROOT),
+                'HF_HUB_OFFLINE': '1',
+                'MPLBACKEND': 'module://matplotlib_inline.backend_inline',
+                'HTTPS_PROXY': 'http://127.0.0.1:9',
+                'HTTP_PROXY': 'http://127.0.0.1:9',
+                'PYTHONWARNINGS': '',
+                'IPYTHONDIR': str(tmp_path / 'ipython'),
+            },
+        )
+        outputs = [
+            output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs
+        ]
         assert sum('image/png' in output.get('data', ()) for output in outputs) == pictures
         return ''.join(output.text for output in outputs if output.get('name') == 'stdout')
+
     return run
 
 
 def small_weights(path, **change):
     """A random ViT with pixels as released ones have them."""
     given = small.make('vit', num_heads=4, **change)
-    weights.save(dataclasses.replace(given, preprocess=given.preprocess | {
-        'mean': (0.5,) * 3, 'std': (0.5,) * 3}), str(path), 'vit_jax')
+    weights.save(
+        dataclasses.replace(
+            given, preprocess=given.preprocess | {'mean': (0.5,) * 3, 'std': (0.5,) * 3}
+        ),
+        str(path),
+        'vit_jax',
+    )
     return str(path)
 
 
@@ -153,11 +172,19 @@ def test_step_by_step(execute):
     text = execute('step_by_step', 3, SEED=1)
     differences = re.findall(r'^(.+): largest value (\S+), largest difference (\S+)$', text, re.M)
     assert [name for name, *_ in differences] == [
-        'patches times E, and a convolution', 'z0, the input of the first layer',
-        'attention weights of the first layer', 'output of the first layer',
-        'layer 0', 'layer 1', 'layer 2', 'y, the representation of the image', 'logits']
-    assert all(float(difference) < 1e-5 * max(1, float(largest))
-               for _, largest, difference in differences)
+        'patches times E, and a convolution',
+        'z0, the input of the first layer',
+        'attention weights of the first layer',
+        'output of the first layer',
+        'layer 0',
+        'layer 1',
+        'layer 2',
+        'y, the representation of the image',
+        'logits',
+    ]
+    assert all(
+        float(difference) < 1e-5 * max(1, float(largest)) for _, largest, difference in differences
+    )
     without, with_positions = map(float, re.findall(r'changes logits by (\S+)', text))
     assert without < 1e-5 < 1e-3 < with_positions
 
@@ -167,8 +194,15 @@ def test_fine_tune(tmp_path, execute):
     """Of a folder of one's own, with splits; colours tell the classes apart."""
     for split, count in (('train', 16), ('test', 4)):
         write_images(tmp_path / 'mine' / split, ['ant', 'bee', 'cat'], count)
-    text = execute('fine_tune', 5, DATA=str(tmp_path / 'mine'), STEPS=8, BATCH_SIZE=16,
-                   WEIGHTS=small_weights(tmp_path / 'x.safetensors'), IMAGE_SIZE=16)
+    text = execute(
+        'fine_tune',
+        5,
+        DATA=str(tmp_path / 'mine'),
+        STEPS=8,
+        BATCH_SIZE=16,
+        WEIGHTS=small_weights(tmp_path / 'x.safetensors'),
+        IMAGE_SIZE=16,
+    )
     assert '48 images of 3 classes: ant, bee, cat' in text
     assert 'finished' in text
     assert re.search(r'[\d.]+% of 12 images are right', text)
@@ -179,8 +213,9 @@ def test_fine_tune(tmp_path, execute):
 @pytest.mark.nightly
 def test_fine_tune_without_a_folder_or_splits(tmp_path, execute):
     """The digits that the notebook writes, twice, and a folder without splits."""
-    given = dict(STEPS=4, BATCH_SIZE=16, IMAGE_SIZE=16,
-                 WEIGHTS=small_weights(tmp_path / 'x.safetensors'))
+    given = dict(
+        STEPS=4, BATCH_SIZE=16, IMAGE_SIZE=16, WEIGHTS=small_weights(tmp_path / 'x.safetensors')
+    )
     for _ in range(2):  # the second from a new kernel, which finds that the run is complete
         assert '300 images of 10 classes: digit 0' in execute('fine_tune', 5, **given)
     assert not record.read(str(tmp_path / 'runs/fine_tuned'))[0]['augment']['flip']

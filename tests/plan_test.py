@@ -15,9 +15,15 @@ from tests.support.runs import ROOT, environment
 from vit_jax import machine, plan, weights
 from vit_jax.training import accumulation
 
-TINY = ('--config.model.hidden_size=32', '--config.model.num_layers=3', '--config.model.mlp_dim=64',
-        '--config.model.num_heads=4', '--config.image_size=32', '--config.batch_size=64',
-        '--config.model.representation_size=0')
+TINY = (
+    '--config.model.hidden_size=32',
+    '--config.model.num_layers=3',
+    '--config.model.mlp_dim=64',
+    '--config.model.num_heads=4',
+    '--config.image_size=32',
+    '--config.batch_size=64',
+    '--config.model.representation_size=0',
+)
 # Neither data nor PyTorch: importing them raises ImportError.
 CODE = """
 import sys
@@ -30,9 +36,15 @@ sys.exit(plan.main())
 
 def run(*arguments, config='configs/vit.py:b16'):
     """The plan of a process that has neither TensorFlow nor PyTorch, and its text."""
-    result = subprocess.run([sys.executable, '-c', CODE, f'--config={config}', '--json',
-                             *arguments], cwd=ROOT, env=environment(), text=True,
-                            capture_output=True, timeout=300, check=False)
+    result = subprocess.run(
+        [sys.executable, '-c', CODE, f'--config={config}', '--json', *arguments],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     text, _, line = result.stdout.strip().rpartition('\n')
     return json.loads(line), text
@@ -50,29 +62,53 @@ def main(monkeypatch, caplog):
 B16 = '--config=configs/vit.py:b16'
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    ([B16, '--devices=8', '--chip=v5x'], "--chip is 'v5x'. Did you mean v5p, v5e?"),
-    ([B16, '--devices=12', '--chip=v5e'],
-     '12 devices are no slice of v5e. The nearest are: 4 (2x2), 8 (2x4), 16 (4x4), 32 (4x8).'),
-    ([B16, '--devices=8', '--chip=v5e', '--topology=2x2'], '--topology=2x2 is no slice of 8 v5e'),
-    ([B16, '--devices=8', '--chip=h100', '--topology=2x2'], 'only TPUs have one, not h100'),
-    ([B16, '--devices=0'], '--devices is 0: expected a whole number, at least 1.'),
-    ([B16, '--devices=8', '--chip=h100', '--config.mesh.fsdp=3'],
-     "mesh {'data': -1, 'fsdp': 3, 'tensor': 1} does not fit 8 devices"),
-    ([B16, '--devices=8', '--chip=h100', '--config.batch_size=12'],
-     'batch_size 12 is not divisible by 8 devices (data x fsdp): take 8, or other'),
-    ([B16, '--devices=8', '--chip=h100', '--config.mesh.tensor=8'],
-     'model.num_heads 12 is not divisible by mesh.tensor 8.'),
-    (['--config=configs/vit.py:b16,jft', '--devices=8', '--chip=h100'],
-     'dataset.num_examples is 0: a plan reads no data, so add --config.dataset.num_examples='),
-    (['--config=configs/vit.py:b16,jft', '--devices=8', '--config.dataset.num_examples=9'],
-     'dataset.num_classes is 0: a plan reads no data'),
-    ([B16, '--devices=2049', '--chip=h100'], '2,049 devices cannot be simulated: expected at most'),
-    ([B16, '--devices=8', '--config.model.hiden_size=3'], 'Did you mean model.hidden_size'),
-    (['--config=configs/vit.py:b17', '--devices=8'], "unknown model 'b17'"),
-    (['--config=configs/nothing.py', '--devices=8'], 'no config file'),
-    (['--devices=8'], 'add --config=FILE'),
-    ([B16, '--devices=8', 'more'], "unexpected argument 'more'")])
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ([B16, '--devices=8', '--chip=v5x'], "--chip is 'v5x'. Did you mean v5p, v5e?"),
+        (
+            [B16, '--devices=12', '--chip=v5e'],
+            '12 devices are no slice of v5e. The nearest are: 4 (2x2), 8 (2x4), 16 '
+            '(4x4), 32 (4x8).',
+        ),
+        (
+            [B16, '--devices=8', '--chip=v5e', '--topology=2x2'],
+            '--topology=2x2 is no slice of 8 v5e',
+        ),
+        ([B16, '--devices=8', '--chip=h100', '--topology=2x2'], 'only TPUs have one, not h100'),
+        ([B16, '--devices=0'], '--devices is 0: expected a whole number, at least 1.'),
+        (
+            [B16, '--devices=8', '--chip=h100', '--config.mesh.fsdp=3'],
+            "mesh {'data': -1, 'fsdp': 3, 'tensor': 1} does not fit 8 devices",
+        ),
+        (
+            [B16, '--devices=8', '--chip=h100', '--config.batch_size=12'],
+            'batch_size 12 is not divisible by 8 devices (data x fsdp): take 8, or other',
+        ),
+        (
+            [B16, '--devices=8', '--chip=h100', '--config.mesh.tensor=8'],
+            'model.num_heads 12 is not divisible by mesh.tensor 8.',
+        ),
+        (
+            ['--config=configs/vit.py:b16,jft', '--devices=8', '--chip=h100'],
+            'dataset.num_examples is 0: a plan reads no data, so add '
+            '--config.dataset.num_examples=',
+        ),
+        (
+            ['--config=configs/vit.py:b16,jft', '--devices=8', '--config.dataset.num_examples=9'],
+            'dataset.num_classes is 0: a plan reads no data',
+        ),
+        (
+            [B16, '--devices=2049', '--chip=h100'],
+            '2,049 devices cannot be simulated: expected at most',
+        ),
+        ([B16, '--devices=8', '--config.model.hiden_size=3'], 'Did you mean model.hidden_size'),
+        (['--config=configs/vit.py:b17', '--devices=8'], "unknown model 'b17'"),
+        (['--config=configs/nothing.py', '--devices=8'], 'no config file'),
+        (['--devices=8'], 'add --config=FILE'),
+        ([B16, '--devices=8', 'more'], "unexpected argument 'more'"),
+    ],
+)
 def test_mistakes(main, arguments, message):
     code, log = main(*arguments)
     assert code == 1
@@ -95,8 +131,15 @@ def test_libtpu_is_not_installed(main, monkeypatch):
 @pytest.mark.slow
 def test_simulated_gpus_without_tensorflow_or_pytorch():
     """More devices than this process has; every kernel of the blocks gathered in bfloat16."""
-    p, text = run(*TINY, '--chip=h100', '--devices=16', '--config.mesh.fsdp=16',
-                  '--config.model.dtype=bfloat16', '--config.model.dropout_rate=0', '--no-search')
+    p, text = run(
+        *TINY,
+        '--chip=h100',
+        '--devices=16',
+        '--config.mesh.fsdp=16',
+        '--config.model.dtype=bfloat16',
+        '--config.model.dropout_rate=0',
+        '--no-search',
+    )
     assert p['mesh'] == {'data': 1, 'fsdp': 16, 'tensor': 1}
     blocks = 3 * (4 * 32 * 32 + 2 * 32 * 64)  # numbers in the kernels
     gathered = 2 * 2 * blocks * 15 // 16  # in bfloat16, for the forward and the backward pass
@@ -108,18 +151,25 @@ def test_simulated_gpus_without_tensorflow_or_pytorch():
     assert p['flops_per_device'] * 16 < p['model_flops'] * 1.01
     assert f'{p["parameters"]:,} parameters' in text
     assert p['seconds']['least'] == max(
-        p['seconds'][name] for name in ('arithmetic', 'memory', 'links'))
-    assert p['device_days'] == pytest.approx(
-        p['seconds']['least'] * p['num_steps'] * 16 / 86_400)
+        p['seconds'][name] for name in ('arithmetic', 'memory', 'links')
+    )
+    assert p['device_days'] == pytest.approx(p['seconds']['least'] * p['num_steps'] * 16 / 86_400)
 
 
 @pytest.mark.slow
 def test_simulated_gpus_for_weights(tmp_path):
     """Reading them starts JAX, which then has the devices that it began with."""
     weights.save(small.make('vit'), f'{tmp_path}/x.npz', 'google')
-    p, _ = run(*TINY, '--chip=h100', '--devices=16', '--no-search',
-               f'--config.pretrained={tmp_path}/x.npz', '--config.dataset.num_examples=50000',
-               '--config.dataset.num_classes=10', config='configs/finetune.py:b16,cifar10')
+    p, _ = run(
+        *TINY,
+        '--chip=h100',
+        '--devices=16',
+        '--no-search',
+        f'--config.pretrained={tmp_path}/x.npz',
+        '--config.dataset.num_examples=50000',
+        '--config.dataset.num_classes=10',
+        config='configs/finetune.py:b16,cifar10',
+    )
     assert p['mesh'] == {'data': 16, 'fsdp': 1, 'tensor': 1}
 
 
@@ -146,10 +196,15 @@ def test_tpu_compiler(main, capsys):
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_peak_on_this_machine():
     """Within 15 % of the resident memory of a process that trains, 3 GiB."""
-    result = subprocess.run([sys.executable, 'benchmarks/step_memory.py', '--batch_size=16'],
-                            cwd=ROOT, text=True,
-                            env=environment(as_a_user=True) | {'PYTHONPATH': str(ROOT)},
-                            capture_output=True, timeout=500, check=True)
+    result = subprocess.run(
+        [sys.executable, 'benchmarks/step_memory.py', '--batch_size=16'],
+        cwd=ROOT,
+        text=True,
+        env=environment(as_a_user=True) | {'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        timeout=500,
+        check=True,
+    )
     assert abs(float(result.stdout.rpartition(':')[2].strip().rstrip('%'))) < 15, result.stdout
 
 
@@ -173,6 +228,13 @@ def test_every_mesh_lies_on_a_slice_with_equal_parts_for_its_hosts():
     """16 x 16 on 4 x 8 x 8 chips, too, where a side of the torus is cut."""
     if 'VIT_JAX_CI' not in os.environ:
         pytest.importorskip('libtpu', reason='needs libtpu: make .venv/interop')
-    result = subprocess.run([sys.executable, '-c', MESHES], cwd=ROOT, env=environment(), text=True,
-                            capture_output=True, timeout=300, check=False)
+    result = subprocess.run(
+        [sys.executable, '-c', MESHES],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr

@@ -18,10 +18,18 @@ from vit_jax import models, predict, weights
 from vit_jax.data import images
 from vit_jax.errors import UserError
 
-FIELDS = models.fields('b16') | dict(patch_size=(4, 4), hidden_size=16, num_layers=1, mlp_dim=24,
-                                     num_heads=2)
-PREPROCESS = dict(image_size=(16, 16), fit='cover', crop_ratio=0.9, resize='bicubic',
-                  antialias=True, mean=(0.4, 0.4, 0.4), std=(0.3, 0.3, 0.3))
+FIELDS = models.fields('b16') | dict(
+    patch_size=(4, 4), hidden_size=16, num_layers=1, mlp_dim=24, num_heads=2
+)
+PREPROCESS = dict(
+    image_size=(16, 16),
+    fit='cover',
+    crop_ratio=0.9,
+    resize='bicubic',
+    antialias=True,
+    mean=(0.4, 0.4, 0.4),
+    std=(0.3, 0.3, 0.3),
+)
 
 
 @pytest.fixture(scope='module')
@@ -30,12 +38,16 @@ def exported(tmp_path_factory):
     path = tmp_path_factory.mktemp('predict') / 'w.safetensors'
     model = models.build(FIELDS, 3)
     params = jax.device_get(randomised(model, jnp.zeros((1, 16, 16, 3))))
-    weights.save(weights.Weights(params, FIELDS, 3, ['ant', 'bee', 'cat'], PREPROCESS, 'vit_jax',
-                                 'test'), str(path), 'vit_jax')
+    weights.save(
+        weights.Weights(params, FIELDS, 3, ['ant', 'bee', 'cat'], PREPROCESS, 'vit_jax', 'test'),
+        str(path),
+        'vit_jax',
+    )
 
     def probabilities(file):
         image = images.load(str(file), (16, 16), PREPROCESS)[None]
         return np.asarray(jax.nn.softmax(apply(model, {'params': params}, image)))[0]
+
     return path, probabilities
 
 
@@ -48,21 +60,25 @@ def folder(tmp_path_factory):
 
 def test_json_has_the_likeliest_classes_in_order(exported, folder, capsys):
     path, probabilities = exported
-    assert predict.main([f'--pretrained={path}', '--json', '--top=2', '--batch_size=4',
-                         str(folder)]) == 0
+    assert (
+        predict.main([f'--pretrained={path}', '--json', '--top=2', '--batch_size=4', str(folder)])
+        == 0
+    )
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row['image'] for row in rows] == sorted(map(str, folder.glob('*/*.png')))
     for row in rows:
         expected = probabilities(row['image'])
         best = np.argsort(-expected)[:2]
         assert [c['class'] for c in row['classes']] == [['ant', 'bee', 'cat'][k] for k in best]
-        np.testing.assert_allclose([c['probability'] for c in row['classes']], expected[best],
-                                   rtol=1e-4)
+        np.testing.assert_allclose(
+            [c['probability'] for c in row['classes']], expected[best], rtol=1e-4
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('command', [
-    'predict', pytest.param('evaluate', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    'command', ['predict', pytest.param('evaluate', marks=pytest.mark.nightly)]
+)
 def test_two_devices_of_a_cpu_compute_as_one(command, exported, tmp_path):
     """Five images: the last batch is filled up."""
     write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 2, size=(20, 30))
@@ -77,8 +93,11 @@ machine.cores = lambda: {cores}
 code = {command}.main()
 print('devices:', jax.device_count())
 cli.leave(code)"""
-        arguments = ([f'--features={path}', str(tmp_path / 'test')] if command == 'predict' else
-                     [f'--save={path}', f'--dataset={tmp_path}', '--split=test'])
+        arguments = (
+            [f'--features={path}', str(tmp_path / 'test')]
+            if command == 'predict'
+            else [f'--save={path}', f'--dataset={tmp_path}', '--split=test']
+        )
         process = Forked([f'--pretrained={exported[0]}', '--batch_size=4', *arguments], log, code)
         assert process.wait(600) == 0, log.read_text()
         assert f'devices: {cores}\n' in log.read_text()
@@ -88,18 +107,26 @@ cli.leave(code)"""
     np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-6)
 
 
-def test_classes_that_are_independent_have_probabilities_of_their_own(exported, folder, tmp_path,
-                                                                      capsys):
+def test_classes_that_are_independent_have_probabilities_of_their_own(
+    exported, folder, tmp_path, capsys
+):
     """Whether the weights say so or the command does; JSON says which they are."""
     path, _ = exported
     given, image = weights.load(str(path)), str(folder / 'one' / '000.png')
     stated = dataclasses.replace(given, loss='sigmoid')
     weights.save(stated, str(tmp_path / 'x.safetensors'), 'vit_jax')
-    logits = np.asarray(apply(models.build(given.model, 3), {'params': given.params}, images.load(
-        image, (16, 16), PREPROCESS)[None]))[0]
+    logits = np.asarray(
+        apply(
+            models.build(given.model, 3),
+            {'params': given.params},
+            images.load(image, (16, 16), PREPROCESS)[None],
+        )
+    )[0]
     expected = np.sort(1 / (1 + np.exp(-logits)))[::-1]
-    for arguments in ([f'--pretrained={tmp_path}/x.safetensors'],
-                      [f'--pretrained={path}', '--loss=sigmoid']):
+    for arguments in (
+        [f'--pretrained={tmp_path}/x.safetensors'],
+        [f'--pretrained={path}', '--loss=sigmoid'],
+    ):
         assert predict.main([*arguments, '--json', image]) == 0
         (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert row['activation'] == 'sigmoid'
@@ -113,16 +140,26 @@ def test_classes_that_are_independent_have_probabilities_of_their_own(exported, 
 
 def test_csv_and_features(exported, folder, tmp_path):
     path, probabilities = exported
-    assert predict.main([f'--pretrained={path}', f'--csv={tmp_path / "p.csv"}',
-                         f'--features={tmp_path / "f.npz"}', str(folder / 'one')]) == 0
+    assert (
+        predict.main(
+            [
+                f'--pretrained={path}',
+                f'--csv={tmp_path / "p.csv"}',
+                f'--features={tmp_path / "f.npz"}',
+                str(folder / 'one'),
+            ]
+        )
+        == 0
+    )
     with open(tmp_path / 'p.csv', encoding='utf-8') as file:
         rows = list(csv.DictReader(file))
     features = np.load(tmp_path / 'f.npz')
     assert list(features['path']) == [row['image'] for row in rows]
     assert features['representation'].shape == (3, 16)
     for row in rows:
-        assert float(row['probability1']) == pytest.approx(probabilities(row['image']).max(),
-                                                           rel=1e-4)
+        assert float(row['probability1']) == pytest.approx(
+            probabilities(row['image']).max(), rel=1e-4
+        )
 
 
 def test_csv_has_paths_of_any_bytes(exported, folder, tmp_path):
@@ -134,8 +171,7 @@ def test_csv_has_paths_of_any_bytes(exported, folder, tmp_path):
 def test_lines_have_paths_of_any_bytes(exported, folder, tmp_path):
     """On a terminal, which writes nothing but UTF-8."""
     odd = shutil.copy(folder / 'one' / '000.png', str(tmp_path / '\udcfe.png'))
-    with open(tmp_path / 'out', 'w', encoding='utf-8') as file, (
-            contextlib.redirect_stdout(file)):
+    with open(tmp_path / 'out', 'w', encoding='utf-8') as file, contextlib.redirect_stdout(file):
         assert predict.main([f'--pretrained={exported[0]}', odd]) == 0
     assert (tmp_path / 'out').read_text().splitlines()[0] == f'{tmp_path}/\\xfe.png'
 
@@ -143,27 +179,44 @@ def test_lines_have_paths_of_any_bytes(exported, folder, tmp_path):
 @pytest.mark.parametrize('more', [['--csv=CSV'], ['--json'], []])
 def test_without_a_head_there_are_no_classes(more, folder, tmp_path, caplog):
     weights.save(small.make('headless'), str(tmp_path / 'w.safetensors'), 'vit_jax')
-    options = [f'--pretrained={tmp_path}/w.safetensors', str(folder / 'one'),
-               *(option.replace('CSV', str(tmp_path / 'x.csv')) for option in more)]
+    options = [
+        f'--pretrained={tmp_path}/w.safetensors',
+        str(folder / 'one'),
+        *(option.replace('CSV', str(tmp_path / 'x.csv')) for option in more),
+    ]
     features = f'--features={tmp_path}/f.npz'
     assert predict.main([*options, *[features] * bool(more)]) == 1
     assert 'has no head and therefore no classes: ask for --features=FILE.npz alone' in (
-        caplog.records[-1].getMessage())
+        caplog.records[-1].getMessage()
+    )
     assert os.listdir(tmp_path) == ['w.safetensors']
     assert predict.main([*options[:2], features]) == 0
 
 
 def test_a_table_that_cannot_be_written_is_named(exported, folder, tmp_path, caplog):
     (tmp_path / 'x.csv').symlink_to('/dev/full')
-    assert predict.main([f'--pretrained={exported[0]}', f'--csv={tmp_path}/x.csv',
-                         str(folder / 'one')]) == 1
+    assert (
+        predict.main(
+            [f'--pretrained={exported[0]}', f'--csv={tmp_path}/x.csv', str(folder / 'one')]
+        )
+        == 1
+    )
     assert f'{tmp_path}/x.csv cannot be written (No space left' in caplog.records[-1].getMessage()
 
 
 def test_features_that_do_not_fit_on_the_disk_leave_the_table(exported, folder, tmp_path, caplog):
     (tmp_path / 'f.npz').symlink_to('/dev/full')
-    assert predict.main([f'--pretrained={exported[0]}', f'--csv={tmp_path}/x.csv',
-                         f'--features={tmp_path}/f.npz', str(folder / 'one')]) == 1
+    assert (
+        predict.main(
+            [
+                f'--pretrained={exported[0]}',
+                f'--csv={tmp_path}/x.csv',
+                f'--features={tmp_path}/f.npz',
+                str(folder / 'one'),
+            ]
+        )
+        == 1
+    )
     assert f'{tmp_path}/f.npz cannot be written' in caplog.records[-1].getMessage()
     assert (tmp_path / 'x.csv').read_text().startswith('image,class1,')
 
@@ -175,22 +228,27 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
     for name in ('001a.png', '._000.png', 'thesis.pdf', '.thumbnails/000.png'):
         (mixed / name).write_text('no image')
     table = tmp_path / 'p.csv'
-    assert predict.main([f'--pretrained={path}', f'--csv={table}', '--batch_size=2',
-                         str(mixed)]) == 0
+    assert (
+        predict.main([f'--pretrained={path}', f'--csv={table}', '--batch_size=2', str(mixed)]) == 0
+    )
     assert [r.getMessage() for r in caplog.records if r.levelname == 'WARNING'] == [
         f'left out: {str(mixed / "001a.png")!r} cannot be read: not an image of '
-        f'{", ".join(images.FORMATS)}.']
+        f'{", ".join(images.FORMATS)}.'
+    ]
     with open(table, encoding='utf-8') as file:
         rows = list(csv.DictReader(file))
     assert [row['image'] for row in rows] == [str(mixed / f'00{k}.png') for k in range(3)]
     for row in rows:
-        assert float(row['probability1']) == pytest.approx(probabilities(row['image']).max(),
-                                                           rel=1e-4)
+        assert float(row['probability1']) == pytest.approx(
+            probabilities(row['image']).max(), rel=1e-4
+        )
     broken = tmp_path / 'broken'
     broken.mkdir()
     (mixed / '001a.png').rename(broken / 'a.png')
-    for arguments, message in [([str(broken / 'a.png')], 'none of the 1 images can be read'),
-                               ([str(broken)], 'none of the 1 images can be read')]:
+    for arguments, message in [
+        ([str(broken / 'a.png')], 'none of the 1 images can be read'),
+        ([str(broken)], 'none of the 1 images can be read'),
+    ]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1
         assert message in caplog.records[-1].getMessage()
 
@@ -215,9 +273,10 @@ def test_images_after_a_broken_one_are_done(exported, folder, tmp_path, capsys, 
     rows = json.loads(capsys.readouterr().out)
     assert [row['image'] for row in rows] == [good, *map(str, sorted(folder.glob('two/*.png')))]
     left_out = [r.getMessage() for r in caplog.records if r.levelname == 'WARNING']
-    assert [text[:len('left out: ')] for text in left_out] == ['left out: '] * 2
+    assert [text[: len('left out: ')] for text in left_out] == ['left out: '] * 2
     assert caplog.records[-1].getMessage() == (
-        f'error: 2 of the 3 images named cannot be read: {broken}, {gone}. The others are done.')
+        f'error: 2 of the 3 images named cannot be read: {broken}, {gone}. The others are done.'
+    )
 
 
 def test_two_tables_in_one_file(capsys):
@@ -238,15 +297,22 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog):
     first, second = capsys.readouterr().out.splitlines()
     assert first == image
     assert second.split()[-1] in ('ant', 'bee', 'cat')
-    for arguments, message in [([str(tmp_path)], 'there are no images below'),
-                               ([str(folder / 'gone.png')], 'none of the 1'),
-                               ([image, '--batch_size=0'], 'batch_size is 0'),
-                               ([image, '--features=f.csv'], '=f.csv: representations are '
-                                'written as .npz files; expected a name that ends so'),
-                               (['--csv', image, image], f'--csv={image} names an image, which '
-                                'the table would replace: expected the name of the table, as in'),
-                               ([image, f'--csv={tmp_path}/no.jpg'], 'no.jpg names an image'),
-                               ([image, '--top=0'], 'top is 0: expected a whole number'),
-                               ([image, f'--csv={tmp_path}/no/x.csv'], 'there is no directory')]:
+    for arguments, message in [
+        ([str(tmp_path)], 'there are no images below'),
+        ([str(folder / 'gone.png')], 'none of the 1'),
+        ([image, '--batch_size=0'], 'batch_size is 0'),
+        (
+            [image, '--features=f.csv'],
+            '=f.csv: representations are written as .npz files; expected a name that ends so',
+        ),
+        (
+            ['--csv', image, image],
+            f'--csv={image} names an image, which '
+            'the table would replace: expected the name of the table, as in',
+        ),
+        ([image, f'--csv={tmp_path}/no.jpg'], 'no.jpg names an image'),
+        ([image, '--top=0'], 'top is 0: expected a whole number'),
+        ([image, f'--csv={tmp_path}/no/x.csv'], 'there is no directory'),
+    ]:
         assert predict.main([f'--pretrained={path}', *arguments]) == 1
         assert message in caplog.records[-1].getMessage()

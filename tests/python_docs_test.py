@@ -27,5 +27,6 @@ def test_snippets(tmp_path, monkeypatch):
     assert names['outputs']['attention'].shape == (2, 2, 3, 5, 5)
     weights.predictor(names['w'])(names['mine'])
     assert weights.load('ti16').preprocess['resize'] == 'bicubic'
-    np.testing.assert_array_equal(weights.load('ti16.safetensors').params['cls'],
-                                  given.params['cls'])
+    np.testing.assert_array_equal(
+        weights.load('ti16.safetensors').params['cls'], given.params['cls']
+    )

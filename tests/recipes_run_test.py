@@ -11,19 +11,41 @@ from tests.support.runs import ROOT, environment
 from vit_jax import weights
 from vit_jax.workdir import metrics
 
-ARGUMENTS = {'vit': 'b16,jft', 'finetune': 'ti16,directory', 'vtab': 'ti16,svhn',
-             'augreg': 's16,imagenet21k,medium1', 'bit_pretrain': 'r50x1,jft',
-             'scaling': 'depth,16'}
-SMALL = {'dataset.name': 'digits', 'dataset.train_split': 'train', 'dataset.eval_split': 'test',
-         'dataset.num_examples': 0, 'dataset.num_classes': 0, 'dataset.label': '',
-         'image_size': 16, 'batch_size': 16, 'accum_steps': 1, 'num_steps': 3, 'num_epochs': 0,
-         'optimizer.warmup_steps': 1, 'model.dtype': 'float32', 'transfer.take': '',
-         'log_every': 1, 'ema_decay': 0, 'model.unroll': 1}
+ARGUMENTS = {
+    'vit': 'b16,jft',
+    'finetune': 'ti16,directory',
+    'vtab': 'ti16,svhn',
+    'augreg': 's16,imagenet21k,medium1',
+    'bit_pretrain': 'r50x1,jft',
+    'scaling': 'depth,16',
+}
+SMALL = {
+    'dataset.name': 'digits',
+    'dataset.train_split': 'train',
+    'dataset.eval_split': 'test',
+    'dataset.num_examples': 0,
+    'dataset.num_classes': 0,
+    'dataset.label': '',
+    'image_size': 16,
+    'batch_size': 16,
+    'accum_steps': 1,
+    'num_steps': 3,
+    'num_epochs': 0,
+    'optimizer.warmup_steps': 1,
+    'model.dtype': 'float32',
+    'transfer.take': '',
+    'log_every': 1,
+    'ema_decay': 0,
+    'model.unroll': 1,
+}
 MODEL = {'patch_size': 8, 'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2}
 RESNET = {'resnet.units': '1,1', 'resnet.width': 32}
 RESNETS = 'bit', 'bit_pretrain', 'distill', 'axial_r50'
-FEWSHOT = {'evals.fewshot.dataset': 'digits', 'evals.fewshot.train_split': 'train',
-           'evals.fewshot.test_split': 'test'}
+FEWSHOT = {
+    'evals.fewshot.dataset': 'digits',
+    'evals.fewshot.train_split': 'train',
+    'evals.fewshot.test_split': 'test',
+}
 
 
 def config_of(name):
@@ -51,10 +73,15 @@ NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py')) + ['axial_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [
-    name if name == 'augreg'  # tests/training/teacher_test.py distils
-    else pytest.param(name, marks=pytest.mark.nightly)
-    for name in NAMES])
+@pytest.mark.parametrize(
+    'name',
+    [
+        name
+        if name == 'augreg'  # tests/training/teacher_test.py distils
+        else pytest.param(name, marks=pytest.mark.nightly)
+        for name in NAMES
+    ],
+)
 def test_trains(name, run_main, tmp_path):
     result = run_main(tmp_path, config=config_of(name), fields=fields_of(name, tmp_path))
     assert result.returncode == 0, result.stderr
@@ -69,9 +96,23 @@ def test_trains(name, run_main, tmp_path):
 def test_plans(name, tmp_path):
     fields = fields_of(name, tmp_path) | {'dataset.num_examples': 1000, 'dataset.num_classes': 10}
     result = subprocess.run(
-        [sys.executable, '-m', 'vit_jax.plan', f'--config={config_of(name)}', '--chip=cpu',
-         '--devices=1', '--no-search', '--json',
-         *(f'--config.{field}={value}' for field, value in fields.items())],
-        cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=300, check=False)
+        [
+            sys.executable,
+            '-m',
+            'vit_jax.plan',
+            f'--config={config_of(name)}',
+            '--chip=cpu',
+            '--devices=1',
+            '--no-search',
+            '--json',
+            *(f'--config.{field}={value}' for field, value in fields.items()),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])['memory']['peak'] > 0

@@ -34,11 +34,18 @@ def test_two_runs_and_no_images(workdir, tmp_path, monkeypatch, caplog):
     assert [row[0] for row in read.tables[0][1:]] == ['run', 'other']
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (['nowhere'], 'nowhere is not the workdir of a run: it has no config.json.'),
-    (['RUN', '--images=-1'], '--images is -1: expected a whole number, at least 0.'),
-    (['RUN', '--out=nowhere/x.html'], 'nowhere/x.html cannot be written: there is no directory'),
-    (['RUN', '--out=x.png'], 'x.png cannot be written: expected a name that ends in .html.')])
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (['nowhere'], 'nowhere is not the workdir of a run: it has no config.json.'),
+        (['RUN', '--images=-1'], '--images is -1: expected a whole number, at least 0.'),
+        (
+            ['RUN', '--out=nowhere/x.html'],
+            'nowhere/x.html cannot be written: there is no directory',
+        ),
+        (['RUN', '--out=x.png'], 'x.png cannot be written: expected a name that ends in .html.'),
+    ],
+)
 def test_mistakes(options, message, workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = [option.replace('RUN', str(workdir)) for option in options]
@@ -66,12 +73,14 @@ def trained_main(monkeypatch, tmp_path):
         trained_main.code = code
         assert run_here(*arguments(tmp_path / 'run', **fields), command=main).returncode == code
         return asked
+
     return start
 
 
 def test_a_complete_run_is_reported(trained_main, tmp_path):
     (workdir, recipe), concluded = trained_main(
-        0, fields={'report': True, 'num_steps': 700, 'seed': 3})
+        0, fields={'report': True, 'num_steps': 700, 'seed': 3}
+    )
     assert workdir == concluded == str(tmp_path / 'run')
     assert recipe['file'].endswith('configs/quickstart.py')
     assert (recipe['config']['num_steps'], recipe['config']['seed']) == (1600, 0)
@@ -84,7 +93,7 @@ def test_a_run_that_does_not_want_a_report_has_none(trained_main):
 
 def test_of_a_run_that_is_stopped_only_what_it_departs_from_is_recorded(trained_main):
     """So that the command says the same of it that the page of a complete run says."""
-    (_, recipe), = trained_main(143, fields={'report': True})
+    ((_, recipe),) = trained_main(143, fields={'report': True})
     assert recipe['file'].endswith('configs/quickstart.py')
 
 
@@ -105,18 +114,24 @@ def test_what_fails_is_one_line_and_no_error(workdir, monkeypatch, caplog):
 
     monkeypatch.setattr(collect, 'run', fails)
     reporting.conclude(str(workdir))
-    line, = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
-    assert line == (f'{workdir}/report.html is not written (RuntimeError: no picture today). The '
-                    f'run is complete; python -m vit_jax.report {workdir} tries again.')
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
+    assert line == (
+        f'{workdir}/report.html is not written (RuntimeError: no picture today). The '
+        f'run is complete; python -m vit_jax.report {workdir} tries again.'
+    )
 
 
 def test_the_page_of_all_runs_of_a_directory(tmp_path, monkeypatch, caplog):
     """By the end of a sweep, or afterwards, when nothing is known but the files."""
     config = load('quickstart').get_config()
     config.dataset.eval_split = 'train[90%:]'
-    notes = {str(write_workdir(tmp_path / name, config, accuracies)): note
-             for name, accuracies, note in (
-                 ('lr=0.1', (0.25, 0.75), 'the best'), ('lr=9', (), 'diverges'))}
+    notes = {
+        str(write_workdir(tmp_path / name, config, accuracies)): note
+        for name, accuracies, note in (
+            ('lr=0.1', (0.25, 0.75), 'the best'),
+            ('lr=9', (), 'diverges'),
+        )
+    }
     notes[str(write_workdir(tmp_path / 'final', accuracies=[0.5]))] = ''
     reporting.conclude_all(str(tmp_path), notes)
     assert caplog.messages[-1] == f'  report      {tmp_path}/report.html'
@@ -124,11 +139,15 @@ def test_the_page_of_all_runs_of_a_directory(tmp_path, monkeypatch, caplog):
     assert read.tables[0][1:] == [
         ['lr=0.1the best · scored on train[90%:]', '75.00 %', '75.00 %', '0.5000', '1,600'],
         ['lr=9diverges · scored on train[90%:]', '–', '–', '–', '0'],
-        ['finalscored on test', '50.00 %', '50.00 %', '1.0000', '800']]
-    assert [x for x in read.tables if ['dataset.eval_split', 'train[90%:]', 'train[90%:]', 'test']
-            in x]
+        ['finalscored on test', '50.00 %', '50.00 %', '1.0000', '800'],
+    ]
+    assert [
+        x for x in read.tables if ['dataset.eval_split', 'train[90%:]', 'train[90%:]', 'test'] in x
+    ]
     assert {row['run'] for row in data['charts']['curve-0']['layer'][0]['data']['values']} == {
-        'lr=0.1', 'final'}
+        'lr=0.1',
+        'final',
+    }
     first = read.tables[0]
     write_workdir(tmp_path / 'another')
     for remembered in (True, False):  # as a directory of runs has none that no command has filled
@@ -141,12 +160,17 @@ def test_the_page_of_all_runs_of_a_directory(tmp_path, monkeypatch, caplog):
             (tmp_path / 'report.json').unlink()
         else:
             assert [row.partition('scored')[0] for row in rows] == [
-                'another', 'final', 'lr=0.1', 'lr=9']
+                'another',
+                'final',
+                'lr=0.1',
+                'lr=9',
+            ]
     monkeypatch.setattr(page, 'of_several', lambda *given: 1 / 0)
     reporting.conclude_all(str(tmp_path), notes)
     assert caplog.messages[-1] == (
         f'{tmp_path}/report.html is not written (ZeroDivisionError: division by zero). All runs '
-        f'are complete; python -m vit_jax.report {tmp_path} tries again.')
+        f'are complete; python -m vit_jax.report {tmp_path} tries again.'
+    )
 
 
 def test_of_several_processes_one_writes_without_the_model(workdir, monkeypatch):
@@ -171,8 +195,13 @@ def test_the_recipe_of_a_command():
 
 def trained(workdir, name='quickstart', argument=(), **fields):
     config = load(name).get_config(*argument)
-    config.update_from_flattened_dict({name: x for name, x in (TINY | STEPS | fields).items()
-                                       if name in config_lib.flatten(config)})
+    config.update_from_flattened_dict(
+        {
+            name: x
+            for name, x in (TINY | STEPS | fields).items()
+            if name in config_lib.flatten(config)
+        }
+    )
     assert loop.train(config, str(workdir)) == 0
     return workdir
 
@@ -203,11 +232,17 @@ def written(run):
 @pytest.mark.slow
 def test_photos_that_cannot_be_read(run, monkeypatch):
     batches = pipeline.eval_batches
-    monkeypatch.setattr(pipeline, 'eval_batches', lambda *args, **kwargs: (
-        batch | {'mask': batch['mask'] < 0} for batch in batches(*args, **kwargs)))
+    monkeypatch.setattr(
+        pipeline,
+        'eval_batches',
+        lambda *args, **kwargs: (
+            batch | {'mask': batch['mask'] < 0} for batch in batches(*args, **kwargs)
+        ),
+    )
     found = collect.run(str(run), 10)
     assert found['inspection']['missing']['explorer'] == (
-        'none of the first images of test can be read')
+        'none of the first images of test can be read'
+    )
     assert found['missing']['predictions'] == 'none of the images of test can be evaluated.'
     check(page.of_one(found))
 
@@ -216,11 +251,23 @@ def test_photos_that_cannot_be_read(run, monkeypatch):
 def test_the_numbers_are_those_of_the_run(run, written):
     _, read, data = written
     rows = metrics.read(str(run))
-    drawn = {name: {row['step']: row['value'] for row in data['charts'][chart]['layer'][0]['data'][
-        'values'] if row['series'] == name} for chart, name in (
-            ('curve-0', 'training'), ('curve-0', 'evaluation'), ('curve-1', 'top-1'))}
-    for name, key in (('training', 'train/loss'), ('evaluation', 'eval/loss'),
-                      ('top-1', 'eval/accuracy')):
+    drawn = {
+        name: {
+            row['step']: row['value']
+            for row in data['charts'][chart]['layer'][0]['data']['values']
+            if row['series'] == name
+        }
+        for chart, name in (
+            ('curve-0', 'training'),
+            ('curve-0', 'evaluation'),
+            ('curve-1', 'top-1'),
+        )
+    }
+    for name, key in (
+        ('training', 'train/loss'),
+        ('evaluation', 'eval/loss'),
+        ('top-1', 'eval/accuracy'),
+    ):
         assert drawn[name] == {row['step']: row[key] for row in rows if key in row}
     assert f'{100 * rows[-1]["eval/accuracy"]:.2f} %' in read.text
     assert f'{rows[-1]["eval/loss"]:.4f}' in read.text
@@ -233,15 +280,20 @@ def test_the_confusion_is_that_of_evaluate(run, written, capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     names = list(result['confusion'])
     table = next(table for table in read.tables if table[0][1:] == names)
-    assert {row[0]: {name: int(x) for name, x in zip(names, row[1:], strict=True) if x}
-            for row in table[1:]} == result['confusion']
+    assert {
+        row[0]: {name: int(x) for name, x in zip(names, row[1:], strict=True) if x}
+        for row in table[1:]
+    } == result['confusion']
     assert sum(int(x) for row in table[1:] for x in row[1:] if x) == 360
-    assert (f'accuracy {100 * result["eval/accuracy"]:.2f} %, loss {result["eval/loss"]:.4f}'
-            in read.text)
+    assert (
+        f'accuracy {100 * result["eval/accuracy"]:.2f} %, loss {result["eval/loss"]:.4f}'
+        in read.text
+    )
     assert f'{100 * result["calibration"]["expected_error"]:.2f} %' in read.text
     classes = next(table for table in read.tables if table[0][:2] == ['class', 'accuracy'])
     assert {row[0]: row[1].strip() for row in classes[1:]} == {
-        name: f'{100 * row["accuracy"]:.1f} %' for name, row in result['classes'].items()}
+        name: f'{100 * row["accuracy"]:.1f} %' for name, row in result['classes'].items()
+    }
 
 
 @pytest.mark.slow
@@ -250,8 +302,11 @@ def test_the_pictures_and_the_explorer(run, written):
     assert len(source) < 1.5e6
     explorer = data['explorer']
     assert (len(explorer['photos']), explorer['heads']) == (4, 2)
-    assert all((len(photo['layers']), photo['queries'], photo['keys'], photo['class_token']) == (
-        2, [4, 4], [4, 4], True) for photo in explorer['photos'])
+    assert all(
+        (len(photo['layers']), photo['queries'], photo['keys'], photo['class_token'])
+        == (2, [4, 4], [4, 4], True)
+        for photo in explorer['photos']
+    )
     assert len({photo['label'] for photo in explorer['photos']}) == 4
     alts = [image['alt'] for image in read.of('img')]
     assert sum('training image' in alt for alt in alts) == 24
@@ -261,7 +316,8 @@ def test_the_pictures_and_the_explorer(run, written):
     right = [label == predicted for label, predicted in wrong]
     assert right == sorted(right)  # first the mistakes, then the hits
     assert {'filters', 'similarity', 'explorer'} <= {
-        name for name, x in collect.run(str(run), 32)['inspection'].items() if x}
+        name for name, x in collect.run(str(run), 32)['inspection'].items() if x
+    }
 
 
 @pytest.mark.slow
@@ -289,10 +345,16 @@ def test_other_families(family, tmp_path):
 
 @pytest.mark.slow
 def test_masked_patches_and_few_shots(tmp_path):
-    workdir = trained(tmp_path, **{
-        'masked.target': 'mean_color', 'model.pool': 'gap',
-        'evals.fewshot.shots': (5,), 'evals.fewshot.representation': 'patch_mean',
-        'num_steps': 6})
+    workdir = trained(
+        tmp_path,
+        **{
+            'masked.target': 'mean_color',
+            'model.pool': 'gap',
+            'evals.fewshot.shots': (5,),
+            'evals.fewshot.representation': 'patch_mean',
+            'num_steps': 6,
+        },
+    )
     assert report.main([str(workdir)]) == 0
     read, data = check((tmp_path / 'report.html').read_text())
     assert 'The run predicts hidden patches and no classes' in read.text
@@ -304,13 +366,22 @@ def test_masked_patches_and_few_shots(tmp_path):
 @pytest.mark.slow
 def test_images_with_several_labels(tmp_path):
     from tests.support.datasets import write_images
+
     for split, count in (('train', 24), ('test', 10)):
         write_images(tmp_path / 'data', [split], count)
-        (tmp_path / 'data' / split / 'labels.csv').write_text(''.join(
-            f'{i:03}.png,{["ant;bee", "bee", "ant;cat"][i % 3]}\n' for i in range(count)))
-    workdir = trained(tmp_path / 'run', **{
-        'dataset.name': str(tmp_path / 'data'), 'image_size': (8,), 'loss.name': 'sigmoid',
-        'batch_size': 8, 'num_steps': 6})
+        (tmp_path / 'data' / split / 'labels.csv').write_text(
+            ''.join(f'{i:03}.png,{["ant;bee", "bee", "ant;cat"][i % 3]}\n' for i in range(count))
+        )
+    workdir = trained(
+        tmp_path / 'run',
+        **{
+            'dataset.name': str(tmp_path / 'data'),
+            'image_size': (8,),
+            'loss.name': 'sigmoid',
+            'batch_size': 8,
+            'num_steps': 6,
+        },
+    )
     assert report.main([str(workdir)]) == 0
     read, _ = check((workdir / 'report.html').read_text())
     assert 'average precision' in read.text
@@ -325,4 +396,5 @@ def test_a_run_ends_with_its_page(ended, written):
     _, read, _ = written
     assert 'What differs from' in read.text
     assert ['num_stepslength of the run: either this', '12', '1600'] in [
-        row for table in read.tables for row in table]
+        row for table in read.tables for row in table
+    ]

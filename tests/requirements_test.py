@@ -17,13 +17,20 @@ def test_data_files_of_the_package_are_installed(monkeypatch):
     monkeypatch.setattr(setuptools, 'setup', lambda **arguments: given.update(arguments))
     monkeypatch.chdir(ROOT)
     runpy.run_path('setup.py')
-    listed = {pathlib.Path(*package.split('.'), name)
-              for package, names in given['package_data'].items() for name in names}
-    found = {path for path in pathlib.Path('vit_jax').rglob('*')
-             if path.is_file() and path.suffix not in ('.py', '.pyc')}
+    listed = {
+        pathlib.Path(*package.split('.'), name)
+        for package, names in given['package_data'].items()
+        for name in names
+    }
+    found = {
+        path
+        for path in pathlib.Path('vit_jax').rglob('*')
+        if path.is_file() and path.suffix not in ('.py', '.pyc')
+    }
     assert listed == found
     assert {'.'.join(path.parent.parts) for path in pathlib.Path('vit_jax').rglob('*.py')} == set(
-        given['packages'])
+        given['packages']
+    )
 
 
 def versions(path):
@@ -47,6 +54,7 @@ def test_nothing_that_a_package_needs_is_missing():
             continue  # for another platform
         for need in map(Requirement, needs):
             if (not need.marker or need.marker.evaluate({'extra': ''})) and (
-                    canonicalize_name(need.name) not in pinned):
+                canonicalize_name(need.name) not in pinned
+            ):
                 missing.setdefault(need.name, []).append(name)
     assert not missing

@@ -28,20 +28,32 @@ def fields_of(request):
         if source == 'digits':
             return RANDOM | {'batch_size': 64}  # an epoch has 22 steps
         name = request.getfixturevalue('image_directory') if source == 'directory' else 'dots'
-        own = {'dataset.name': name, 'image_size': 8, 'augment.crop': 'inception',
-               'augment.flip': True, 'augment.randaugment.num_ops': 2, 'augment.mixup': 0.2,
-               'dataset.shuffle_buffer': 25}
+        own = {
+            'dataset.name': name,
+            'image_size': 8,
+            'augment.crop': 'inception',
+            'augment.flip': True,
+            'augment.randaugment.num_ops': 2,
+            'augment.mixup': 0.2,
+            'dataset.shuffle_buffer': 25,
+        }
         if name == 'dots':
             own['dataset.data_dir'] = request.getfixturevalue('tfds_directory')[source]
         if source == 'tfrecord':
             own['dataset.label'] = 'label/2'
         if source == 'directory':
-            own |= {'dataset.balance': 0.5, 'loss.class_weights': 'balanced',
-                    'dataset.cache': 'disk', 'dataset.cache_dir': str(photos),
-                    'model.dtype': 'bfloat16', 'model.unroll': 0}  # which leaves all choices
+            own |= {
+                'dataset.balance': 0.5,
+                'loss.class_weights': 'balanced',
+                'dataset.cache': 'disk',
+                'dataset.cache_dir': str(photos),
+                'model.dtype': 'bfloat16',
+                'model.unroll': 0,
+            }  # which leaves all choices
         else:
             own['dataset.subset'] = '90%'
         return RANDOM | own
+
     return fields
 
 
@@ -55,12 +67,14 @@ def undisturbed(fields_of, tmp_path_factory):
             made[source] = tmp_path_factory.mktemp(f'undisturbed_{source}')
             assert 'done: 48 steps' in finish(made[source], fields_of(source))
         return made[source]
+
     return get
 
 
 @pytest.fixture(scope='module')
 def here(run_main, tmp_path_factory):
     """Runs of digits in this process, which nobody kills: (continue, the undisturbed workdir)."""
+
     def finish(workdir, **fields):
         result = run_main(workdir, fields=RANDOM | fields)
         assert result.returncode == 0, result.stderr
@@ -134,9 +148,10 @@ def assert_equal_runs(workdir, expected):
         x, y = np.asarray(x), np.asarray(y)
         assert x.dtype == y.dtype, jax.tree_util.keystr(path)
         assert x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
-    rows = [[{k: v for k, v in row.items() if k not in TIMED}
-             for row in metrics.read(directory)]
-            for directory in (workdir, expected)]
+    rows = [
+        [{k: v for k, v in row.items() if k not in TIMED} for row in metrics.read(directory)]
+        for directory in (workdir, expected)
+    ]
     assert rows[0] == rows[1]
     assert len(rows[0]) == RANDOM['num_steps'] + 3  # every step, and evaluations at 20, 40, 48
 
@@ -149,14 +164,23 @@ def finish(workdir, fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('source', [
-    'digits', *(pytest.param(source, marks=pytest.mark.nightly)
-                for source in ('directory', 'array_record'))])
+@pytest.mark.parametrize(
+    'source',
+    [
+        'digits',
+        *(
+            pytest.param(source, marks=pytest.mark.nightly)
+            for source in ('directory', 'array_record')
+        ),
+    ],
+)
 def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
     fields, rng = fields_of(source), random.Random(source)
     first = rng.randint(8, 12)
-    moments = [lambda: saved(tmp_path) and reached(tmp_path, first),
-               lambda: saving(tmp_path, 24)]  # after the first epoch
+    moments = [
+        lambda: saved(tmp_path) and reached(tmp_path, first),
+        lambda: saving(tmp_path, 24),
+    ]  # after the first epoch
     logs = []
     for moment in moments:
         code, output = kill_when(start(tmp_path, fields), tmp_path, signal.SIGKILL, moment)
@@ -179,8 +203,11 @@ def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path
         kind = rng.choice([reached, saving]) if target <= 48 else reached
         process = start(tmp_path, fields_of(source))
         code, output = kill_when(
-            process, tmp_path, signal.SIGKILL,
-            lambda kind=kind, target=target: saved(tmp_path) and kind(tmp_path, target))
+            process,
+            tmp_path,
+            signal.SIGKILL,
+            lambda kind=kind, target=target: saved(tmp_path) and kind(tmp_path, target),
+        )
         if code == 0:
             break
         if kills:
@@ -196,21 +223,28 @@ def test_signals_save_and_say_how_to_continue(fields_of, undisturbed, tmp_path):
     fields, stopped = fields_of('digits'), 0
     for signum, code in [(signal.SIGTERM, 143), (signal.SIGINT, 130)]:
         step = stopped + 9
-        got, output = kill_when(start(tmp_path, fields), tmp_path, signum,
-                                lambda step=step: reached(tmp_path, step))
+        got, output = kill_when(
+            start(tmp_path, fields), tmp_path, signum, lambda step=step: reached(tmp_path, step)
+        )
         assert got == code, output
         if stopped:
             assert started_from(output) == stopped
-        stopped = int(re.search(r'stopped by SIG\w+ after step (\d+) of 48 and saved. To continue, '
-                                'run the same command again', output).group(1))
+        stopped = int(
+            re.search(
+                r'stopped by SIG\w+ after step (\d+) of 48 and saved. To continue, '
+                'run the same command again',
+                output,
+            ).group(1)
+        )
         assert (tmp_path / 'checkpoints' / str(stopped)).is_dir()
     assert started_from(finish(tmp_path, fields)) == stopped
     assert_equal_runs(tmp_path, undisturbed('digits'))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('cores', 'more_or_less'), [
-    (2, 1), pytest.param(1, 2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ('cores', 'more_or_less'), [(2, 1), pytest.param(1, 2, marks=pytest.mark.nightly)]
+)
 def test_the_devices_that_were_chosen_stay(cores, more_or_less, tmp_path):
     """On a machine with other cores, for which another number would be chosen."""
     for number, steps in [(cores, 2), (more_or_less, 4)]:

@@ -21,43 +21,85 @@ QUICKSTART = f'--config={ROOT}/configs/quickstart.py'
 
 
 def test_what_is_swept_on_a_command_line():
-    rest = [QUICKSTART, '--workdir=a,b', '--config.image_size=32,48', '--config.seed=1',
-            '--config.dataset.name=x,y', '--config.optimizer.lr_factors=^head/=1,.=0',
-            '--config.hidden=1,2', '--config.batch_size', '8']
-    texts, others = sweep.separate([
-        *rest[:3], f'--config.{LR}=0.03,1e-3', *rest[3:6], '--config.augment.flip', 'true,false',
-        *rest[6:]])
+    rest = [
+        QUICKSTART,
+        '--workdir=a,b',
+        '--config.image_size=32,48',
+        '--config.seed=1',
+        '--config.dataset.name=x,y',
+        '--config.optimizer.lr_factors=^head/=1,.=0',
+        '--config.hidden=1,2',
+        '--config.batch_size',
+        '8',
+    ]
+    texts, others = sweep.separate(
+        [
+            *rest[:3],
+            f'--config.{LR}=0.03,1e-3',
+            *rest[3:6],
+            '--config.augment.flip',
+            'true,false',
+            *rest[6:],
+        ]
+    )
     assert texts == {LR: '0.03,1e-3', 'augment.flip': 'true,false'}
     assert others == rest
 
 
 def test_values_have_the_types_of_their_fields(config):
-    grid = sweep.read_grid({LR: '0.03,1e-3,1e-3', 'augment.flip': 'true,false',
-                            'batch_size': '16,8', 'optimizer.name': 'sgd,adam'}, config)
-    assert grid == {LR: [1e-3, 0.03], 'augment.flip': [False, True], 'batch_size': [8, 16],
-                    'optimizer.name': ['sgd', 'adam']}
+    grid = sweep.read_grid(
+        {
+            LR: '0.03,1e-3,1e-3',
+            'augment.flip': 'true,false',
+            'batch_size': '16,8',
+            'optimizer.name': 'sgd,adam',
+        },
+        config,
+    )
+    assert grid == {
+        LR: [1e-3, 0.03],
+        'augment.flip': [False, True],
+        'batch_size': [8, 16],
+        'optimizer.name': ['sgd', 'adam'],
+    }
     assert config.batch_size == 32
 
 
-@pytest.mark.parametrize(('argument', 'message'), [
-    ('batch_size=8,8', '--config.batch_size=8,8 has one value, 8: a sweep needs two or more, with'),
-    ('batch_size=8,x', "batch_size is 'x': expected a whole number, at least 1."),
-    ('batch_size=8,', "batch_size is '': expected a whole number, at least 1."),
-    ('batch_size=8,1.5', "batch_size is '1.5': expected a whole number, at least 1."),
-    (f'{LR}=0.1,0', f'{LR} is 0.0: expected a finite number, above 0.'),
-    (f'{LR}=0.1,nan', f'{LR} is nan: expected a finite number, above 0.'),
-    ('optimizer.name=sgd,adan', "optimizer.name is 'adan'. Did you mean adam?"),
-    ('optimizer.weight_deacy=0,1', "no field 'optimizer.weight_deacy'. Did you mean optimizer.wei"),
-    ('lr=0.1,0.2', "no field 'lr'. Did you mean optimizer.learning_rate?"),
-    ('model.resnet.width=8,16', "this config has no field 'model.resnet.width'"),
-    (f'{LR}=0.1', f'needs a field with two values or more, as in --config.{LR}=0.003,0.01. Commas '
-     f'in fields of several values and in text belong to one value. {ROOT}/configs/quickstart.py '
-     'has no grid of its own.'),
-    (LR, f'Missing value for flag --config.{LR}')])
+@pytest.mark.parametrize(
+    ('argument', 'message'),
+    [
+        (
+            'batch_size=8,8',
+            '--config.batch_size=8,8 has one value, 8: a sweep needs two or more, with',
+        ),
+        ('batch_size=8,x', "batch_size is 'x': expected a whole number, at least 1."),
+        ('batch_size=8,', "batch_size is '': expected a whole number, at least 1."),
+        ('batch_size=8,1.5', "batch_size is '1.5': expected a whole number, at least 1."),
+        (f'{LR}=0.1,0', f'{LR} is 0.0: expected a finite number, above 0.'),
+        (f'{LR}=0.1,nan', f'{LR} is nan: expected a finite number, above 0.'),
+        ('optimizer.name=sgd,adan', "optimizer.name is 'adan'. Did you mean adam?"),
+        (
+            'optimizer.weight_deacy=0,1',
+            "no field 'optimizer.weight_deacy'. Did you mean optimizer.wei",
+        ),
+        ('lr=0.1,0.2', "no field 'lr'. Did you mean optimizer.learning_rate?"),
+        ('model.resnet.width=8,16', "this config has no field 'model.resnet.width'"),
+        (
+            f'{LR}=0.1',
+            f'needs a field with two values or more, as in --config.{LR}=0.003,0.01. Commas '
+            f'in fields of several values and in text belong to one value. '
+            f'{ROOT}/configs/quickstart.py '
+            'has no grid of its own.',
+        ),
+        (LR, f'Missing value for flag --config.{LR}'),
+    ],
+)
 def test_mistakes(argument, message, fields, tmp_path):
-    result = command(tmp_path / 'run', *(
-        f'--config.{name}={value}' for name, value in fields.items() if name not in argument),
-        f'--config.{argument}')
+    result = command(
+        tmp_path / 'run',
+        *(f'--config.{name}={value}' for name, value in fields.items() if name not in argument),
+        f'--config.{argument}',
+    )
     check_message(result, message)
     assert not (tmp_path / 'run').exists()
 
@@ -81,12 +123,20 @@ def test_a_field_is_swept_once():
 CONFIG = 'from tests.support.runs import load\nget_config = load("quickstart").get_config\n'
 
 
-@pytest.mark.parametrize(('tried', 'code', 'message'), [
-    (sweep, 'def get_grid(name):\n    return {}', 'get_grid() missing 1 required positional argum'),
-    (sweep, 'def get_grid():\n    return {"seed": (1, 1 / 0)}', 'line 4: ZeroDivisionError: '),
-    (vtab, 'def get_tasks():\n    return 1 / 0', 'line 4: ZeroDivisionError: division by zero'),
-    (vtab, 'import no_such_package', 'line 3: ModuleNotFoundError: No module named'),
-    (vtab, 'def get_tasks(', 'was never closed')])
+@pytest.mark.parametrize(
+    ('tried', 'code', 'message'),
+    [
+        (
+            sweep,
+            'def get_grid(name):\n    return {}',
+            'get_grid() missing 1 required positional argum',
+        ),
+        (sweep, 'def get_grid():\n    return {"seed": (1, 1 / 0)}', 'line 4: ZeroDivisionError: '),
+        (vtab, 'def get_tasks():\n    return 1 / 0', 'line 4: ZeroDivisionError: division by zero'),
+        (vtab, 'import no_such_package', 'line 3: ModuleNotFoundError: No module named'),
+        (vtab, 'def get_tasks(', 'was never closed'),
+    ],
+)
 def test_mistakes_in_the_config_file(tried, code, message, tmp_path):
     (tmp_path / 'mine.py').write_text(CONFIG + code)
     result = run_here(f'--config={tmp_path}/mine.py', f'--workdir={tmp_path}/run', command=tried)
@@ -94,9 +144,15 @@ def test_mistakes_in_the_config_file(tried, code, message, tmp_path):
     assert f'a function get_{"grid" if tried is sweep else "tasks"}()' in result.stderr
 
 
-@pytest.mark.parametrize(('dataset', 'rates'), [
-    ('cifar10', [0.001, 0.003, 0.01, 0.03]), ('oxford_flowers102', [0.001, 0.003, 0.01, 0.03]),
-    ('directory', [0.001, 0.003, 0.01, 0.03]), ('imagenet2012', [0.003, 0.01, 0.03, 0.06])])
+@pytest.mark.parametrize(
+    ('dataset', 'rates'),
+    [
+        ('cifar10', [0.001, 0.003, 0.01, 0.03]),
+        ('oxford_flowers102', [0.001, 0.003, 0.01, 0.03]),
+        ('directory', [0.001, 0.003, 0.01, 0.03]),
+        ('imagenet2012', [0.003, 0.01, 0.03, 0.06]),
+    ],
+)
 def test_the_grid_of_table_4(dataset, rates, monkeypatch, tmp_path):
     given = []
     monkeypatch.setattr(sweep, 'run', lambda config, grid, *rest: given.append(grid) or 0)
@@ -108,9 +164,10 @@ def test_the_grid_of_table_4(dataset, rates, monkeypatch, tmp_path):
     assert rate in rates  # what a single run takes
     result = run_here(*arguments, '--config.batch_size=8,16', command=sweep)
     assert given[1:] == [{'batch_size': [8, 16]}]  # the values of the command line replace it
-    check_message(run_here(*arguments, f'--config.{LR}=0.2', command=sweep),
-                  f'--config.{LR} has one. Without it the grid of configs/finetune.py is taken: '
-                  f'{rates[0]}, ')
+    check_message(
+        run_here(*arguments, f'--config.{LR}=0.2', command=sweep),
+        f'--config.{LR} has one. Without it the grid of configs/finetune.py is taken: {rates[0]}, ',
+    )
 
 
 def finetune_rate(dataset):
@@ -118,18 +175,25 @@ def finetune_rate(dataset):
 
 
 def test_a_recipe_whose_grid_is_one_value(tmp_path):
-    result = run_here('--config=configs/finetune.py:ti16,vtab', f'--workdir={tmp_path}',
-                      command=sweep)
+    result = run_here(
+        '--config=configs/finetune.py:ti16,vtab', f'--workdir={tmp_path}', command=sweep
+    )
     check_message(result, 'configs/finetune.py:ti16,vtab has no grid of its own.')
 
 
 @pytest.fixture
 def fields(image_directory):
     return TINY | {
-        'num_epochs': 0.0, 'num_steps': 30, 'eval_every': 10, 'checkpoint_every': 30,
-        'dataset.name': str(image_directory), 'dataset.train_split': 'train[:80%]',
-        'dataset.num_examples': 48, 'dataset.eval_split': 'train[80%:]',
-        'dataset.test_split': 'test'}
+        'num_epochs': 0.0,
+        'num_steps': 30,
+        'eval_every': 10,
+        'checkpoint_every': 30,
+        'dataset.name': str(image_directory),
+        'dataset.train_split': 'train[:80%]',
+        'dataset.num_examples': 48,
+        'dataset.eval_split': 'train[80%:]',
+        'dataset.test_split': 'test',
+    }
 
 
 @pytest.fixture
@@ -145,13 +209,16 @@ def command(workdir, *arguments):
 
 
 def test_members_go_on_with_as_many_devices_as_those_of_an_older_version(
-        fields, config, monkeypatch, tmp_path):
+    fields, config, monkeypatch, tmp_path
+):
     given = []
     monkeypatch.setattr(sweep, 'run', lambda *_: 0)
     monkeypatch.setattr(sweep.machine, 'cores', lambda: 2)
     monkeypatch.setattr(sweep.machine, 'check_backend', given.append)
-    arguments = [f'--config.{LR}=0.1,0.2',
-                 *(f'--config.{name}={value}' for name, value in fields.items())]
+    arguments = [
+        f'--config.{LR}=0.1,0.2',
+        *(f'--config.{name}={value}' for name, value in fields.items()),
+    ]
     command(tmp_path, *arguments)
     begin(tmp_path / 'lr=0.2', config, without=['host_devices'])
     command(tmp_path, *arguments)
@@ -161,8 +228,12 @@ def test_members_go_on_with_as_many_devices_as_those_of_an_older_version(
 @pytest.mark.slow
 def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, monkeypatch):
     values = [1e-7, 1e-2]  # the first learns nothing
-    result = command(tmp_path, f'--config.{LR}', '1e-2,1e-7',
-                     *(f'--config.{name}={value}' for name, value in fields.items()))
+    result = command(
+        tmp_path,
+        f'--config.{LR}',
+        '1e-2,1e-7',
+        *(f'--config.{name}={value}' for name, value in fields.items()),
+    )
     assert result.returncode == 0, result.stderr
     scores = {value: metrics.last_accuracy(tmp_path / f'lr={value:g}') for value in values}
     assert scores[1e-2] > scores[1e-7]
@@ -170,22 +241,31 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
     assert final['optimizer']['learning_rate'] == 1e-2
     assert (final['dataset']['train_split'], final['dataset']['eval_split']) == ('train', 'test')
     assert final['dataset']['num_examples'] == 60  # the config says that of the part
-    evaluated = [row for row in metrics.read(tmp_path / 'final-lr=0.01')
-                 if 'eval/accuracy' in row]
+    evaluated = [row for row in metrics.read(tmp_path / 'final-lr=0.01') if 'eval/accuracy' in row]
     assert [row['step'] for row in evaluated] == [30]
     accuracy = evaluated[0]['eval/accuracy']
-    assert re.search(r'the best on train\[80%:\] is lr=0.01 with [\d.]+ % accuracy\n'
-                     'its optimizer.learning_rate, 0.01, is at an end of those', result.stderr)
+    assert re.search(
+        r'the best on train\[80%:\] is lr=0.01 with [\d.]+ % accuracy\n'
+        'its optimizer.learning_rate, 0.01, is at an end of those',
+        result.stderr,
+    )
     assert re.search(r'  1e-07 +[\d.]+ %\n  0.01 +[\d.]+ %  the best\n', result.stderr)
     assert f'{100 * accuracy:.2f} % accuracy on test, in {tmp_path}/final-lr=0.01' in result.stderr
     written = valid_json((tmp_path / 'sweep.json').read_text())
     assert {key: written[key] for key in OLD_KEYS} == {
-        'eval_split': 'train[80%:]', 'eval_accuracy': {'1e-07': scores[1e-7], '0.01': scores[1e-2]},
-        'best': 0.01, 'test_split': 'test', 'test_accuracy': accuracy,
-        'workdir': str(tmp_path / 'final-lr=0.01')}
+        'eval_split': 'train[80%:]',
+        'eval_accuracy': {'1e-07': scores[1e-7], '0.01': scores[1e-2]},
+        'best': 0.01,
+        'test_split': 'test',
+        'test_accuracy': accuracy,
+        'workdir': str(tmp_path / 'final-lr=0.01'),
+    }
     read, _ = check((tmp_path / 'report.html').read_text())
     assert [row[0].partition('scored')[0] for row in read.tables[0][1:]] == [
-        'lr=1e-07', 'lr=0.01the best · ', 'final-lr=0.01']
+        'lr=1e-07',
+        'lr=0.01the best · ',
+        'final-lr=0.01',
+    ]
 
     monkeypatch.setattr(loop, 'update', None)  # nothing is trained again
     assert sweep.run(config.copy_and_resolve_references(), {LR: values}, str(tmp_path)) == 0
@@ -200,9 +280,14 @@ def valid_json(text):
 
 @pytest.mark.slow
 def test_what_a_diverging_run_writes_is_json(config, tmp_path):
-    config.update_from_flattened_dict({
-        'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'log_every': 100,
-        'eval_every': 1})
+    config.update_from_flattened_dict(
+        {
+            'optimizer.learning_rate': 1e30,
+            'optimizer.warmup_steps': 0,
+            'log_every': 100,
+            'eval_every': 1,
+        }
+    )
     with pytest.raises(DivergedError, match='update_norm is inf at step 1. No checkpoint had been'):
         loop.train(config, str(tmp_path))
     assert [valid_json(line) for line in (tmp_path / 'metrics.jsonl').open()] == []
@@ -225,24 +310,34 @@ def pretend(monkeypatch, accuracy):
 
 def test_several_fields_and_repeats(config, tmp_path, monkeypatch, caplog):
     """All combinations are tried; the final run has other seeds only."""
-    runs = pretend(monkeypatch, lambda config: (
-        0.5 + config.optimizer.learning_rate + config.optimizer.weight_decay + config.seed / 100))
+    runs = pretend(
+        monkeypatch,
+        lambda config: (
+            0.5 + config.optimizer.learning_rate + config.optimizer.weight_decay + config.seed / 100
+        ),
+    )
     grid = {LR: [0.1, 0.2], 'optimizer.weight_decay': [0.0, 0.1, 0.2]}
     assert sweep.run(config, grid, str(tmp_path), repeats=3) == 0
-    members = [f'lr={rate}_optimizer.weight_decay={decay}' for rate in (0.1, 0.2)
-               for decay in ('0', 0.1, 0.2)]
+    members = [
+        f'lr={rate}_optimizer.weight_decay={decay}'
+        for rate in (0.1, 0.2)
+        for decay in ('0', 0.1, 0.2)
+    ]
     best = 'final-lr=0.2_optimizer.weight_decay=0.2'
     assert list(runs) == [*members, best, f'{best}_seed=1', f'{best}_seed=2']
     first = runs[best]
     assert [run | {'seed': 0} for name, run in runs.items() if name.startswith('final')] == [
-        first] * 3
+        first
+    ] * 3
     assert [run['seed'] for run in runs.values()] == [0] * 7 + [1, 2]
     written = valid_json((tmp_path / 'sweep.json').read_text())
     assert written['best'] == members[-1]
     assert list(written['eval_accuracy']) == members
     assert written['members'][1] == {
-        'values': {LR: 0.1, 'optimizer.weight_decay': 0.1}, 'workdir': str(tmp_path / members[1]),
-        'eval_accuracy': 0.7}
+        'values': {LR: 0.1, 'optimizer.weight_decay': 0.1},
+        'workdir': str(tmp_path / members[1]),
+        'eval_accuracy': 0.7,
+    }
     accuracies = [repeat['test_accuracy'] for repeat in written['repeats']]
     assert accuracies == pytest.approx([0.9, 0.91, 0.92])
     assert written['test_accuracy'] == accuracies[0]
@@ -256,6 +351,7 @@ def test_several_fields_and_repeats(config, tmp_path, monkeypatch, caplog):
 @pytest.mark.parametrize('draws', [True, False])
 def test_all_runs_stand_on_one_page(draws, config, tmp_path, monkeypatch):
     """One that cannot be drawn takes nothing of the outcome."""
+
     def train(config, folder):
         rate = config.optimizer.learning_rate
         write_workdir(pathlib.Path(folder), config, () if rate > 1 else (rate / 2, rate))
@@ -277,7 +373,8 @@ def test_all_runs_stand_on_one_page(draws, config, tmp_path, monkeypatch):
             [f'lr=0.2the best · {held}', '20.00 %', '20.00 %'],
             [f'lr=2diverges · {held}', '–', '–'],
             ['final-lr=0.2scored on test', '20.00 %', '20.00 %'],
-            ['final-lr=0.2_seed=1scored on test', '20.00 %', '20.00 %']]
+            ['final-lr=0.2_seed=1scored on test', '20.00 %', '20.00 %'],
+        ]
 
 
 def test_no_page_is_drawn_where_none_is_wanted(config, tmp_path, monkeypatch):
@@ -290,8 +387,12 @@ def test_no_page_is_drawn_where_none_is_wanted(config, tmp_path, monkeypatch):
 def test_a_sweep_of_a_subset_stays_inside_of_it(config, tmp_path, monkeypatch):
     """As those of VTAB: 800 of 1,000 images train, 200 choose, then the 1,000 train."""
     runs = pretend(monkeypatch, lambda config: 0.5)
-    config.dataset.update(train_split='train[:24]', eval_split='train[24:30]', num_examples=0,
-                          final_split='train[:30]')
+    config.dataset.update(
+        train_split='train[:24]',
+        eval_split='train[24:30]',
+        num_examples=0,
+        final_split='train[:30]',
+    )
     assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 0
 
     def images(split):
@@ -322,9 +423,13 @@ def test_parts_side_by_side(config, tmp_path, monkeypatch, caplog):
             sweep.run(config, grid, str(tmp_path), part=part)
 
 
-@pytest.mark.parametrize(('repeats', 'seed', 'message'), [
-    (0, 0, '--repeats is 0: expected a whole number, at least 1'),
-    (3, 2**63 - 2, 'seed is 9223372036854775808: expected a whole number of 64 bits')])
+@pytest.mark.parametrize(
+    ('repeats', 'seed', 'message'),
+    [
+        (0, 0, '--repeats is 0: expected a whole number, at least 1'),
+        (3, 2**63 - 2, 'seed is 9223372036854775808: expected a whole number of 64 bits'),
+    ],
+)
 def test_impossible_repeats(repeats, seed, message, config, tmp_path):
     config.seed = seed
     with pytest.raises(UserError, match=message):
@@ -428,12 +533,18 @@ def test_splits_that_cannot_be_used(config, tmp_path):
     with pytest.raises(UserError, match=r"'train' has images of .*eval_split 'train\[80%:\]'"):
         sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path))
     config.dataset.test_split = 'tset'
-    with pytest.raises(UserError, match="dataset.test_split is 'tset': no split folder 'tset' .* "
-                                        'are: test, train. Name one of them, or a slice'):
+    with pytest.raises(
+        UserError,
+        match="dataset.test_split is 'tset': no split folder 'tset' .* "
+        'are: test, train. Name one of them, or a slice',
+    ):
         sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path))
     config.dataset.update(test_split='train[85%:]', eval_split='train[80%:85%]')
-    with pytest.raises(UserError, match=r"test_split 'train\[85%:\]' has images of "
-                                        "dataset.final_split 'train', which the winner trains on"):
+    with pytest.raises(
+        UserError,
+        match=r"test_split 'train\[85%:\]' has images of "
+        "dataset.final_split 'train', which the winner trains on",
+    ):
         sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path))
     config.dataset.update(train_split='train[:90%]', final_split='train[:84%]')
     with pytest.raises(UserError, match=r"test_split .* of dataset.train_split 'train\[:90%\]'"):
@@ -447,26 +558,37 @@ def test_splits_that_cannot_be_used(config, tmp_path):
     assert not list(tmp_path.iterdir())  # before anything is trained
     result = command(tmp_path, f'--config.{LR}=0.1,0.2', '--config.dataset.test_split=tset')
     assert result.returncode == 1
-    assert ("error: dataset.test_split is 'tset': 'digits' has no split 'tset'; it has 'train' and "
-            "'test'\n") in result.stderr
+    assert (
+        "error: dataset.test_split is 'tset': 'digits' has no split 'tset'; it has 'train' and "
+        "'test'\n"
+    ) in result.stderr
     assert 'Traceback' not in result.stderr
 
 
-@pytest.mark.parametrize(('splits', 'advice'), [
-    ({'eval_split': 'test'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
-    ({'final_split': 'test'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
-    ({'eval_split': 'train'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
-    ({'test_split': 'train'}, {'train': '[:80%]', 'eval': '[80%:90%]', 'final': '[:90%]',
-                               'test': '[90%:]'})])
-def test_the_advice_for_splits_trains_on_no_part_of_the_test_split(splits, advice, config,
-                                                                   tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ('splits', 'advice'),
+    [
+        ({'eval_split': 'test'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
+        ({'final_split': 'test'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
+        ({'eval_split': 'train'}, {'train': '[:90%]', 'eval': '[90%:]', 'final': ''}),
+        (
+            {'test_split': 'train'},
+            {'train': '[:80%]', 'eval': '[80%:90%]', 'final': '[:90%]', 'test': '[90%:]'},
+        ),
+    ],
+)
+def test_the_advice_for_splits_trains_on_no_part_of_the_test_split(
+    splits, advice, config, tmp_path, monkeypatch
+):
     """And a sweep can follow it."""
     config.dataset.update(splits)
     config.dataset.num_examples = 0
     with pytest.raises(UserError) as error:
         sweep.run(config.copy_and_resolve_references(), {LR: [0.1, 0.2]}, str(tmp_path))
-    assert str(error.value).endswith('hold out a part, as in ' + ' '.join(
-        f'--config.dataset.{name}_split=train{part}' for name, part in advice.items()))
+    assert str(error.value).endswith(
+        'hold out a part, as in '
+        + ' '.join(f'--config.dataset.{name}_split=train{part}' for name, part in advice.items())
+    )
     pretend(monkeypatch, lambda config: 0.5)
     config.dataset.update({f'{name}_split': f'train{part}' for name, part in advice.items()})
     assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 0
@@ -480,13 +602,23 @@ def test_a_sum_does_not_tell_what_the_best_one_trains_on(config, tmp_path):
 
 def test_sums_of_splits_are_compared_by_part(config, tfds_directory, tmp_path, monkeypatch):
     pretend(monkeypatch, lambda config: 0.5)
-    config.dataset.update(name='dots', data_dir=str(tfds_directory['tfrecord']), num_examples=0,
-                          train_split='train[:20]', eval_split='test[:4]', test_split='test[4:]',
-                          final_split='train[:20]+test[:4]', label='label/2')
+    config.dataset.update(
+        name='dots',
+        data_dir=str(tfds_directory['tfrecord']),
+        num_examples=0,
+        train_split='train[:20]',
+        eval_split='test[:4]',
+        test_split='test[4:]',
+        final_split='train[:20]+test[:4]',
+        label='label/2',
+    )
     assert sweep.run(config.copy_and_resolve_references(), {LR: [0.1, 0.2]}, str(tmp_path)) == 0
     config.dataset.final_split = 'train[:20]+test[:5]'
-    with pytest.raises(UserError, match=r"test_split 'test\[4:\]' has images of dataset.final_split"
-                                        r" 'train\[:20\]\+test\[:5\]', which the winner trains on"):
+    with pytest.raises(
+        UserError,
+        match=r"test_split 'test\[4:\]' has images of dataset.final_split"
+        r" 'train\[:20\]\+test\[:5\]', which the winner trains on",
+    ):
         sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path))
 
 

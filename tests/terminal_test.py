@@ -29,19 +29,25 @@ def test_details_are_shown_when_they_are_asked_for(monkeypatch, capsys):
 
 
 def test_who_has_closed_the_terminal_is_served_all_the_same(tmp_path):
-    program = 'import sys; from vit_jax import terminal; from vit_jax.workdir import live_line;' \
-              'terminal.log_to_terminal(); terminal.LOGGER.info("news"); print("news");' \
-              'line = live_line.LiveLine(); line.show("news"); line.close(); sys.exit(7)'
-    result = subprocess.run(['bash', '-c', 'exec "$@" >&- 2>&-', '-', sys.executable, '-c',
-                             program], cwd=ROOT,
-                            env=environment(), check=False, timeout=60)
+    program = (
+        'import sys; from vit_jax import terminal; from vit_jax.workdir import live_line;'
+        'terminal.log_to_terminal(); terminal.LOGGER.info("news"); print("news");'
+        'line = live_line.LiveLine(); line.show("news"); line.close(); sys.exit(7)'
+    )
+    result = subprocess.run(
+        ['bash', '-c', 'exec "$@" >&- 2>&-', '-', sys.executable, '-c', program],
+        cwd=ROOT,
+        env=environment(),
+        check=False,
+        timeout=60,
+    )
     assert result.returncode == 7
 
 
 @pytest.mark.slow
 def test_tensorflow_prints_no_python_stack_of_a_broken_image():
     """Though JAX, imported first, sets a log level that shows them."""
-    program = '''
+    program = """
 import jax
 from vit_jax import terminal
 terminal.log_to_terminal()
@@ -51,10 +57,17 @@ try:
     tf.function(decode_image)(tf.constant(b'no image'))
 except Exception as error:
     print(type(error).__name__)
-'''
+"""
     unset = {k: v for k, v in environment().items() if k != 'TF_CPP_MIN_LOG_LEVEL'}
-    result = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=unset, text=True,
-                            capture_output=True, timeout=300, check=True)
+    result = subprocess.run(
+        [sys.executable, '-c', program],
+        cwd=ROOT,
+        env=unset,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=True,
+    )
     assert result.stdout == 'InvalidArgumentError\n'
     assert 'PyFunc' not in result.stderr
     assert 'Traceback' not in result.stderr
@@ -81,7 +94,13 @@ Other()
 
 def test_what_coroutines_leave_behind_is_not_shown():
     """As those of Orbax do when a damaged checkpoint ends the first of them."""
-    result = subprocess.run([sys.executable, '-c', LEAVING], cwd=ROOT, env=environment(),
-                            text=True, capture_output=True, check=True)
+    result = subprocess.run(
+        [sys.executable, '-c', LEAVING],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     assert 'of a coroutine' not in result.stderr
     assert 'of another object' in result.stderr

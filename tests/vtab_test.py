@@ -58,14 +58,17 @@ def defined_examples(task):
         val, first = 'test', 0
     else:
         val, first = 'train', held_out * sizes['train'] // 100
-    test, begin = (test, 0) if isinstance(test, str) else (
-        val, test * sizes[val] // 100)
-    return ([('train', k) for k in range(800)], [(val, first + k) for k in range(200)],
-            [(test, k) for k in range(begin, sizes[test])])
+    test, begin = (test, 0) if isinstance(test, str) else (val, test * sizes[val] // 100)
+    return (
+        [('train', k) for k in range(800)],
+        [(val, first + k) for k in range(200)],
+        [(test, k) for k in range(begin, sizes[test])],
+    )
 
 
 def defined_label(task, example):
     """As task_adaptation computes it, in NumPy."""
+
     def highest(thresholds, distance):
         return np.max(np.where((np.array(thresholds, np.float32) - distance) < 0))
 
@@ -73,8 +76,9 @@ def defined_label(task, example):
     if task == 'clevr_count':
         return len(objects) - 3
     if task == 'clevr_distance':
-        return highest([0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0],
-                       min(each['pixel_coords'][2] for each in objects))
+        return highest(
+            [0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0], min(each['pixel_coords'][2] for each in objects)
+        )
     if task == 'kitti_distance':
         vehicles = [each['location'][2] for each in objects if each['type'] < 3]
         return highest([-100.0, 8.0, 20.0, 999.0], min([*vehicles, 1000.0]))
@@ -82,8 +86,11 @@ def defined_label(task, example):
         return int(example['label_x_position'] // (32 / 16))
     if task == 'dsprites_orientation':
         return int(example['label_orientation'] // (40 / 16))
-    return example[{'smallnorb_azimuth': 'label_azimuth',
-                    'smallnorb_elevation': 'label_elevation'}.get(task, 'label')]
+    return example[
+        {'smallnorb_azimuth': 'label_azimuth', 'smallnorb_elevation': 'label_elevation'}.get(
+            task, 'label'
+        )
+    ]
 
 
 @pytest.fixture(scope='module')
@@ -95,14 +102,17 @@ def prepared(tmp_path_factory):
         if name not in written:
             written[name] = stand_ins.write(root, name)
         return str(root), written[name]
+
     return prepare
 
 
 QUICK = 'dtd', 'clevr_distance', 'kitti_distance', 'smallnorb_azimuth'  # of each kind of label
 
 
-@pytest.mark.parametrize('task', [
-    pytest.param(task, marks=[] if task in QUICK else pytest.mark.slow) for task in DEFINITION])
+@pytest.mark.parametrize(
+    'task',
+    [pytest.param(task, marks=[] if task in QUICK else pytest.mark.slow) for task in DEFINITION],
+)
 def test_a_task_is_as_defined(task, prepared):
     config = config_lib.checked(recipes.get_config(f'ti16,{task}'))
     dataset, num_classes = config.dataset, DEFINITION[task][0]
@@ -114,19 +124,25 @@ def test_a_task_is_as_defined(task, prepared):
         return sources.open_source(dataset.name, split, data_dir, label=dataset.label)
 
     def at(source, index):
-        return re.search(r'-(\w+)\.tfrecord-00000-of-00001 record (\d+)$',
-                         source.name_of(index)).groups()
+        return re.search(
+            r'-(\w+)\.tfrecord-00000-of-00001 record (\d+)$', source.name_of(index)
+        ).groups()
 
     train, val, test = defined_examples(task)
-    for split, expected in ((dataset.train_split, train), (dataset.eval_split, val),
-                            (dataset.final_split, train + val), (dataset.test_split, test)):
+    for split, expected in (
+        (dataset.train_split, train),
+        (dataset.eval_split, val),
+        (dataset.final_split, train + val),
+        (dataset.test_split, test),
+    ):
         source = opened(split)
         assert len(source.class_names) == dataset.num_classes == num_classes
         assert len(set(source.class_names)) == num_classes
         assert source.num_examples == len(expected)
         chosen = {*range(min(1000, len(expected))), len(expected) - 1}
         assert [at(source, k) for k in chosen] == [
-            (name, str(number)) for name, number in (expected[k] for k in chosen)]
+            (name, str(number)) for name, number in (expected[k] for k in chosen)
+        ]
     assert len({*train, *val}) == 1000
     assert not {*train, *val} & {*test}
     source, labels = opened('train'), [defined_label(task, example) for example in examples]
@@ -150,13 +166,13 @@ def test_the_transfer_setting():
         assert (config.preprocess.fit, config.preprocess.crop_ratio) == ('squash', 1)
         crop = config.augment.crop, config.augment.flip
         assert crop == (('none', False) if group == 'Structured' else ('resize', True))
-    with pytest.raises(UserError, match="the task of VTAB in MODEL,TASK is 'dsprite'. Did you mean "
-                                        'dsprites'):
+    with pytest.raises(
+        UserError, match="the task of VTAB in MODEL,TASK is 'dsprite'. Did you mean dsprites"
+    ):
         recipes.get_config('b16,dsprite')
 
 
-@pytest.mark.parametrize('kind', [
-    'tfrecord', pytest.param('array_record', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['tfrecord', pytest.param('array_record', marks=pytest.mark.slow)])
 def test_a_sum_of_splits_has_only_its_examples(kind, tmp_path):
     """Over several epochs, each example equally often."""
     data = make(kind, tmp_path)  # 53 examples in 5 files
@@ -166,7 +182,7 @@ def test_a_sum_of_splits_has_only_its_examples(kind, tmp_path):
     assert sorted(numbers(data.evaluated(split='train[:8]+train[30:33]'))) == expected
 
 
-CONFIG = '''
+CONFIG = """
 import runpy
 
 def get_config(arg):
@@ -180,7 +196,7 @@ def get_config(arg):
 
 def get_tasks():
     return dict(a='First', b='First', c='Second', d='Second')
-'''
+"""
 
 
 @pytest.fixture
@@ -191,8 +207,9 @@ def tasks(tmp_path):
 
 
 def command(tasks, *arguments):
-    return run_here(f'--config={tasks}:any', f'--workdir={tasks.parent}/all', *arguments,
-                    command=vtab)
+    return run_here(
+        f'--config={tasks}:any', f'--workdir={tasks.parent}/all', *arguments, command=vtab
+    )
 
 
 def test_all_tasks_by_one_command(tasks, monkeypatch):
@@ -213,31 +230,50 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
     assert result.returncode == 0, result.stderr
     assert list(runs) == ['a', 'c', 'd']
     for run in runs.values():
-        assert (run['dataset.train_split'], run['dataset.eval_split'], run['eval_every'],
-                run['seed'], run['keep_best']) == ('train[:50]', 'test', 0, 3, False)
+        assert (
+            run['dataset.train_split'],
+            run['dataset.eval_split'],
+            run['eval_every'],
+            run['seed'],
+            run['keep_best'],
+        ) == ('train[:50]', 'test', 0, 3, False)
     assert "left out: b: data set 'cifar100' is not prepared" in result.stderr
     assert "tfds.builder('cifar100', data_dir='/nowhere').download" in result.stderr
     assert 'd diverges and has no accuracy: loss nan' in result.stderr
     lines = [' '.join(line.split()) for line in result.stderr.splitlines()]
     first = lines.index('First, mean, of 1 of 2 tasks 50.00 %')
-    assert lines[first:first + 7] == [
-        'First, mean, of 1 of 2 tasks 50.00 %', 'a 50.00 %', 'b no data',
-        'Second, mean, of 1 of 2 tasks 75.00 %', 'c 75.00 %', 'd diverges',
-        'all, mean, of 2 of 4 tasks 62.50 %']
+    assert lines[first : first + 7] == [
+        'First, mean, of 1 of 2 tasks 50.00 %',
+        'a 50.00 %',
+        'b no data',
+        'Second, mean, of 1 of 2 tasks 75.00 %',
+        'c 75.00 %',
+        'd diverges',
+        'all, mean, of 2 of 4 tasks 62.50 %',
+    ]
     written = json.loads((tasks.parent / 'all' / 'vtab.json').read_text())
     assert written == {
-        'tasks': {'a': {'group': 'First', 'test_accuracy': 0.5},
-                  'c': {'group': 'Second', 'test_accuracy': 0.75},
-                  'd': {'group': 'Second', 'test_accuracy': None}},
-        'failed': [], 'missing': ['b'],
-        'means': {'First': {'test_accuracy': 0.5, 'tasks': 1, 'of': 2},
-                  'Second': {'test_accuracy': 0.75, 'tasks': 1, 'of': 2},
-                  'all': {'test_accuracy': 0.625, 'tasks': 2, 'of': 4}}}
+        'tasks': {
+            'a': {'group': 'First', 'test_accuracy': 0.5},
+            'c': {'group': 'Second', 'test_accuracy': 0.75},
+            'd': {'group': 'Second', 'test_accuracy': None},
+        },
+        'failed': [],
+        'missing': ['b'],
+        'means': {
+            'First': {'test_accuracy': 0.5, 'tasks': 1, 'of': 2},
+            'Second': {'test_accuracy': 0.75, 'tasks': 1, 'of': 2},
+            'all': {'test_accuracy': 0.625, 'tasks': 2, 'of': 4},
+        },
+    }
     read, _ = check((tasks.parent / 'all' / 'report.html').read_text())
     assert [row[:2] for row in read.tables[0][1:]] == [
-        ['aFirst', '50.00 %'], ['cSecond', '75.00 %'], ['dSecond · diverges', '–']]
+        ['aFirst', '50.00 %'],
+        ['cSecond', '75.00 %'],
+        ['dSecond · diverges', '–'],
+    ]
     result = command(tasks, '--tasks=a')
-    assert f"not in these numbers: c, d, also in {tasks.parent / 'all'}. Name all" in result.stderr
+    assert f'not in these numbers: c, d, also in {tasks.parent / "all"}. Name all' in result.stderr
 
 
 def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
@@ -256,7 +292,8 @@ def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
     assert result.returncode == 1
     assert 'task a failed: a record is damaged\n' in result.stderr
     assert result.stderr.splitlines()[-1].startswith(
-        'error: 2 of 4 tasks failed, as said above: a, c. Mend that, and run the same command')
+        'error: 2 of 4 tasks failed, as said above: a, c. Mend that, and run the same command'
+    )
     lines = [' '.join(line.split()) for line in result.stderr.splitlines()]
     assert {'a failed', 'b no data', 'c failed', 'd 25.00 %'} < set(lines)
     path = tasks.parent / 'all' / 'vtab.json'
@@ -264,8 +301,9 @@ def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
     assert (written['failed'], written['missing']) == (['a', 'c'], ['b'])
     words.update(d='the disk is full')
     assert '3 of 4 tasks failed, as said above: a, c, d' in command(tasks).stderr
-    assert json.loads(path.read_text())['tasks'] == {'d': {'group': 'Second',
-                                                           'test_accuracy': 0.25}}
+    assert json.loads(path.read_text())['tasks'] == {
+        'd': {'group': 'Second', 'test_accuracy': 0.25}
+    }
     path.with_name('config.json').write_text('{}')
     assert f'{path.parent} holds a run or a model' in command(tasks).stderr
 
@@ -292,11 +330,18 @@ def test_the_command_trains_and_continues(tmp_path, monkeypatch):
     loaded = weights.Weights(jax.tree.map(np.asarray, params), model, 3, None, None, 'vit_jax', '')
     weights.save(loaded, str(tmp_path / 'w.safetensors'), 'vit_jax')
     arguments = (
-        f'--config={ROOT}/configs/vtab.py:ti16', f'--workdir={tmp_path}/all',
-        f'--config.pretrained={tmp_path}/w.safetensors', '--config.num_steps=3',
-        '--config.batch_size=8', '--config.image_size=32', '--config.model.num_layers=1',
-        '--config.model.hidden_size=24', '--config.model.mlp_dim=24', '--config.accum_steps=1',
-        f'--config.dataset.data_dir={tmp_path}')
+        f'--config={ROOT}/configs/vtab.py:ti16',
+        f'--workdir={tmp_path}/all',
+        f'--config.pretrained={tmp_path}/w.safetensors',
+        '--config.num_steps=3',
+        '--config.batch_size=8',
+        '--config.image_size=32',
+        '--config.model.num_layers=1',
+        '--config.model.hidden_size=24',
+        '--config.model.mlp_dim=24',
+        '--config.accum_steps=1',
+        f'--config.dataset.data_dir={tmp_path}',
+    )
     result = run_here(*arguments, command=vtab)
     assert result.returncode == 0, result.stderr
     first = json.loads((tmp_path / 'all' / 'vtab.json').read_text())
@@ -320,25 +365,46 @@ def test_a_signal_ends_all(tasks, monkeypatch):
     assert not (tasks.parent / 'all' / 'vtab.json').exists()
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (['--tasks=a,e'], "--tasks is 'e'. It is one of: a, b, c, d."),
-    (['--config.dataset.num_classes=9'], "the task a: 'digits' has 10 classes, and the "
-     'recipe 9: prepare the set again.'),
-    (['--tasks=b'], 'the data of none of the tasks are on this machine'),
-    (['--config.dataset.label=colour'], "the task a: dataset.label (--label) is 'colour', and only "
-     "TFDS sets have several to choose from: leave it empty for 'digits'."),
-    (['--coordinator=localhost:1', '--num_processes=2', '--process_id=0'],
-     'vit_jax.vtab runs as one process and was started as one of 2'),
-    (['--config.batchsize=3'], 'Did you mean batch_size')])
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--tasks=a,e'], "--tasks is 'e'. It is one of: a, b, c, d."),
+        (
+            ['--config.dataset.num_classes=9'],
+            "the task a: 'digits' has 10 classes, and the recipe 9: prepare the set again.",
+        ),
+        (['--tasks=b'], 'the data of none of the tasks are on this machine'),
+        (
+            ['--config.dataset.label=colour'],
+            "the task a: dataset.label (--label) is 'colour', and only "
+            "TFDS sets have several to choose from: leave it empty for 'digits'.",
+        ),
+        (
+            ['--coordinator=localhost:1', '--num_processes=2', '--process_id=0'],
+            'vit_jax.vtab runs as one process and was started as one of 2',
+        ),
+        (['--config.batchsize=3'], 'Did you mean batch_size'),
+    ],
+)
 def test_mistakes(tasks, arguments, message):
     check_message(command(tasks, *arguments), message)
     assert not (tasks.parent / 'all').exists()
 
 
-@pytest.mark.parametrize(('config', 'message'), [
-    (f'{ROOT}/configs/quickstart.py', 'has no tasks (a function get_tasks): expected --config='),
-    (f'{ROOT}/configs/vtabs.py:b16', 'no config file'),
-    (f'{ROOT}/configs/vtab.py:b16,dtd', 'vtab.py:b16,dtd names more than a model: expected --conf'),
-    (f'{ROOT}/configs/vtab.py:b61', "unknown model 'b61'. Did you mean b16")])
+@pytest.mark.parametrize(
+    ('config', 'message'),
+    [
+        (
+            f'{ROOT}/configs/quickstart.py',
+            'has no tasks (a function get_tasks): expected --config=',
+        ),
+        (f'{ROOT}/configs/vtabs.py:b16', 'no config file'),
+        (
+            f'{ROOT}/configs/vtab.py:b16,dtd',
+            'vtab.py:b16,dtd names more than a model: expected --conf',
+        ),
+        (f'{ROOT}/configs/vtab.py:b61', "unknown model 'b61'. Did you mean b16"),
+    ],
+)
 def test_a_config_file_without_tasks(config, message, tmp_path):
     check_message(run_here(f'--config={config}', f'--workdir={tmp_path}', command=vtab), message)

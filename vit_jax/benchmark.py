@@ -52,9 +52,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         complete = workloads.complete(config)
     program = Program(complete, mesh)  # which compiles anew, because that is timed
     with contextlib.ExitStack() as stack:
-        others = [stack.enter_context(peers.start(
-            options.peer, complete, options.peer_dtype or complete.model.dtype,
-            options.peer_compile))] if options.peer else []
+        others = (
+            [
+                stack.enter_context(
+                    peers.start(
+                        options.peer,
+                        complete,
+                        options.peer_dtype or complete.model.dtype,
+                        options.peer_compile,
+                    )
+                )
+            ]
+            if options.peer
+            else []
+        )
         for peer in others if options.peer_compile else ():
             peer.prepare([part for part in PARTS[:2] if part in parts])
         subjects = workloads_of(program, config, parts, others)
@@ -86,19 +97,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--parts', default='train,inference', help=f'of {", ".join(PARTS)}')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--seconds', type=float, default=3.0, help='of a part in a round')
-    parser.add_argument('--peer', default='', help='the same model beside it, in its own process: '
-                        f'one of {", ".join(peers.PEERS)}')
-    parser.add_argument('--peer-dtype', '--peer_dtype', choices=('float32', 'bfloat16'),
-                        help="bfloat16 is PyTorch's autocast; default: model.dtype of the config")
-    parser.add_argument('--peer-compile', '--peer_compile', action='store_true',
-                        help='by torch.compile, at the same time as XLA compiles')
+    parser.add_argument(
+        '--peer',
+        default='',
+        help=f'the same model beside it, in its own process: one of {", ".join(peers.PEERS)}',
+    )
+    parser.add_argument(
+        '--peer-dtype',
+        '--peer_dtype',
+        choices=('float32', 'bfloat16'),
+        help="bfloat16 is PyTorch's autocast; default: model.dtype of the config",
+    )
+    parser.add_argument(
+        '--peer-compile',
+        '--peer_compile',
+        action='store_true',
+        help='by torch.compile, at the same time as XLA compiles',
+    )
     parser.add_argument('--profile', metavar='DIR', help='where a trace of three steps is written')
     parser.add_argument('--json', action='store_true')
     return parser
 
 
-def workloads_of(program: Program, config: ConfigDict, parts: Sequence[str],
-                 others: Sequence[peers.Peer]) -> dict[str, workloads.Workload]:
+def workloads_of(
+    program: Program, config: ConfigDict, parts: Sequence[str], others: Sequence[peers.Peer]
+) -> dict[str, workloads.Workload]:
     """What is timed, by name; a name of another project's ends with ' by ' and its own."""
     subjects = {'matmul': workloads.matmul(program)}
     if 'train' in parts:
@@ -109,8 +132,9 @@ def workloads_of(program: Program, config: ConfigDict, parts: Sequence[str],
         subjects |= workloads.input_and_both(config)
     for part, peer in itertools.product(PARTS[:2], others):
         if part in parts:
-            subjects[f'{part} by {peer.name}'] = peer.workload(part == 'train',
-                                                               subjects[part].flops)
+            subjects[f'{part} by {peer.name}'] = peer.workload(
+                part == 'train', subjects[part].flops
+            )
     return subjects
 
 
@@ -124,11 +148,17 @@ def _failure(others):
     return None
 
 
-def measured(program: Program, subjects: Mapping[str, workloads.Workload],
-             others: Sequence[peers.Peer], num_rounds: int, seconds: float) -> dict[str, Any]:
+def measured(
+    program: Program,
+    subjects: Mapping[str, workloads.Workload],
+    others: Sequence[peers.Peer],
+    num_rounds: int,
+    seconds: float,
+) -> dict[str, Any]:
     """What report.make makes of the times of all, `seconds` of each in every round, and cores."""
-    timings = rounds.in_turn({name: subject.run for name, subject in subjects.items()},
-                             num_rounds, seconds)
+    timings = rounds.in_turn(
+        {name: subject.run for name, subject in subjects.items()}, num_rounds, seconds
+    )
     found = report.make(program, subjects, timings, num_rounds, seconds)
     found['cores'] = machine.cores()
     found['peak_memory'] |= {peer.name: peer.peak_memory() for peer in others}
@@ -144,8 +174,10 @@ def _profile(subjects, parts, directory):
     if not operations:
         raise UserError(f'the trace in {directory} has no operations of a device.')
     total = sum(seconds for _, seconds in operations)
-    print(f'\n{name}: what takes longest, of {1e3 * total:.1f} ms a step over all threads; trace '
-          f'in {directory}')
+    print(
+        f'\n{name}: what takes longest, of {1e3 * total:.1f} ms a step over all threads; trace '
+        f'in {directory}'
+    )
     for operation, seconds in operations[:10]:
         print(f'  {1e3 * seconds:9.2f} ms  {seconds / total:6.1%}  {operation}')
 

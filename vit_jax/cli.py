@@ -48,12 +48,18 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def make_parser(command: str, documentation: str, epilog: Callable[[], str] | None = None
-                ) -> argparse.ArgumentParser:
+def make_parser(
+    command: str, documentation: str, epilog: Callable[[], str] | None = None
+) -> argparse.ArgumentParser:
     """A parser for the options of a command; --help shows the documentation of its module."""
-    return _Parser(f'vit_jax.{command}', description=documentation, usage=argparse.SUPPRESS,
-                   allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-                   epilog=epilog and epilog())
+    return _Parser(
+        f'vit_jax.{command}',
+        description=documentation,
+        usage=argparse.SUPPRESS,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=epilog and epilog(),
+    )
 
 
 class AtOnce(int):
@@ -62,6 +68,7 @@ class AtOnce(int):
 
 def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Decorates a function of the arguments: an error becomes one message, and exit code 1."""
+
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
         machine.as_usual()
@@ -79,6 +86,7 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
             for handler in set(LOGGER.handlers).difference(before):
                 LOGGER.removeHandler(handler)
                 handler.close()
+
     return main
 
 
@@ -102,8 +110,9 @@ def default_workdir(argv: Sequence[str] | None) -> str:
     path, _, argument = config_file(argv)[0].partition(':')
     name = os.path.splitext(os.path.basename(path))[0]
     workdir = os.path.join('runs', re.sub(r'[^\w.]+', '-', f'{name} {argument}'.strip()))
-    LOGGER.info('workdir %s, where the same command continues; --workdir=DIR names another',
-                workdir)
+    LOGGER.info(
+        'workdir %s, where the same command continues; --workdir=DIR names another', workdir
+    )
     return workdir
 
 
@@ -115,8 +124,9 @@ def config_file(argv: Sequence[str] | None) -> tuple[str | None, list[str]]:
     return options.config, others
 
 
-def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None
-                      ) -> tuple[argparse.Namespace, ConfigDict]:
+def parse_with_config(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> tuple[argparse.Namespace, ConfigDict]:
     """The options of a command, and the config that all other arguments describe, checked."""
     options, others = parser.parse_known_args(argv)
     config = read_config(others, [f'--{name}' for name in vars(options)])
@@ -133,8 +143,11 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     """
     file, overrides = config_file(arguments)
     with _explained(file, 'get_config([ARGUMENT]) that returns vit_jax.config.base() with changes'):
-        config = _parse(functools.partial(config_flags.DEFINE_config_file, lock_config=False), None,
-                        [f'--config={file}'])
+        config = _parse(
+            functools.partial(config_flags.DEFINE_config_file, lock_config=False),
+            None,
+            [f'--config={file}'],
+        )
         getattr(config, 'to_dict', None)  # raises what opening files has raised
         if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
             kind = None if config is None else type(config).__name__
@@ -160,24 +173,32 @@ def _explained(file, expected):
         raise UserError('add --config=FILE, as in --config=configs/vit.py:b16')
     path = file.partition(':')[0]
     if not os.path.isfile(path):
-        raise UserError(f'no config file {os.path.abspath(path)}: --config is a path from the '
-                        'current directory, as in --config=configs/vit.py:b16')
+        raise UserError(
+            f'no config file {os.path.abspath(path)}: --config is a path from the '
+            'current directory, as in --config=configs/vit.py:b16'
+        )
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # the file is a program: it may raise anything
         cause = error.__cause__ if isinstance(error, OSError) else error  # ml_collections wraps it
-        raise UserError(f'--config={file}: {_where(cause or error, file)} Expected a Python file '
-                        f'with a function {expected}, as those in configs/.') from error
+        raise UserError(
+            f'--config={file}: {_where(cause or error, file)} Expected a Python file '
+            f'with a function {expected}, as those in configs/.'
+        ) from error
 
 
-def override(config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
-             ) -> ConfigDict:
+def override(
+    config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
+) -> ConfigDict:
     """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
     _check_names(arguments, config_lib.flatten(config), own_options)
-    empty = {f'--config.{name}=' for name, field in config_lib.all_fields().items()
-             if field.values.fit(()) and not field.values.fit(('',))}  # several numbers
+    empty = {
+        f'--config.{name}='
+        for name, field in config_lib.all_fields().items()
+        if field.values.fit(()) and not field.values.fit(('',))
+    }  # several numbers
     arguments = [x + '()' if x in empty else x for x in arguments]
     try:
         return _parse(config_flags.DEFINE_config_dict, config, arguments)
@@ -188,8 +209,11 @@ def override(config: ConfigDict, arguments: Sequence[str], own_options: Sequence
 def _where(error, config):
     """'line 3: NameError: ...' where the error was raised in the file of the config."""
     path = os.path.realpath(config.partition(':')[0])
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-             if os.path.realpath(frame.filename) == path]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if os.path.realpath(frame.filename) == path
+    ]
     reason = (str(error).strip().splitlines() or [''])[-1].strip()
     return f'line {lines[-1]}: {type(error).__name__}: {reason}.' if lines else f'{reason}.'
 
@@ -200,8 +224,11 @@ def _expected(message):
     field = config_lib.all_fields().get(found[1]) if found else None
     if field is None:
         return message
-    sweep = ('. To try several, python -m vit_jax.sweep takes the same options'
-             if ',' in found[2] and not field.values.has_commas else '')
+    sweep = (
+        '. To try several, python -m vit_jax.sweep takes the same options'
+        if ',' in found[2] and not field.values.has_commas
+        else ''
+    )
     return f'{found[1]} is {found[2]!r}: expected {field.values.words}{sweep}.'
 
 
@@ -221,52 +248,88 @@ def _check_names(overrides, fields, own_options):
         field = re.sub(r'^--?(no)?config\.', '', name)
         if field == name:
             meant = config_lib.meant(name.lstrip('-'), fields)
-            nearest = f'Did you mean --config.{meant}? ' if meant else nearest_names(
-                name, [*own_options, *(f'--config.{f}' for f in fields)])
-            raise UserError(f'there is no option {name}. {nearest}Options are written '
-                            '--name=value, those of the config --config.FIELD=VALUE.')
+            nearest = (
+                f'Did you mean --config.{meant}? '
+                if meant
+                else nearest_names(name, [*own_options, *(f'--config.{f}' for f in fields)])
+            )
+            raise UserError(
+                f'there is no option {name}. {nearest}Options are written '
+                '--name=value, those of the config --config.FIELD=VALUE.'
+            )
         if field not in fields:
             raise UserError(config_lib.no_field(field, fields))
         # absl would join the values.
         if isinstance(fields[field], list) and names.count(name) > 1:
-            raise UserError(f'{name} is given {names.count(name)} times: give it once, with all '
-                            f'its values, as in {name}=A,B')
+            raise UserError(
+                f'{name} is given {names.count(name)} times: give it once, with all '
+                f'its values, as in {name}=A,B'
+            )
 
 
 def add_weights_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `read_weights` needs: --workdir or --pretrained, and descriptions."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument('--workdir', help='of a run, or one of its checkpoints')
-    source.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME, '
-                        'gs://BUCKET/FILE')
+    source.add_argument(
+        '--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME, gs://BUCKET/FILE'
+    )
     add_description_options(parser)
 
 
 def add_description_options(parser: argparse.ArgumentParser) -> None:
     """Adds --model, --preprocess, --step, --classes, --loss and --allow-nonfinite, see weights/."""
-    parser.add_argument('--model', action='append', default=[], metavar='FIELD=VALUE',
-                        help='what arrays do not show, if the weights do not say it: any of '
-                        'num_heads=N,gelu=erf,layer_norm_epsilon=1e-6')
-    parser.add_argument('--preprocess', action='append', default=[], metavar='FIELD=VALUE',
-                        help='of images, instead of what the weights say: any of '
-                        'fit=squash,crop_ratio=0.9,resize=bicubic,antialias=False,mean=R,G,B,'
-                        'std=R,G,B,image_size=H,W; may be repeated')
-    parser.add_argument('--step', type=int, help='which checkpoint of a workdir; default: the best '
-                        'if the run keeps it (keep_best), else the newest')
-    parser.add_argument('--classes', metavar='FILE', help='names of the classes, one per line or '
-                        'as a JSON array, instead of those in the weights')
-    parser.add_argument('--loss', help='that the weights were trained with, if they do not say it: '
-                        'softmax (the default), or sigmoid, of classes that are independent')
-    parser.add_argument('--allow-nonfinite', '--allow_nonfinite', action='store_true',
-                        help='go on with weights that have NaN or infinite values')
+    parser.add_argument(
+        '--model',
+        action='append',
+        default=[],
+        metavar='FIELD=VALUE',
+        help='what arrays do not show, if the weights do not say it: any of '
+        'num_heads=N,gelu=erf,layer_norm_epsilon=1e-6',
+    )
+    parser.add_argument(
+        '--preprocess',
+        action='append',
+        default=[],
+        metavar='FIELD=VALUE',
+        help='of images, instead of what the weights say: any of '
+        'fit=squash,crop_ratio=0.9,resize=bicubic,antialias=False,mean=R,G,B,'
+        'std=R,G,B,image_size=H,W; may be repeated',
+    )
+    parser.add_argument(
+        '--step',
+        type=int,
+        help='which checkpoint of a workdir; default: the best '
+        'if the run keeps it (keep_best), else the newest',
+    )
+    parser.add_argument(
+        '--classes',
+        metavar='FILE',
+        help='names of the classes, one per line or '
+        'as a JSON array, instead of those in the weights',
+    )
+    parser.add_argument(
+        '--loss',
+        help='that the weights were trained with, if they do not say it: '
+        'softmax (the default), or sigmoid, of classes that are independent',
+    )
+    parser.add_argument(
+        '--allow-nonfinite',
+        '--allow_nonfinite',
+        action='store_true',
+        help='go on with weights that have NaN or infinite values',
+    )
 
 
 def read_weights(options: argparse.Namespace) -> weights.Weights:
     """The weights that the options name, completed by what they say of images and classes."""
     machine.check_backend()
-    loaded = weights.load(options.workdir or options.pretrained,
-                          description.parse_model(options.model), step=options.step,
-                          allow_nonfinite=options.allow_nonfinite)
+    loaded = weights.load(
+        options.workdir or options.pretrained,
+        description.parse_model(options.model),
+        step=options.step,
+        allow_nonfinite=options.allow_nonfinite,
+    )
     return description.described(loaded, options.preprocess, options.classes, options.loss)
 
 
@@ -278,23 +341,38 @@ def build_model(loaded: weights.Weights) -> tuple[nn.Module, PyTree]:
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say which of several processes this is."""
-    parser.add_argument('--coordinator', metavar='HOST:PORT', help='with several processes: the '
-                        'host of process 0 and a free port there. On TPU pods, under Slurm, Open '
-                        'MPI and in indexed Kubernetes jobs this and the next two are not needed')
+    parser.add_argument(
+        '--coordinator',
+        metavar='HOST:PORT',
+        help='with several processes: the '
+        'host of process 0 and a free port there. On TPU pods, under Slurm, Open '
+        'MPI and in indexed Kubernetes jobs this and the next two are not needed',
+    )
     parser.add_argument('--num_processes', type=int, help='of this run')
     parser.add_argument('--process_id', type=int, help='which of them this is, from 0')
-    parser.add_argument('--start_timeout', type=int, default=300, metavar='SECONDS',
-                        help='how long to wait until all processes have started (300)')
+    parser.add_argument(
+        '--start_timeout',
+        type=int,
+        default=300,
+        metavar='SECONDS',
+        help='how long to wait until all processes have started (300)',
+    )
 
 
-def join_processes(options: argparse.Namespace, continues: bool = False, host_devices: int = 1
-                   ) -> None:
+def join_processes(
+    options: argparse.Namespace, continues: bool = False, host_devices: int = 1
+) -> None:
     """Joins the other processes, which the options of `add_process_options` or a launcher name.
 
     Afterwards only process 0 logs progress. `continues` is that of launch.start; `host_devices`,
     that of machine.check_backend, is for a process that is alone: several have started JAX by then.
     """
-    launch.start(options.coordinator, options.num_processes, options.process_id,
-                 options.start_timeout, continues)
+    launch.start(
+        options.coordinator,
+        options.num_processes,
+        options.process_id,
+        options.start_timeout,
+        continues,
+    )
     machine.check_backend(host_devices if consensus.count() == 1 else 1)
     terminal.log_as_process()

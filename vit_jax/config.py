@@ -22,18 +22,32 @@ from vit_jax.models.vit import as_pair
 OPEN = [f'model.{field}' for field in models.OPEN]
 # A run may continue with other values of these; every other field decides the result.
 # Of these model.linear_kernel decides which numbers dropout draws.
-MAY_DIFFER = ('recipe', 'report', 'num_steps', 'num_epochs', '*_every', 'keep_*', 'best_metric',
-              'patience', 'mesh.*', *OPEN, 'evals.*', 'dataset.*_dir',
-              'dataset.max_broken_fraction', 'trackers',
-              'transfer.take',  # the values that were taken are compared themselves
-              'teacher.weights')  # so is teacher.checksum
+MAY_DIFFER = (
+    'recipe',
+    'report',
+    'num_steps',
+    'num_epochs',
+    '*_every',
+    'keep_*',
+    'best_metric',
+    'patience',
+    'mesh.*',
+    *OPEN,
+    'evals.*',
+    'dataset.*_dir',
+    'dataset.max_broken_fraction',
+    'trackers',
+    'transfer.take',  # the values that were taken are compared themselves
+    'teacher.weights',
+)  # so is teacher.checksum
 
 
 def base(model: str = 'b16') -> ml_collections.ConfigDict:
     """Every field with its value in FIELDS, and those of a model of variants.names()."""
     defaults = {name: field.default for name, field in FIELDS.items()}
     return ml_collections.ConfigDict(
-        traverse_util.unflatten_dict(defaults, sep='.') | {'model': models.fields(model)})
+        traverse_util.unflatten_dict(defaults, sep='.') | {'model': models.fields(model)}
+    )
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
@@ -52,32 +66,43 @@ def no_field(name: str, known: Collection[str], whose: str = 'this config') -> s
 
 def all_fields() -> dict[str, fields.Field]:
     """The fields of configs of all kinds of models."""
-    return FIELDS | {name: field for table in models.tables().values()
-                     for name, field in table.items()}
+    return FIELDS | {
+        name: field for table in models.tables().values() for name, field in table.items()
+    }
 
 
 def help_text() -> str:
     """Every field with its meaning, for --help."""
-    return '\n\n'.join([
-        'fields of the config (a file of configs/ sets some of them):\n' + fields.text(FIELDS),
-        *(f'of the model, for {models_of}:\n{fields.text(table)}'
-          for models_of, table in models.tables().items())])
+    return '\n\n'.join(
+        [
+            'fields of the config (a file of configs/ sets some of them):\n' + fields.text(FIELDS),
+            *(
+                f'of the model, for {models_of}:\n{fields.text(table)}'
+                for models_of, table in models.tables().items()
+            ),
+        ]
+    )
 
 
 def markdown() -> str:
     """docs/config.md: `python -m vit_jax.config > docs/config.md` writes it."""
-    lines = ['# Every field of a config', '',
-             'Written by `python -m vit_jax.config > docs/config.md` from the tables that configs '
-             'are checked by.',
-             'A field is set by `--config.FIELD=VALUE`, or in a file of `configs/`.', '',
-             *fields.markdown(FIELDS)]
+    lines = [
+        '# Every field of a config',
+        '',
+        'Written by `python -m vit_jax.config > docs/config.md` from the tables that configs '
+        'are checked by.',
+        'A field is set by `--config.FIELD=VALUE`, or in a file of `configs/`.',
+        '',
+        *fields.markdown(FIELDS),
+    ]
     for models_of, table in models.tables().items():
         lines += ['', f'## The model: {models_of}', '', *fields.markdown(table)]
     return '\n'.join(lines) + '\n'
 
 
-def changed(config: ml_collections.ConfigDict, values: Mapping[str, Any]
-            ) -> ml_collections.ConfigDict:
+def changed(
+    config: ml_collections.ConfigDict, values: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
     """A copy of a config with other values of some dotted fields."""
     config = ml_collections.ConfigDict(config).copy_and_resolve_references()
     config.update_from_flattened_dict(values)
@@ -86,15 +111,19 @@ def changed(config: ml_collections.ConfigDict, values: Mapping[str, Any]
 
 def final(config: ml_collections.ConfigDict, split: str, seed: int) -> ml_collections.ConfigDict:
     """That of a run on a split which is scored on dataset.test_split once, at its end."""
-    return changed(config, {
-        'seed': seed,
-        'dataset.train_split': split,
-        'dataset.num_examples': 0,  # the config may state that of a part
-        'dataset.eval_split': config.dataset.test_split,
-        'dataset.final_split': '',  # a run has nothing to do with it
-        'eval_every': 0,
-        'keep_best': False,
-        'patience': 0})
+    return changed(
+        config,
+        {
+            'seed': seed,
+            'dataset.train_split': split,
+            'dataset.num_examples': 0,  # the config may state that of a part
+            'dataset.eval_split': config.dataset.test_split,
+            'dataset.final_split': '',  # a run has nothing to do with it
+            'eval_every': 0,
+            'keep_best': False,
+            'patience': 0,
+        },
+    )
 
 
 def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') -> None:
@@ -107,13 +136,16 @@ def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') 
         if name not in needed and not any(x.startswith(f'{name}.') for x in needed):
             raise UserError(no_field(name, needed, whose))
     if lacking := [name for name in needed if name not in given]:
-        raise UserError(f'{whose} lacks {some(lacking, 3)}: start from '
-                        'vit_jax.config.base() and change fields of it, of a whole section by '
-                        'config.SECTION.update(FIELD=VALUE).')
+        raise UserError(
+            f'{whose} lacks {some(lacking, 3)}: start from '
+            'vit_jax.config.base() and change fields of it, of a whole section by '
+            'config.SECTION.update(FIELD=VALUE).'
+        )
 
 
-def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None = None
-            ) -> ml_collections.ConfigDict:
+def checked(
+    config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None = None
+) -> ml_collections.ConfigDict:
     """A copy with sizes as pairs; raises UserError if a value is impossible. Reads no data.
 
     The values in `taken`, by dotted field, replace those of the config.
@@ -135,55 +167,81 @@ def checked(config: ml_collections.ConfigDict, taken: Mapping[str, Any] | None =
 def _check(config):
     fields.check(FIELDS, flatten(config))
     if bool(config.num_steps) == bool(config.num_epochs):
-        raise UserError(f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
-                        'set exactly one of them and the other to 0.')
+        raise UserError(
+            f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
+            'set exactly one of them and the other to 0.'
+        )
     if config.num_steps:  # the length of epochs is known with the data
         total_steps(config)
     if config.augment.pad > min(config.image_size):
-        raise UserError(f'augment.pad is {config.augment.pad}: expected at most the side of the '
-                        f'image, {min(config.image_size)}.')
+        raise UserError(
+            f'augment.pad is {config.augment.pad}: expected at most the side of the '
+            f'image, {min(config.image_size)}.'
+        )
     size, side = config.dataset.cache_size, max(config.image_size)
     if size and (size < side or config.dataset.cache == 'none'):
-        raise UserError(f'dataset.cache_size is {size}: expected 0, or with dataset.cache=disk at '
-                        f'least the longer side of image_size, {side}.')
+        raise UserError(
+            f'dataset.cache_size is {size}: expected 0, or with dataset.cache=disk at '
+            f'least the longer side of image_size, {side}.'
+        )
     model = models.build(config.model, num_classes=1)
     model.grid(config.image_size)
     if config.masked.target != 'none':
         masked.check(model, config.masked.target)
-        for field, value, off in (('augment.mixup', config.augment.mixup, 0),
-                                  ('loss.class_weights', config.loss.class_weights, '()')):
+        for field, value, off in (
+            ('augment.mixup', config.augment.mixup, 0),
+            ('loss.class_weights', config.loss.class_weights, '()'),
+        ):
             if value:
-                raise UserError(f'{field} is {value} and masked.target {config.masked.target}, '
-                                f"which uses no labels: set '--config.{field}={off}'")
+                raise UserError(
+                    f'{field} is {value} and masked.target {config.masked.target}, '
+                    f"which uses no labels: set '--config.{field}={off}'"
+                )
     if config.teacher.weights:
         _check_teacher(config)
     if config.model.get('pool') == 'none':
-        raise UserError('model.pool is none, which gives logits for every token, and an image has '
-                        'one label: set model.pool to cls, gap or map.')
+        raise UserError(
+            'model.pool is none, which gives logits for every token, and an image has '
+            'one label: set model.pool to cls, gap or map.'
+        )
     if config.patience and not config.eval_every:
-        raise UserError(f'patience is {config.patience} and eval_every 0, which evaluates only at '
-                        'the end: set eval_every to a number of steps, or patience to 0.')
+        raise UserError(
+            f'patience is {config.patience} and eval_every 0, which evaluates only at '
+            'the end: set eval_every to a number of steps, or patience to 0.'
+        )
     if config.accum_steps > 0 and config.batch_size % config.accum_steps:
-        raise UserError(f'batch_size {config.batch_size} is not divisible by accum_steps '
-                        f'{config.accum_steps}.')
+        raise UserError(
+            f'batch_size {config.batch_size} is not divisible by accum_steps {config.accum_steps}.'
+        )
 
 
 def _check_teacher(config):
     name = f'teacher.weights is {config.teacher.weights!r}'
     if config.masked.target != 'none':
-        raise UserError(f'{name} and masked.target {config.masked.target}: a teacher '
-                        'knows classes, which are not predicted then. Leave out one of them.')
+        raise UserError(
+            f'{name} and masked.target {config.masked.target}: a teacher '
+            'knows classes, which are not predicted then. Leave out one of them.'
+        )
     if config.loss.name != 'softmax':
-        raise UserError(f'{name} and loss.name {config.loss.name}: distillation compares '
-                        'probabilities that sum to one. Set loss.name=softmax.')
+        raise UserError(
+            f'{name} and loss.name {config.loss.name}: distillation compares '
+            'probabilities that sum to one. Set loss.name=softmax.'
+        )
     if config.teacher.share == 1 and config.loss.class_weights:
-        raise UserError(f'{name} and teacher.share 1: labels, for which loss.class_weights are, '
-                        'are not used. Lower teacher.share, or leave out the weights.')
+        raise UserError(
+            f'{name} and teacher.share 1: labels, for which loss.class_weights are, '
+            'are not used. Lower teacher.share, or leave out the weights.'
+        )
 
 
-def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: int,
-             multi_label: bool = False, accum_steps: int = 0,
-             class_counts: Sequence[int] | None = None) -> ml_collections.FrozenConfigDict:
+def complete(
+    config: ml_collections.ConfigDict,
+    num_examples: int,
+    num_classes: int,
+    multi_label: bool = False,
+    accum_steps: int = 0,
+    class_counts: Sequence[int] | None = None,
+) -> ml_collections.FrozenConfigDict:
     """The immutable config of a run: one from `checked`, with what is known of its data.
 
     `num_examples` is counted in the training split, as are `class_counts`, which make balanced
@@ -193,24 +251,35 @@ def complete(config: ml_collections.ConfigDict, num_examples: int, num_classes: 
     config = config.copy_and_resolve_references()
     known = dict(num_examples=num_examples, num_classes=num_classes, multi_label=multi_label)
     if wrong := [name for name in known if config.dataset[name] not in (0, known[name])]:
-        raise UserError('; '.join(
-            f'dataset.{name} is {config.dataset[name]} in the config but {config.dataset.name!r} '
-            f'has {known[name]}' for name in wrong) + '. If the data is right, add ' + ' '.join(
-                f'--config.dataset.{name}={type(known[name])()}' for name in wrong)
-            + ', which takes what the data have')
+        raise UserError(
+            '; '.join(
+                f'dataset.{name} is {config.dataset[name]} in the config but '
+                f'{config.dataset.name!r} '
+                f'has {known[name]}'
+                for name in wrong
+            )
+            + '. If the data is right, add '
+            + ' '.join(f'--config.dataset.{name}={type(known[name])()}' for name in wrong)
+            + ', which takes what the data have'
+        )
     config.dataset.update(known)
     if multi_label and config.loss.name != 'sigmoid':
-        raise UserError(f'loss.name is {config.loss.name}, whose targets sum to one, and the '
-                        f'images of {config.dataset.name!r} have several labels: add '
-                        '--config.loss.name=sigmoid, or, in a labels.csv of single labels, '
-                        'file,label as the first row.')
+        raise UserError(
+            f'loss.name is {config.loss.name}, whose targets sum to one, and the '
+            f'images of {config.dataset.name!r} have several labels: add '
+            '--config.loss.name=sigmoid, or, in a labels.csv of single labels, '
+            'file,label as the first row.'
+        )
     weights = config.loss.class_weights
     if 'balanced' in weights:
-        config.loss.class_weights = tuple(num_examples / (num_classes * count)
-                                          for count in class_counts or ())
+        config.loss.class_weights = tuple(
+            num_examples / (num_classes * count) for count in class_counts or ()
+        )
     elif len(weights) not in (0, num_classes):
-        raise UserError(f'loss.class_weights are {len(weights)} and {config.dataset.name!r} has '
-                        f'{num_classes} classes: give one for each, in the order of the labels.')
+        raise UserError(
+            f'loss.class_weights are {len(weights)} and {config.dataset.name!r} has '
+            f'{num_classes} classes: give one for each, in the order of the labels.'
+        )
     if config.accum_steps < 1:
         config.accum_steps = accum_steps or config.accum_steps
     return ml_collections.FrozenConfigDict(config)
@@ -222,27 +291,36 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
     Raises UserError when there are none, too many to count, or no more than those of the warm-up.
     """
     steps = config.num_steps or round(
-        config.num_epochs * config.dataset.num_examples / config.batch_size)
+        config.num_epochs * config.dataset.num_examples / config.batch_size
+    )
     if not 1 <= steps <= fields.MOST:
-        raise UserError(f'num_epochs {config.num_epochs} of {config.dataset.num_examples} images '
-                        f'in batches of {config.batch_size} are {steps} steps: expected at least '
-                        f'1 and at most {fields.MOST:,}.')
+        raise UserError(
+            f'num_epochs {config.num_epochs} of {config.dataset.num_examples} images '
+            f'in batches of {config.batch_size} are {steps} steps: expected at least '
+            f'1 and at most {fields.MOST:,}.'
+        )
     if config.optimizer.warmup_steps >= steps:
-        raise UserError(f'optimizer.warmup_steps is {config.optimizer.warmup_steps} but the run '
-                        f'has {steps} steps in all: train longer, or warm up for less, as in '
-                        f'--config.optimizer.warmup_steps={steps // 10}')
+        raise UserError(
+            f'optimizer.warmup_steps is {config.optimizer.warmup_steps} but the run '
+            f'has {steps} steps in all: train longer, or warm up for less, as in '
+            f'--config.optimizer.warmup_steps={steps // 10}'
+        )
     if config.optimizer.warmup_steps + config.optimizer.cooldown_steps > steps:
-        raise UserError(f'optimizer.cooldown_steps is {config.optimizer.cooldown_steps}, and the '
-                        f'run of {steps} steps has {steps - config.optimizer.warmup_steps} after '
-                        'its warm-up: expected at most these.')
+        raise UserError(
+            f'optimizer.cooldown_steps is {config.optimizer.cooldown_steps}, and the '
+            f'run of {steps} steps has {steps - config.optimizer.warmup_steps} after '
+            'its warm-up: expected at most these.'
+        )
     return steps
 
 
 def flatten(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
     """{'model.hidden_size': 768, ...} with tuples as lists, as JSON has them."""
     nested = config if isinstance(config, dict) else config.to_dict()
-    return {field: list(value) if isinstance(value, tuple) else value
-            for field, value in traverse_util.flatten_dict(nested, sep='.').items()}
+    return {
+        field: list(value) if isinstance(value, tuple) else value
+        for field, value in traverse_util.flatten_dict(nested, sep='.').items()
+    }
 
 
 def check_recorded(config: Mapping[str, Any], path: str) -> None:
@@ -250,9 +328,12 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
 
     `path` is that of the file. Fields that are newer than the run are missing.
     """
-    values = {name: value for name, value in flatten(dict(config)).items()
-              if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked')
-              or name in ('accum_steps', 'mesh.host_devices', *OPEN)}
+    values = {
+        name: value
+        for name, value in flatten(dict(config)).items()
+        if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked')
+        or name in ('accum_steps', 'mesh.host_devices', *OPEN)
+    }
     known = all_fields()
     try:
         for name in values:
@@ -281,7 +362,8 @@ def differences(old, new) -> list[str]:
 def may_have_moved(a: str, b: str) -> bool:
     """A directory that has moved keeps its name, which '.' has too; a TFDS name is its own."""
     return bool(a and b) and os.path.basename(os.path.abspath(a)) == (
-        os.path.basename(os.path.abspath(b)))
+        os.path.basename(os.path.abspath(b))
+    )
 
 
 if __name__ == '__main__':

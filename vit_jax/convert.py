@@ -27,37 +27,75 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = cli.make_parser('convert', __doc__)
     parser.add_argument('source', metavar='SRC')
     parser.add_argument('path', metavar='DST')
-    parser.add_argument('--to', required=True, choices=[*weights.LAYOUTS, *export.FORMATS, 'web'],
-                        help='layout of DST')
-    parser.add_argument('--verify', action='store_true',
-                        help='run SRC and DST on the same images and compare')
-    parser.add_argument('--dtype', choices=['float32', 'float16', 'bfloat16'],
-                        help='of the arrays in DST; that of SRC unless given')
-    parser.add_argument('--inexact', action='store_true', help='allow another formula of GELU or '
-                        'another epsilon where the layout does not have those of SRC')
-    parser.add_argument('--runtime', metavar='FILE', help='the package of onnxruntime-web for '
-                        '--to=web, where npm cannot fetch it')
+    parser.add_argument(
+        '--to',
+        required=True,
+        choices=[*weights.LAYOUTS, *export.FORMATS, 'web'],
+        help='layout of DST',
+    )
+    parser.add_argument(
+        '--verify', action='store_true', help='run SRC and DST on the same images and compare'
+    )
+    parser.add_argument(
+        '--dtype',
+        choices=['float32', 'float16', 'bfloat16'],
+        help='of the arrays in DST; that of SRC unless given',
+    )
+    parser.add_argument(
+        '--inexact',
+        action='store_true',
+        help='allow another formula of GELU or '
+        'another epsilon where the layout does not have those of SRC',
+    )
+    parser.add_argument(
+        '--runtime',
+        metavar='FILE',
+        help='the package of onnxruntime-web for --to=web, where npm cannot fetch it',
+    )
     cli.add_description_options(parser)
     parser.add_argument('--overwrite', action='store_true', help='replace DST if it exists')
     convert(**vars(parser.parse_args(argv)))
 
 
-def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str | None = None,
-            inexact: bool = False, overwrite: bool = False, preprocess: Sequence[str] = (),
-            classes: str | None = None, loss: str | None = None, model: Sequence[str] = (),
-            step: int | None = None, allow_nonfinite: bool = False, runtime: str | None = None
-            ) -> None:
+def convert(
+    source: str,
+    path: str,
+    to: str,
+    *,
+    verify: bool = False,
+    dtype: str | None = None,
+    inexact: bool = False,
+    overwrite: bool = False,
+    preprocess: Sequence[str] = (),
+    classes: str | None = None,
+    loss: str | None = None,
+    model: Sequence[str] = (),
+    step: int | None = None,
+    allow_nonfinite: bool = False,
+    runtime: str | None = None,
+) -> None:
     """Does what the command does; the arguments are its options."""
     check_destination(path, to, overwrite, runtime)
     machine.check_backend()
     loaded = given = description.described(
-        weights.load(source, description.parse_model(model), step=step,
-                     allow_nonfinite=allow_nonfinite), preprocess, classes, loss)
+        weights.load(
+            source, description.parse_model(model), step=step, allow_nonfinite=allow_nonfinite
+        ),
+        preprocess,
+        classes,
+        loss,
+    )
     layout = weights.LAYOUTS.get(to)  # None: a program
     if dtype:
-        given = dataclasses.replace(loaded, params=jax.tree.map(
-            lambda x: x.astype(jnp.dtype(dtype)) if jnp.issubdtype(x.dtype, jnp.floating) else x,
-            loaded.params))
+        given = dataclasses.replace(
+            loaded,
+            params=jax.tree.map(
+                lambda x: (
+                    x.astype(jnp.dtype(dtype)) if jnp.issubdtype(x.dtype, jnp.floating) else x
+                ),
+                loaded.params,
+            ),
+        )
     if layout:
         given = in_layout(given, path, to, inexact)
         weights.save(given, path, to)
@@ -66,33 +104,46 @@ def convert(source: str, path: str, to: str, *, verify: bool = False, dtype: str
     else:
         export.save(given, path, to)
     arrays = jax.tree.leaves(given.params)
-    cli.LOGGER.info('%s (%s) -> %s (%s): %s parameters, %s, %d classes', source, loaded.layout,
-                    path, to, f'{sum(x.size for x in arrays):,}',
-                    ' and '.join(sorted({str(x.dtype) for x in arrays})), given.num_classes)
+    cli.LOGGER.info(
+        '%s (%s) -> %s (%s): %s parameters, %s, %d classes',
+        source,
+        loaded.layout,
+        path,
+        to,
+        f'{sum(x.size for x in arrays):,}',
+        ' and '.join(sorted({str(x.dtype) for x in arrays})),
+        given.num_classes,
+    )
     if to == 'web':
-        cli.LOGGER.info('python -m http.server --directory %s, then open http://localhost:8000',
-                        shlex.quote(path))
+        cli.LOGGER.info(
+            'python -m http.server --directory %s, then open http://localhost:8000',
+            shlex.quote(path),
+        )
     elif not (layout and layout.native):
         log_what_is_lost(given, path, to)
     if verify:
-        verification.verify(loaded, given, *(
-            (os.path.join(path, web.MODEL), 'onnx') if to == 'web' else (path, to)))
+        verification.verify(
+            loaded, given, *((os.path.join(path, web.MODEL), 'onnx') if to == 'web' else (path, to))
+        )
 
 
 def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) -> None:
     """Raises UserError unless something of the kind `to` can be written to `path`."""
     if (to == 'onnx') != path.endswith('.onnx'):
-        raise UserError(f'{path!r} is not a name for {to}: a name ending in .onnx is for '
-                        '--to=onnx, and for that only.')
+        raise UserError(
+            f'{path!r} is not a name for {to}: a name ending in .onnx is for '
+            '--to=onnx, and for that only.'
+        )
     if to == 'web' and not files.is_directory(path):
-        raise UserError(f'{path!r} is not a name for web, which is a folder: expected a name '
-                        'without such an ending.')
+        raise UserError(
+            f'{path!r} is not a name for web, which is a folder: expected a name '
+            'without such an ending.'
+        )
     if runtime and to != 'web':
         raise UserError(f'--runtime={runtime} is for --to=web, and for that only.')
     for file in (path, f'{path}.data') if to == 'onnx' else (path,):
         if os.path.lexists(file) and not overwrite:
-            raise UserError(f'{file} exists already: name another destination, or add '
-                            '--overwrite.')
+            raise UserError(f'{file} exists already: name another destination, or add --overwrite.')
     errors.check_destination(path.rstrip('/'), folder=True)
     files.check_replaceable(path, web.FILES if to == 'web' else files.WRITTEN)
 
@@ -104,9 +155,12 @@ def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weig
         return changed
     if not lines or weights.misfits(changed, path, to):
         return given  # which weights.save refuses with all reasons if --inexact would not help
-    raise UserError(f'layout {to} cannot hold this model exactly:\n  ' + '\n  '.join(lines)
-                    + '\nWith --inexact it is written nevertheless; --verify shows what that '
-                    'changes.')
+    raise UserError(
+        f'layout {to} cannot hold this model exactly:\n  '
+        + '\n  '.join(lines)
+        + '\nWith --inexact it is written nevertheless; --verify shows what that '
+        'changes.'
+    )
 
 
 def log_what_is_lost(given: weights.Weights, path: str, to: str) -> None:

@@ -25,8 +25,9 @@ class UserError(Exception):
 
 def _shortened(line):
     left_out, half = len(line) - LONGEST, LONGEST // 2
-    return line if left_out <= 0 else (
-        f'{line[:half]} [... {left_out} characters ...] {line[-half:]}')
+    return (
+        line if left_out <= 0 else (f'{line[:half]} [... {left_out} characters ...] {line[-half:]}')
+    )
 
 
 class DivergedError(UserError):
@@ -51,10 +52,12 @@ def report(error: BaseException) -> None:
     elif isinstance(error, ModuleNotFoundError):
         log.error("error: %s. Training needs more packages: pip install -e '.[train]'", text)
     elif isinstance(error, RuntimeError) and 'RESOURCE_EXHAUSTED' in text:  # JAX's
-        log.error('error: out of memory: %s\nLower the batch size or the image size. In training '
-                  '--config.accum_steps=0 splits the batch into parts that fit, and on a GPU '
-                  '--config.model.remat_policy=products keeps less.',
-                  text.partition('\n')[0].removeprefix('RESOURCE_EXHAUSTED: '))
+        log.error(
+            'error: out of memory: %s\nLower the batch size or the image size. In training '
+            '--config.accum_steps=0 splits the batch into parts that fit, and on a GPU '
+            '--config.model.remat_policy=products keeps less.',
+            text.partition('\n')[0].removeprefix('RESOURCE_EXHAUSTED: '),
+        )
     else:
         log.error('stopped by an unexpected error', exc_info=error)
 
@@ -78,8 +81,9 @@ def some(names: Sequence[str], most: int = 5, between: str = ', ') -> str:
 def check_choice(field: str, value: str, valid: Collection[str]) -> None:
     """Raises UserError unless `value` of `field` is one of `valid`."""
     if value not in valid:
-        raise UserError(f'{field} is {value!r}. {nearest_names(value, valid)}'
-                        f'It is one of: {", ".join(valid)}.')
+        raise UserError(
+            f'{field} is {value!r}. {nearest_names(value, valid)}It is one of: {", ".join(valid)}.'
+        )
 
 
 def check_at_least(field: str, value: int, least: int) -> None:
@@ -98,11 +102,15 @@ def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None
     given, needed = list(given), sorted(needed)
     for name in given:
         if name not in needed:
-            raise UserError(f'{where} has no field {name!r}. {nearest_names(name, needed)}'
-                            f'Its fields are: {", ".join(needed)}.')
+            raise UserError(
+                f'{where} has no field {name!r}. {nearest_names(name, needed)}'
+                f'Its fields are: {", ".join(needed)}.'
+            )
     if missing := [name for name in needed if name not in given]:
-        raise UserError(f'{where} lacks {", ".join(missing)}: start from a name, as in '
-                        "models.fields('b16') or models.fields('r50x1'), and change fields.")
+        raise UserError(
+            f'{where} lacks {", ".join(missing)}: start from a name, as in '
+            "models.fields('b16') or models.fields('r50x1'), and change fields."
+        )
 
 
 def check_destination(path: str, *endings: str, folder: bool = False) -> None:
@@ -118,8 +126,10 @@ def check_destination(path: str, *endings: str, folder: bool = False) -> None:
     special = os.path.exists(path) and not os.path.isfile(path)  # as a pipe, written itself
     place = path if special else os.path.dirname(os.path.realpath(path))
     if not os.access(place, os.W_OK):
-        raise UserError(f'{path} cannot be written: {place} is read-only, or of another user. Name '
-                        'a path that can be written.')
+        raise UserError(
+            f'{path} cannot be written: {place} is read-only, or of another user. Name '
+            'a path that can be written.'
+        )
     if not path.endswith(endings or ''):
         raise UserError(f'{path} cannot be written: expected a name that ends in {endings[0]}.')
 
@@ -130,8 +140,10 @@ def named(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f'{path} cannot be written ({error.strerror or error}). Mend that and run '
-                        'the same command again.') from error
+        raise UserError(
+            f'{path} cannot be written ({error.strerror or error}). Mend that and run '
+            'the same command again.'
+        ) from error
 
 
 @contextlib.contextmanager

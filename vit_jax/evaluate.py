@@ -35,29 +35,56 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_fewshot_options(parser, options)
     targets = named_splits(options)
     cli.join_processes(options, host_devices=chosen.devices_for_batch(options.batch_size))
-    consensus.check_equal('the command', {
-        f'--{name}': value for name, value in vars(options).items() if name != 'process_id'})
+    consensus.check_equal(
+        'the command',
+        {f'--{name}': value for name, value in vars(options).items() if name != 'process_id'},
+    )
     loaded = cli.read_weights(options)
     model, params = cli.build_model(loaded)
     consensus.check_equal_arrays('the weights', params)
     results = []
     for name, scored in targets:
-        dataset = split.dataset_of(options.workdir, {
-            'name': name, 'data_dir': options.data_dir, 'eval_split': scored,
-            'label': options.label})
+        dataset = split.dataset_of(
+            options.workdir,
+            {
+                'name': name,
+                'data_dir': options.data_dir,
+                'eval_split': scored,
+                'label': options.label,
+            },
+        )
         given = loaded, model, params, dataset
         if options.fewshot is None:
-            result, table = classes.score(
-                *given, batch_size=options.batch_size, labels=options.labels,
-                mapping=options.mapping, save_to=options.save), classes.table
+            result, table = (
+                classes.score(
+                    *given,
+                    batch_size=options.batch_size,
+                    labels=options.labels,
+                    mapping=options.mapping,
+                    save_to=options.save,
+                ),
+                classes.table,
+            )
         else:
-            result, table = fewshot.score(
-                *given, batch_size=options.batch_size, shots=options.fewshot,
-                train_split=options.fewshot_split, l2=options.fewshot_l2,
-                seeds=options.fewshot_seeds, name=options.representation), fewshot.table
+            result, table = (
+                fewshot.score(
+                    *given,
+                    batch_size=options.batch_size,
+                    shots=options.fewshot,
+                    train_split=options.fewshot_split,
+                    l2=options.fewshot_l2,
+                    seeds=options.fewshot_seeds,
+                    name=options.representation,
+                ),
+                fewshot.table,
+            )
         # JSON has no NaN, which the loss of weights that are not finite is.
-        results.append({k: None if isinstance(x, float) and not math.isfinite(x) else x
-                        for k, x in result.items()})
+        results.append(
+            {
+                k: None if isinstance(x, float) and not math.isfinite(x) else x
+                for k, x in result.items()
+            }
+        )
         if consensus.is_main() and not options.json:
             print(table(result))
     if consensus.is_main() and options.json:
@@ -69,23 +96,41 @@ def make_parser() -> argparse.ArgumentParser:
     """The options of the command."""
     parser = cli.make_parser('evaluate', __doc__)
     cli.add_weights_options(parser)
-    parser.add_argument('--dataset', action='append', help='TFDS name, directory SPLIT/CLASS/'
-                        "images, or 'digits'; the default with --workdir is the data set of the "
-                        'run. This and --split may be repeated: as many of one as of the other, '
-                        'or one that is for all')
+    parser.add_argument(
+        '--dataset',
+        action='append',
+        help='TFDS name, directory SPLIT/CLASS/'
+        "images, or 'digits'; the default with --workdir is the data set of the "
+        'run. This and --split may be repeated: as many of one as of the other, '
+        'or one that is for all',
+    )
     parser.add_argument('--data_dir', default='', help="of TFDS sets; default: TFDS's own")
-    parser.add_argument('--label', help='of a TFDS set, as dataset.label; default: that of '
-                        "the run or the set's own")
-    parser.add_argument('--split', action='append', help='for example test or train[:10%%]; the '
-                        "default with --workdir is the run's dataset.eval_split")
-    parser.add_argument('--labels', metavar='FILE.json', help='instead of the labels of a '
-                        'directory: a list of lists of class numbers, one for each image in the '
-                        "order of file names, such as ImageNet-ReaL's real.json")
-    parser.add_argument('--mapping', metavar='FILE.json', help='for a data set of other classes: '
-                        '{its class: "class of the weights; another"}, or the directory mappings '
-                        'that ObjectNet comes with')
-    parser.add_argument('--save', metavar='FILE.npz', help='write logits, labels and names of the '
-                        'images')
+    parser.add_argument(
+        '--label', help="of a TFDS set, as dataset.label; default: that of the run or the set's own"
+    )
+    parser.add_argument(
+        '--split',
+        action='append',
+        help='for example test or train[:10%%]; the '
+        "default with --workdir is the run's dataset.eval_split",
+    )
+    parser.add_argument(
+        '--labels',
+        metavar='FILE.json',
+        help='instead of the labels of a '
+        'directory: a list of lists of class numbers, one for each image in the '
+        "order of file names, such as ImageNet-ReaL's real.json",
+    )
+    parser.add_argument(
+        '--mapping',
+        metavar='FILE.json',
+        help='for a data set of other classes: '
+        '{its class: "class of the weights; another"}, or the directory mappings '
+        'that ObjectNet comes with',
+    )
+    parser.add_argument(
+        '--save', metavar='FILE.npz', help='write logits, labels and names of the images'
+    )
     parser.add_argument('--batch_size', type=int, default=64, help='of all devices')
     parser.add_argument('--json', action='store_true')
     add_fewshot_options(parser)
@@ -98,26 +143,45 @@ def named_splits(options: argparse.Namespace) -> list[tuple[str | None, str | No
     datasets, splits = options.dataset or [None], options.split or [None]
     number = max(len(datasets), len(splits))
     if not {len(datasets), len(splits)} <= {1, number}:
-        raise UserError(f'{len(datasets)} --dataset and {len(splits)} --split are given: expected '
-                        'as many of one as of the other, or one of them, which is for all.')
+        raise UserError(
+            f'{len(datasets)} --dataset and {len(splits)} --split are given: expected '
+            'as many of one as of the other, or one of them, which is for all.'
+        )
     if number > 1 and (options.labels or options.mapping or options.save):
-        raise UserError('--labels, --mapping and --save are for one split: evaluate the others by '
-                        'further commands.')
-    return list(zip(datasets * (number // len(datasets)), splits * (number // len(splits)),
-                    strict=True))
+        raise UserError(
+            '--labels, --mapping and --save are for one split: evaluate the others by '
+            'further commands.'
+        )
+    return list(
+        zip(datasets * (number // len(datasets)), splits * (number // len(splits)), strict=True)
+    )
 
 
 def add_fewshot_options(parser: argparse.ArgumentParser) -> None:
     """Adds those that --fewshot, the first of them, gives a meaning."""
-    parser.add_argument('--fewshot', metavar='1,5,10,25', help='few-shot accuracy with so many '
-                        'examples of each class, and with all')
-    parser.add_argument('--fewshot_split', help='where they come from; the default with --workdir '
-                        "is the run's dataset.train_split, else train")
-    parser.add_argument('--fewshot_l2', default='1024', metavar='1024,...',
-                        help='regularisation of the least squares')
+    parser.add_argument(
+        '--fewshot',
+        metavar='1,5,10,25',
+        help='few-shot accuracy with so many examples of each class, and with all',
+    )
+    parser.add_argument(
+        '--fewshot_split',
+        help='where they come from; the default with --workdir '
+        "is the run's dataset.train_split, else train",
+    )
+    parser.add_argument(
+        '--fewshot_l2',
+        default='1024',
+        metavar='1024,...',
+        help='regularisation of the least squares',
+    )
     parser.add_argument('--fewshot_seeds', type=int, default=3, help='how often they are drawn')
-    parser.add_argument('--representation', default='pre_logits', help='features: ' + '; '.join(
-        f'{name}, {meaning}' for name, meaning in representation.NAMES.items()))
+    parser.add_argument(
+        '--representation',
+        default='pre_logits',
+        help='features: '
+        + '; '.join(f'{name}, {meaning}' for name, meaning in representation.NAMES.items()),
+    )
 
 
 def check_fewshot_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -125,8 +189,11 @@ def check_fewshot_options(parser: argparse.ArgumentParser, options: argparse.Nam
     few = 'fewshot_split', 'fewshot_l2', 'fewshot_seeds', 'representation'
     for name in few if options.fewshot is None else ('labels', 'mapping', 'save'):
         if getattr(options, name) != parser.get_default(name):
-            raise UserError(f'--{name} is for few-shot accuracy: add --fewshot=1,5,10,25.'
-                            if name in few else f'--{name} has no meaning with --fewshot.')
+            raise UserError(
+                f'--{name} is for few-shot accuracy: add --fewshot=1,5,10,25.'
+                if name in few
+                else f'--{name} has no meaning with --fewshot.'
+            )
 
 
 if __name__ == '__main__':

@@ -36,22 +36,39 @@ class Field(NamedTuple):
 def whole(least: int, most: int = MOST, or_else: int | None = None) -> Values:
     """Whole numbers of a range, and one value besides."""
     words = f'a whole number, at least {least}' + (f' and at most {most:,}' if most < MOST else '')
-    return Values(words + ('' if or_else is None else f', or {or_else}'), lambda x: (
-        isinstance(x, numbers.Integral) and not isinstance(x, bool)
-        and (least <= x <= most or x == or_else)),
-        limit=f', and at most {MOST:,}' if most == MOST else '')
+    return Values(
+        words + ('' if or_else is None else f', or {or_else}'),
+        lambda x: (
+            isinstance(x, numbers.Integral)
+            and not isinstance(x, bool)
+            and (least <= x <= most or x == or_else)
+        ),
+        limit=f', and at most {MOST:,}' if most == MOST else '',
+    )
 
 
-def number(least: float | None = None, most: float | None = None, above: float | None = None,
-           below: float | None = None) -> Values:
+def number(
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Values:
     """Finite numbers of a range."""
     limits = {'at least': least, 'above': above, 'at most': most, 'below': below}
     said = ' and '.join(f'{word} {limit}' for word, limit in limits.items() if limit is not None)
     finite = '' if most is not None or below is not None else 'finite '
-    return Values(f'a {finite}number' + (f', {said}' if said else ''), lambda x: (
-        isinstance(x, numbers.Real) and not isinstance(x, bool) and math.isfinite(x)
-        and (least is None or x >= least) and (above is None or x > above)
-        and (most is None or x <= most) and (below is None or x < below)))
+    return Values(
+        f'a {finite}number' + (f', {said}' if said else ''),
+        lambda x: (
+            isinstance(x, numbers.Real)
+            and not isinstance(x, bool)
+            and math.isfinite(x)
+            and (least is None or x >= least)
+            and (above is None or x > above)
+            and (most is None or x <= most)
+            and (below is None or x < below)
+        ),
+    )
 
 
 def one_of(*choices: str) -> Values:
@@ -61,23 +78,36 @@ def one_of(*choices: str) -> Values:
 
 def several(each: Values, plural: str, count: int | None = None) -> Values:
     """A tuple of values, which `plural` names, of any length unless `count` is given."""
-    return Values(plural, lambda x: (
-        isinstance(x, (tuple, list)) and (count is None or len(x) == count)
-        and all(map(each.fit, x))), has_commas=True)
+    return Values(
+        plural,
+        lambda x: (
+            isinstance(x, (tuple, list))
+            and (count is None or len(x) == count)
+            and all(map(each.fit, x))
+        ),
+        has_commas=True,
+    )
 
 
 SWITCH = Values('True or False', lambda x: isinstance(x, bool))
 TEXT = Values('text', lambda x: isinstance(x, str), has_commas=True)
 TEXTS = several(TEXT, 'names, with commas between them')
 RATE = number(least=0, below=1)
-SIDES = several(whole(1, 2**16), 'one or two whole numbers, height and width, at least 1 and at '
-                'most 65,536, as in 224 or 224,160')
+SIDES = several(
+    whole(1, 2**16),
+    'one or two whole numbers, height and width, at least 1 and at '
+    'most 65,536, as in 224 or 224,160',
+)
 
 
 def declared(*classes: type, prefix: str = '') -> dict[str, Field]:
     """The fields of dataclasses that are annotated as Annotated[TYPE, VALUES, MEANING], by name."""
-    return {prefix + f.name: Field(f.default, *f.type.__metadata__) for c in classes
-            for f in dataclasses.fields(c) if hasattr(f.type, '__metadata__')}
+    return {
+        prefix + f.name: Field(f.default, *f.type.__metadata__)
+        for c in classes
+        for f in dataclasses.fields(c)
+        if hasattr(f.type, '__metadata__')
+    }
 
 
 def check(table: Mapping[str, Field], values: Mapping[str, Any], prefix: str = '') -> None:
@@ -93,8 +123,10 @@ def check(table: Mapping[str, Field], values: Mapping[str, Any], prefix: str = '
 
 def text(table: Mapping[str, Field]) -> str:
     """A line for every field, for --help."""
-    return '\n'.join(f'  --config.{name}={_value(field.default)}\n        {field.meaning} '
-                     f'({field.values.words})' for name, field in table.items())
+    return '\n'.join(
+        f'  --config.{name}={_value(field.default)}\n        {field.meaning} ({field.values.words})'
+        for name, field in table.items()
+    )
 
 
 def markdown(table: Mapping[str, Field]) -> Iterable[str]:

@@ -81,26 +81,51 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = cli.make_parser('figures', __doc__ + '\n'.join(
-        f'    {name:12}{re.match("[^.:]*", figure.draw.__doc__)[0]}'
-        for name, figure in FIGURES.items()))
-    parser.add_argument('--workdir', action='append', default=[], dest='workdirs',
-                        help='of a run, or one of its checkpoints; several for figures of runs')
-    parser.add_argument('--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME, '
-                        'gs://BUCKET/FILE')
+    parser = cli.make_parser(
+        'figures',
+        __doc__
+        + '\n'.join(
+            f'    {name:12}{re.match("[^.:]*", figure.draw.__doc__)[0]}'
+            for name, figure in FIGURES.items()
+        ),
+    )
+    parser.add_argument(
+        '--workdir',
+        action='append',
+        default=[],
+        dest='workdirs',
+        help='of a run, or one of its checkpoints; several for figures of runs',
+    )
+    parser.add_argument(
+        '--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME, gs://BUCKET/FILE'
+    )
     cli.add_description_options(parser)
-    parser.add_argument('--benchmark', action='append', default=[], metavar='FILE',
-                        help='what vit_jax.benchmark --json has printed')
+    parser.add_argument(
+        '--benchmark',
+        action='append',
+        default=[],
+        metavar='FILE',
+        help='what vit_jax.benchmark --json has printed',
+    )
     parser.add_argument('--out', required=True, metavar='DIR', help='for the figures')
     parser.add_argument('--only', metavar='NAME,...', help=f'of {", ".join(FIGURES)}')
     parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'))
-    parser.add_argument('--layer', type=int, help='of attention and positions; default: the last, '
-                        'and the first')
+    parser.add_argument(
+        '--layer', type=int, help='of attention and positions; default: the last, and the first'
+    )
     parser.add_argument('--head', type=int, help='of attention, alone in all layers')
-    parser.add_argument('--query', metavar='ROW,COLUMN', help='the patch whose attention is drawn; '
-                        'default: the class token, or the mean over all patches')
-    parser.add_argument('--class', dest='target', metavar='NAME', help='for attribution: name or '
-                        'number; default: the likeliest of each image')
+    parser.add_argument(
+        '--query',
+        metavar='ROW,COLUMN',
+        help='the patch whose attention is drawn; '
+        'default: the class token, or the mean over all patches',
+    )
+    parser.add_argument(
+        '--class',
+        dest='target',
+        metavar='NAME',
+        help='for attribution: name or number; default: the likeliest of each image',
+    )
     parser.add_argument('images', nargs='*', help='image files')
     return parser
 
@@ -114,8 +139,12 @@ def _sources(options, wanted) -> dict[str, Any]:
     if 'model' in wanted and len(named) + bool(options.pretrained) == 1:
         options.workdir = named[0] if named else None
         loaded = cli.read_weights(options)
-        found['model'] = Subject(loaded, *cli.build_model(loaded), options.images, Choice(
-            options.layer, options.head, options.query, options.target))
+        found['model'] = Subject(
+            loaded,
+            *cli.build_model(loaded),
+            options.images,
+            Choice(options.layer, options.head, options.query, options.target),
+        )
     else:
         machine.check_backend()  # figures of runs start JAX, too
     return found
@@ -125,11 +154,13 @@ def _draw(name, sources, options):
     """Writes a figure and its arrays to the path returned; Inapplicable where there is none."""
     figure = FIGURES[name]
     if not sources.get(figure.source):
-        raise Inapplicable({
-            'model': 'it is of one model: give one --workdir or --pretrained',
-            'runs': 'it is of runs: give --workdir, once for each',
-            'benchmarks': 'it is of --benchmark files, which vit_jax.benchmark --json prints'
-        }[figure.source])
+        raise Inapplicable(
+            {
+                'model': 'it is of one model: give one --workdir or --pretrained',
+                'runs': 'it is of runs: give --workdir, once for each',
+                'benchmarks': 'it is of --benchmark files, which vit_jax.benchmark --json prints',
+            }[figure.source]
+        )
     found, title = figure.arrays(sources[figure.source]), ''
     if figure.source == 'model':
         subject = sources['model']

@@ -22,9 +22,10 @@ CGROUPS, OWN_GROUPS = pathlib.Path('/sys/fs/cgroup'), pathlib.Path('/proc/self/c
 # What a container, a Slurm job or a slice of systemd may use: files of control groups, of version 2
 # and of version 1, where the controller has a folder of its own.
 CPU_QUOTAS = {'': ('cpu.max',), 'cpu': ('cpu.cfs_quota_us', 'cpu.cfs_period_us')}
-MEMORY_LIMITS = {'': ('memory.max', 'memory.current', 'inactive_file'),
-                 'memory': ('memory.limit_in_bytes', 'memory.usage_in_bytes',
-                            'total_inactive_file')}
+MEMORY_LIMITS = {
+    '': ('memory.max', 'memory.current', 'inactive_file'),
+    'memory': ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'),
+}
 
 
 def as_usual() -> None:
@@ -58,8 +59,11 @@ def _control_groups(files):
     A container sees its own as the outermost, and not the path by which the machine knows it.
     """
     lines = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
-    paths = {controller: path for _, controllers, path in (line.split(':', 2) for line in lines)
-             for controller in controllers.split(',')}
+    paths = {
+        controller: path
+        for _, controllers, path in (line.split(':', 2) for line in lines)
+        for controller in controllers.split(',')
+    }
     for controller, names in files.items():
         outermost = CGROUPS / controller
         own = outermost / paths.get(controller, '').lstrip('/')
@@ -81,8 +85,10 @@ def check_address_space(needed: float) -> None:
     # A thread, of which there are some for each core, maps its stack and an arena of malloc.
     needed += psutil.Process().memory_info().vms + 200e6 * ((os.cpu_count() or 1) - 2)
     if limit < needed:
-        raise UserError(f'this command needs at least {needed / 1e9:.1f} GB of address space, and '
-                        f'the limit is {limit / 1e9:.3g} GB: raise it, as in ulimit -v unlimited')
+        raise UserError(
+            f'this command needs at least {needed / 1e9:.1f} GB of address space, and '
+            f'the limit is {limit / 1e9:.3g} GB: raise it, as in ulimit -v unlimited'
+        )
 
 
 # Of glibc's malloc.h, with the values that keep everything: no memory goes back to the system, none
@@ -90,8 +96,10 @@ def check_address_space(needed: float) -> None:
 _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
 # Of devices that the CPU is shown as, one may be far behind the others where another program keeps
 # its core busy. XLA would complain of that after 20 s, and abort after 60.
-_PATIENT = ('--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600',
-            '--xla_cpu_collective_call_terminate_timeout_seconds=86400')
+_PATIENT = (
+    '--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600',
+    '--xla_cpu_collective_call_terminate_timeout_seconds=86400',
+)
 TPUS = ('/dev/accel*', '/dev/vfio/[0-9]*')
 GPUS = ('/dev/nvidia[0-9]*', '/dev/kfd')
 CPUINFO = pathlib.Path('/proc/cpuinfo')
@@ -174,8 +182,9 @@ def _use_huge_pages(library):
     # Not aligned_alloc: what it cuts off may stay above, and `keep_at_most` without effect.
     if memory := library.malloc(ctypes.c_size_t(size)):  # else that is too much
         page = -(-memory // mmap.PAGESIZE) * mmap.PAGESIZE
-        library.madvise(ctypes.c_void_p(page), ctypes.c_size_t(size - mmap.PAGESIZE),
-                        mmap.MADV_HUGEPAGE)
+        library.madvise(
+            ctypes.c_void_p(page), ctypes.c_size_t(size - mmap.PAGESIZE), mmap.MADV_HUGEPAGE
+        )
         library.free(ctypes.c_void_p(memory))
 
 
@@ -270,7 +279,8 @@ def check_backend(host_devices: int = 1) -> None:
         raise UserError(
             f'JAX cannot start with JAX_PLATFORMS={asked!r}: {reason}. Without JAX_PLATFORMS it '
             'takes the best device there is; for a GPU see that nvidia-smi shows one and '
-            "pip install -e '.[gpu]', for a TPU pip install -e '.[tpu]'.") from error
+            "pip install -e '.[gpu]', for a TPU pip install -e '.[tpu]'."
+        ) from error
 
 
 @contextlib.contextmanager

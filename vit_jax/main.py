@@ -1,6 +1,6 @@
 """Trains a model.
 
-    python -m vit_jax.main --config=configs/vit.py:b16 [--workdir=DIR] [--config.FIELD=VALUE ...]
+python -m vit_jax.main --config=configs/vit.py:b16 [--workdir=DIR] [--config.FIELD=VALUE ...]
 """
 
 import contextlib
@@ -18,11 +18,17 @@ from vit_jax.workdir import record
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 when done, 143 or 130 after a signal, 1 after an error; the last line says why."""
     parser = cli.make_parser('main', __doc__, config_lib.help_text)
-    parser.add_argument('--workdir', help='for checkpoints, metrics and curves; a run that is '
-                        'found there continues. Without it runs/NAME, where NAME is made of '
-                        '--config, as in runs/vit-b16')
-    parser.add_argument('--verbose', action='store_true', help='show every line of train.log: '
-                        'all parameters, and on a terminal training rows, too')
+    parser.add_argument(
+        '--workdir',
+        help='for checkpoints, metrics and curves; a run that is '
+        'found there continues. Without it runs/NAME, where NAME is made of '
+        '--config, as in runs/vit-b16',
+    )
+    parser.add_argument(
+        '--verbose',
+        action='store_true',
+        help='show every line of train.log: all parameters, and on a terminal training rows, too',
+    )
     cli.add_process_options(parser)
     options, config = cli.parse_with_config(parser, argv)
     if options.verbose:

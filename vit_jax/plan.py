@@ -31,8 +31,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--chip', default='v5p', help=f'one of {", ".join(chips.CHIPS)}')
     parser.add_argument('--topology', default='', help='shape of the TPU slice; default: compact')
     parser.add_argument('--simulate', action='store_true', help='a TPU without its compiler')
-    parser.add_argument('--search', action=argparse.BooleanOptionalAction, default=True,
-                        help='look for the largest batch, or for what helps: takes minutes more')
+    parser.add_argument(
+        '--search',
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help='look for the largest batch, or for what helps: takes minutes more',
+    )
     parser.add_argument('--json', action='store_true')
     options, config = cli.parse_with_config(parser, argv)
     # The devices of this machine are left alone; a program from a cache could not be analysed.
@@ -53,15 +57,21 @@ def require_numbers(config: ConfigDict) -> None:
     """Raises UserError unless the config states the numbers of the data."""
     for name in ('num_examples', 'num_classes'):
         if config.dataset[name] < 1:
-            raise UserError(f'dataset.{name} is {config.dataset[name]}: a plan reads no data, so '
-                            f'add --config.dataset.{name}=NUMBER.')
+            raise UserError(
+                f'dataset.{name} is {config.dataset[name]}: a plan reads no data, so '
+                f'add --config.dataset.{name}=NUMBER.'
+            )
 
 
 def resolve(config: ConfigDict) -> FrozenConfigDict:
     """The complete config of a run, with the numbers of the data that it states."""
     taken = pretrained.take_fields(config, None)[0] if config.pretrained else {}
-    return config_lib.complete(config_lib.checked(config, taken), config.dataset.num_examples,
-                               config.dataset.num_classes, config.dataset.multi_label)
+    return config_lib.complete(
+        config_lib.checked(config, taken),
+        config.dataset.num_examples,
+        config.dataset.num_classes,
+        config.dataset.multi_label,
+    )
 
 
 def make_target(options: argparse.Namespace) -> Target:

@@ -49,17 +49,23 @@ def predict(options: argparse.Namespace) -> None:
     for path in filter(None, (options.csv, options.features)):  # now, not after the work
         check_destination(path)
     if options.features and not options.features.endswith('.npz'):
-        raise UserError(f'--features={options.features}: representations are written as .npz '
-                        'files; expected a name that ends so. A table of classes is --csv.')
+        raise UserError(
+            f'--features={options.features}: representations are written as .npz '
+            'files; expected a name that ends so. A table of classes is --csv.'
+        )
     if options.csv and (images.is_image(options.csv) or options.csv in options.images):
-        raise UserError(f'--csv={options.csv} names an image, which the table would replace: '
-                        'expected the name of the table, as in --csv=FILE.csv')
+        raise UserError(
+            f'--csv={options.csv} names an image, which the table would replace: '
+            'expected the name of the table, as in --csv=FILE.csv'
+        )
     paths = find_images(options.images)
     machine.use_cpu_as(chosen.devices_for_batch(min(options.batch_size, len(paths))))
     loaded = cli.read_weights(options)
     if not loaded.num_classes and (options.csv or options.json or not options.features):
-        raise UserError(f'{loaded.source} has no head and therefore no classes: ask for '
-                        '--features=FILE.npz alone, or fine-tune first (configs/finetune.py).')
+        raise UserError(
+            f'{loaded.source} has no head and therefore no classes: ask for '
+            '--features=FILE.npz alone, or fine-tune first (configs/finetune.py).'
+        )
     named = [path for path in options.images if not os.path.isdir(path)]
     paths, representations, probabilities = run(loaded, paths, options.batch_size)
     if probabilities is not None:
@@ -67,12 +73,15 @@ def predict(options: argparse.Namespace) -> None:
     if options.features:
         with writing(options.features) as temporary, open(temporary, 'wb') as file:
             np.savez(file, path=np.array(paths), representation=representations)
-        cli.LOGGER.info('wrote %s: %d images, %d features', options.features,
-                        *representations.shape)
+        cli.LOGGER.info(
+            'wrote %s: %d images, %d features', options.features, *representations.shape
+        )
     done = set(paths)
     if missing := [path for path in named if path not in done]:
-        raise UserError(f'{len(missing)} of the {len(named)} images named cannot be read: '
-                        f'{", ".join(missing)}. The others are done.')
+        raise UserError(
+            f'{len(missing)} of the {len(named)} images named cannot be read: '
+            f'{", ".join(missing)}. The others are done.'
+        )
 
 
 def find_images(given: list[str]) -> list[str]:
@@ -93,8 +102,10 @@ def _images_below(directory, above=()):
     try:
         names = os.listdir(directory)
     except PermissionError as error:
-        raise UserError(f'the folder {directory!r} cannot be listed ({error.strerror}): give this '
-                        'user the right to read and enter it, or name the others.') from error
+        raise UserError(
+            f'the folder {directory!r} cannot be listed ({error.strerror}): give this '
+            'user the right to read and enter it, or name the others.'
+        ) from error
     for name in names:
         path = os.path.join(directory, name)
         if name.startswith('.'):
@@ -105,8 +116,9 @@ def _images_below(directory, above=()):
             yield path
 
 
-def run(loaded: Weights, paths: list[str], batch_size: int
-        ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+def run(
+    loaded: Weights, paths: list[str], batch_size: int
+) -> tuple[list[str], np.ndarray, np.ndarray | None]:
     """Applies the model to images; other files are left out with a warning.
 
     Returns the paths of those that could be read, representations [images, features] and class
@@ -118,13 +130,13 @@ def run(loaded: Weights, paths: list[str], batch_size: int
     forward, read, results = predictor(loaded), [], []
     batch_size = min(batch_size, len(paths))
     for start in range(0, len(paths), batch_size):
-        found = list(_load_images(paths[start:start + batch_size], size, preprocess))
+        found = list(_load_images(paths[start : start + batch_size], size, preprocess))
         if found:
             read += [path for path, _ in found]
             batch = np.stack([pixels for _, pixels in found])
             missing = batch_size - len(found)
             batch = np.pad(batch, ((0, missing), (0, 0), (0, 0), (0, 0)))  # compiled for one shape
-            results.append([None if x is None else x[:len(found)] for x in forward(batch)])
+            results.append([None if x is None else x[: len(found)] for x in forward(batch)])
     if not read:
         raise UserError(f'none of the {len(paths)} images can be read.')
     outputs = [None if x[0] is None else np.concatenate(x) for x in zip(*results, strict=True)]
@@ -134,12 +146,15 @@ def run(loaded: Weights, paths: list[str], batch_size: int
 
 def _check_finite(loaded, paths, outputs):
     """Raises UserError for NaN, which is no prediction, and which JSON does not have."""
-    finite = np.all([np.isfinite(x.reshape(len(paths), -1)).all(-1) for x in outputs
-                     if x is not None], axis=0)
+    finite = np.all(
+        [np.isfinite(x.reshape(len(paths), -1)).all(-1) for x in outputs if x is not None], axis=0
+    )
     if not finite.all():
-        raise UserError(f'{loaded.source} gives values that are not finite for '
-                        f'{np.sum(~finite)} of {len(paths)} images, {paths[finite.argmin()]!r} the '
-                        'first: nothing is written. Its training diverged, or it is damaged.')
+        raise UserError(
+            f'{loaded.source} gives values that are not finite for '
+            f'{np.sum(~finite)} of {len(paths)} images, {paths[finite.argmin()]!r} the '
+            'first: nothing is written. Its training diverged, or it is damaged.'
+        )
 
 
 def _load_images(paths, size, preprocess):
@@ -151,30 +166,52 @@ def _load_images(paths, size, preprocess):
             cli.LOGGER.warning('left out: %s', error)
 
 
-def report(options: argparse.Namespace, loaded: Weights, paths: list[str],
-           probabilities: np.ndarray) -> None:
+def report(
+    options: argparse.Namespace, loaded: Weights, paths: list[str], probabilities: np.ndarray
+) -> None:
     """Prints the most probable classes of each image, best first, or writes them to --csv.
 
     JSON says with `activation` whether the probabilities of an image sum to one.
     """
     names = description.class_names(loaded)
-    order = np.argsort(-probabilities, axis=-1, kind='stable')[:, :options.top]
-    predictions = [(path, [(names[k], float(row[k])) for k in best])
-                   for path, row, best in zip(paths, probabilities, order, strict=True)]
+    order = np.argsort(-probabilities, axis=-1, kind='stable')[:, : options.top]
+    predictions = [
+        (path, [(names[k], float(row[k])) for k in best])
+        for path, row, best in zip(paths, probabilities, order, strict=True)
+    ]
     if options.csv:
-        with writing(options.csv) as temporary, open(
-                temporary, 'w', newline='', encoding='utf-8',
-                errors='surrogateescape') as file:  # paths may be of any bytes
+        with (
+            writing(options.csv) as temporary,
+            open(temporary, 'w', newline='', encoding='utf-8', errors='surrogateescape') as file,
+        ):  # paths may be of any bytes
             writer = csv.writer(file)
-            writer.writerow(['image', *(f'{what}{k + 1}' for k in range(order.shape[1])
-                                        for what in ('class', 'probability'))])
-            writer.writerows([path, *(x for pair in best for x in pair)]
-                             for path, best in predictions)
+            writer.writerow(
+                [
+                    'image',
+                    *(
+                        f'{what}{k + 1}'
+                        for k in range(order.shape[1])
+                        for what in ('class', 'probability')
+                    ),
+                ]
+            )
+            writer.writerows(
+                [path, *(x for pair in best for x in pair)] for path, best in predictions
+            )
         cli.LOGGER.info('wrote %s: %d images', options.csv, len(paths))
     if options.json:
-        print(json.dumps([{'image': path, 'activation': loaded.loss or 'softmax',
-                           'classes': [{'class': name, 'probability': p} for name, p in best]}
-                          for path, best in predictions]))
+        print(
+            json.dumps(
+                [
+                    {
+                        'image': path,
+                        'activation': loaded.loss or 'softmax',
+                        'classes': [{'class': name, 'probability': p} for name, p in best],
+                    }
+                    for path, best in predictions
+                ]
+            )
+        )
     elif not (options.csv or options.features):
         for path, best in predictions:
             print(os.fsencode(path).decode(errors='backslashreplace'))

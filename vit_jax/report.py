@@ -23,28 +23,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Returns 0, or 1 after an error that the last line explains."""
     parser = cli.make_parser('report', __doc__)
     parser.add_argument('workdirs', nargs='+', metavar='WORKDIR')
-    parser.add_argument('--out', metavar='FILE.html', help='default: report.html in WORKDIR or '
-                        'DIR; of several of these, in this directory')
-    parser.add_argument('--images', type=int, default=reporting.IMAGES, help='of the split that '
-                        'scored a run: so many are evaluated, at most (%(default)s); 0: neither '
-                        'the model nor the data are used')
+    parser.add_argument(
+        '--out',
+        metavar='FILE.html',
+        help='default: report.html in WORKDIR or DIR; of several of these, in this directory',
+    )
+    parser.add_argument(
+        '--images',
+        type=int,
+        default=reporting.IMAGES,
+        help='of the split that '
+        'scored a run: so many are evaluated, at most (%(default)s); 0: neither '
+        'the model nor the data are used',
+    )
     options = parser.parse_args(argv)
     check_at_least('--images', options.images, 0)
     launch.refuse_several('vit_jax.report')
     from vit_jax.reporting import collect, page
 
-    workdirs = {workdir: note for given in options.workdirs
-                for workdir, note in collect.workdirs(given).items()}
+    workdirs = {
+        workdir: note
+        for given in options.workdirs
+        for workdir, note in collect.workdirs(given).items()
+    }
     for workdir in workdirs:  # now, and not after the work; so are the next
         collect.read(workdir)
     if options.images:
         machine.check_backend()
-    out = options.out or os.path.join(options.workdirs[0] if len(options.workdirs) == 1 else '.',
-                                      reporting.FILE)
+    out = options.out or os.path.join(
+        options.workdirs[0] if len(options.workdirs) == 1 else '.', reporting.FILE
+    )
     check_destination(out, '.html', '.htm')
     runs = [collect.run(workdir, options.images) for workdir in workdirs]
-    record.write_text(out, page.of_one(runs[0]) if len(runs) == 1 else
-                      page.of_several(runs, list(workdirs.values())))
+    record.write_text(
+        out,
+        page.of_one(runs[0]) if len(runs) == 1 else page.of_several(runs, list(workdirs.values())),
+    )
     cli.LOGGER.info('wrote %s: %.1f MB, open it in a browser', out, os.path.getsize(out) / 1e6)
 
 

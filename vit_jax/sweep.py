@@ -46,20 +46,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, 143 or 130 after a signal, 1 after an error that the last line explains."""
     parser = cli.make_parser('sweep', __doc__)
     parser.add_argument('--workdir', required=True, help='for the workdirs of all runs')
-    parser.add_argument('--repeats', type=int, default=1, metavar='N', help='final runs, with '
-                        'seeds seed, seed + 1, ...: their mean and standard deviation are reported')
-    parser.add_argument('--part', default='1/1', metavar='I/N', help='only train part I of N of '
-                        'the members: for processes or hosts side by side that share DIR, each '
-                        'with its own device. The command without it then does the rest')
+    parser.add_argument(
+        '--repeats',
+        type=int,
+        default=1,
+        metavar='N',
+        help='final runs, with '
+        'seeds seed, seed + 1, ...: their mean and standard deviation are reported',
+    )
+    parser.add_argument(
+        '--part',
+        default='1/1',
+        metavar='I/N',
+        help='only train part I of N of '
+        'the members: for processes or hosts side by side that share DIR, each '
+        'with its own device. The command without it then does the rest',
+    )
     cli.add_process_options(parser)
     texts, others = separate(sys.argv[1:] if argv is None else argv)
     first = [f'--config.{field}={text.partition(",")[0]}' for field, text in texts.items()]
     options, config = cli.parse_with_config(parser, others + first)
     grid = read_grid(texts or _grid_of_file(others), config)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
-    machine.check_backend(chosen.host_devices({
-        os.path.join(options.workdir, name_of(member)): config_lib.changed(config, member)
-        for member in combinations(grid)}))
+    machine.check_backend(
+        chosen.host_devices(
+            {
+                os.path.join(options.workdir, name_of(member)): config_lib.changed(config, member)
+                for member in combinations(grid)
+            }
+        )
+    )
     code = run(config, grid, options.workdir, options.repeats, options.part)
     if code:
         log.warning('the sweep stops here. To continue, run the same command again.')
@@ -76,8 +92,11 @@ def separate(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         separately = field != name and not is_given and rest  # --config.FIELD VALUE
         if separately:
             text = rest[0]
-        if field == name or field not in fields or (
-                fields[field].values.has_commas or ',' not in text):
+        if (
+            field == name
+            or field not in fields
+            or (fields[field].values.has_commas or ',' not in text)
+        ):
             others.append(argument)
             continue
         if field in texts:
@@ -95,15 +114,22 @@ def _grid_of_file(arguments):
     """The texts of the fields that get_grid of the config file names."""
     file, others = cli.config_file(arguments)
     path, has_argument, argument = file.partition(':')
-    need = (f'a sweep needs a field with two values or more, as in --config.{RATE}=0.003,0.01. '
-            'Commas in fields of several values and in text belong to one value')
+    need = (
+        f'a sweep needs a field with two values or more, as in --config.{RATE}=0.003,0.01. '
+        'Commas in fields of several values and in text belong to one value'
+    )
     grid = cli.from_config_file(file, 'get_grid', *[argument] if has_argument else [])
     if grid is None or all(len(values) < 2 for values in grid.values()):
         raise UserError(f'{need}. {file} has no grid of its own.')
-    if one := [field for field in grid
-               if any(other.partition('=')[0] == f'--config.{field}' for other in others)]:
-        raise UserError(f'{need}; --config.{one[0]} has one. Without it the grid of {path} is '
-                        f'taken: {", ".join(map(str, grid[one[0]]))}.')
+    if one := [
+        field
+        for field in grid
+        if any(other.partition('=')[0] == f'--config.{field}' for other in others)
+    ]:
+        raise UserError(
+            f'{need}; --config.{one[0]} has one. Without it the grid of {path} is '
+            f'taken: {", ".join(map(str, grid[one[0]]))}.'
+        )
     log.info('the grid is that of %s', file)
     return {field: ','.join(map(str, values)) for field, values in grid.items()}
 
@@ -115,12 +141,18 @@ def read_grid(texts: Mapping[str, str], config: ConfigDict) -> dict[str, list[An
     """
     grid = {}
     for field, text in texts.items():
-        values = [config_lib.flatten(cli.override(config_lib.changed(config, {}), [
-            f'--config.{field}={value}']))[field] for value in text.split(',')]
+        values = [
+            config_lib.flatten(
+                cli.override(config_lib.changed(config, {}), [f'--config.{field}={value}'])
+            )[field]
+            for value in text.split(',')
+        ]
         values = list(dict.fromkeys(values))
         if len(values) < 2:
-            raise UserError(f'--config.{field}={text} has one value, {values[0]}: a sweep needs '
-                            'two or more, with commas between them.')
+            raise UserError(
+                f'--config.{field}={text} has one value, {values[0]}: a sweep needs '
+                'two or more, with commas between them.'
+            )
         grid[field] = values if isinstance(values[0], str) else sorted(values)
     return grid
 
@@ -130,8 +162,13 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def run(config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str, repeats: int = 1,
-        part: str = '1/1') -> int:
+def run(
+    config: ConfigDict,
+    grid: Mapping[str, Sequence[Any]],
+    directory: str,
+    repeats: int = 1,
+    part: str = '1/1',
+) -> int:
     """Runs the sweep; returns 0, or what loop.train returns after a signal, which ends the sweep.
 
     Args:
@@ -160,15 +197,23 @@ def run(config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str, r
             return code
         scores.append(score)
     if len(scores) < len(members):
-        log.info('part %s of the sweep is trained. When all are, the same command without --part '
-                 'chooses.', part)
+        log.info(
+            'part %s of the sweep is trained. When all are, the same command without --part '
+            'chooses.',
+            part,
+        )
         return 0
     best = _choose(members, scores, configs, eval_split)
-    code, finals = _train_finals(configs[best], final_split, repeats, os.path.join(
-        directory, f'final-{name_of(members[best])}'))  # with more values another may win
+    code, finals = _train_finals(
+        configs[best],
+        final_split,
+        repeats,
+        os.path.join(directory, f'final-{name_of(members[best])}'),
+    )  # with more values another may win
     if not code:
-        found = outcome.Outcome(members, scores, best, finals, eval_split, final_split,
-                                config.dataset.test_split)
+        found = outcome.Outcome(
+            members, scores, best, finals, eval_split, final_split, config.dataset.test_split
+        )
         outcome.report(found, directory)
         if config.report:
             reporting.conclude_all(directory, outcome.notes(found, directory))
@@ -180,9 +225,11 @@ def _part(members, part):
     found = re.fullmatch(r'(\d+)/(\d+)', part)
     number, count = map(int, found.groups()) if found else (0, 0)
     if not 1 <= number <= count <= len(members):
-        raise UserError(f'--part={part}: expected I/N, part I of N, as in 1/2, with N at most the '
-                        f'number of members, {len(members)}.')
-    return members[number - 1::count]
+        raise UserError(
+            f'--part={part}: expected I/N, part I of N, as in 1/2, with N at most the '
+            f'number of members, {len(members)}.'
+        )
+    return members[number - 1 :: count]
 
 
 def _with_splits(config):
@@ -193,11 +240,18 @@ def _with_splits(config):
     dataset = config.dataset
     train, scoring = choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
     if '+' in train and not dataset.final_split:
-        raise UserError(f'dataset.train_split is the sum {train}: name what the best one trains '
-                        'on by --config.dataset.final_split=SPLIT.')
-    config = config_lib.changed(config, {
-        'dataset.train_split': train, 'dataset.eval_split': scoring,
-        'dataset.final_split': dataset.final_split or split_name(train)})
+        raise UserError(
+            f'dataset.train_split is the sum {train}: name what the best one trains '
+            'on by --config.dataset.final_split=SPLIT.'
+        )
+    config = config_lib.changed(
+        config,
+        {
+            'dataset.train_split': train,
+            'dataset.eval_split': scoring,
+            'dataset.final_split': dataset.final_split or split_name(train),
+        },
+    )
     _check_splits(config.dataset)
     return config
 
@@ -210,8 +264,10 @@ def _check_splits(dataset):
     from vit_jax.data.sources import open_split, shared_split, split_name
 
     if not dataset.test_split:
-        raise UserError('dataset.test_split is empty: name the split that scores the winner, as in '
-                        '--config.dataset.test_split=test')
+        raise UserError(
+            'dataset.test_split is empty: name the split that scores the winner, as in '
+            '--config.dataset.test_split=test'
+        )
 
     trained = split_name(dataset.train_split.partition('+')[0])
     classes = open_split(dataset, trained).class_names
@@ -223,18 +279,22 @@ def _check_splits(dataset):
             raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}') from error
 
     for scoring, used, why in (
-            ('test_split', 'eval_split', 'choose the winner'),
-            ('test_split', 'final_split', 'the winner trains on'),
-            ('test_split', 'train_split', 'all members train on'),
-            ('eval_split', 'train_split', 'all members train on')):
+        ('test_split', 'eval_split', 'choose the winner'),
+        ('test_split', 'final_split', 'the winner trains on'),
+        ('test_split', 'train_split', 'all members train on'),
+        ('eval_split', 'train_split', 'all members train on'),
+    ):
         if shared_split(dataset[used], dataset[scoring], opened):
             parts = dict(train='[:90%]', eval='[90%:]', final='')
             if trained in map(split_name, dataset.test_split.split('+')):
                 parts = dict(train='[:80%]', eval='[80%:90%]', final='[:90%]', test='[90%:]')
             raise UserError(
                 f'dataset.{scoring} {dataset[scoring]!r} has images of dataset.{used} '
-                f'{dataset[used]!r}, which {why}: hold out a part, as in ' + ' '.join(
-                    f'--config.dataset.{x}_split={trained}{part}' for x, part in parts.items()))
+                f'{dataset[used]!r}, which {why}: hold out a part, as in '
+                + ' '.join(
+                    f'--config.dataset.{x}_split={trained}{part}' for x, part in parts.items()
+                )
+            )
 
 
 def _score(config, name, folder):
@@ -265,15 +325,23 @@ def _choose(members, scores, configs, split):
         least = min(config.optimizer.learning_rate for config in configs)
         raise DivergedError(
             f'training diverges with all members: {", ".join(map(name_of, members))}. '
-            f'Try smaller learning rates, as in --config.{RATE}={least / 100:g},{least / 10:g}')
+            f'Try smaller learning rates, as in --config.{RATE}={least / 100:g},{least / 10:g}'
+        )
     best = max(found, key=scores.__getitem__)
-    log.info('the best on %s is %s with %.2f %% accuracy', split, name_of(members[best]),
-             100 * scores[best])
+    log.info(
+        'the best on %s is %s with %.2f %% accuracy',
+        split,
+        name_of(members[best]),
+        100 * scores[best],
+    )
     for field, value in members[best].items():
         values = [member[field] for member in members]
         if not isinstance(value, (str, bool)) and value and value in (min(values), max(values)):
-            log.info('its %s, %g, is at an end of those tried: others beyond it may be better',
-                     field, value)
+            log.info(
+                'its %s, %g, is at an end of those tried: others beyond it may be better',
+                field,
+                value,
+            )
     return best
 
 

@@ -39,16 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, others = parser.parse_known_args(argv)
     launch.refuse_several('vit_jax.vtab', options.num_processes)
     groups, configs = read_tasks(others, options.tasks)
-    machine.check_backend(chosen.host_devices({
-        os.path.join(options.workdir, task): config for task, config in configs.items()}))
+    machine.check_backend(
+        chosen.host_devices(
+            {os.path.join(options.workdir, task): config for task, config in configs.items()}
+        )
+    )
     code = run(groups, configs, options.workdir)
     if code:
         log.warning('the tasks stop here. To continue, run the same command again.')
     return code
 
 
-def read_tasks(arguments: Sequence[str], only: str | None = None
-               ) -> tuple[dict[str, str], dict[str, ConfigDict]]:
+def read_tasks(
+    arguments: Sequence[str], only: str | None = None
+) -> tuple[dict[str, str], dict[str, ConfigDict]]:
     """The group and the config of every task, or of those in the text `only`.
 
     Raises UserError when the config file has no tasks, or a config is not possible.
@@ -57,16 +61,23 @@ def read_tasks(arguments: Sequence[str], only: str | None = None
     path, _, argument = (file or '').partition(':')
     groups = cli.from_config_file(file, 'get_tasks')
     if groups is None:
-        raise UserError(f'{path} has no tasks (a function get_tasks): expected '
-                        '--config=configs/vtab.py:MODEL.')
+        raise UserError(
+            f'{path} has no tasks (a function get_tasks): expected --config=configs/vtab.py:MODEL.'
+        )
     if ',' in argument:
-        raise UserError(f'--config={file} names more than a model: expected '
-                        f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.')
+        raise UserError(
+            f'--config={file} names more than a model: expected '
+            f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.'
+        )
     names = [name.strip() for name in only.split(',')] if only else list(groups)
     for name in names:
         check_choice('--tasks', name, groups)
-    configs = {name: cli.read_config([f'--config={path}:{argument},{name}', *others],
-                                     ['--workdir', '--tasks']) for name in names}
+    configs = {
+        name: cli.read_config(
+            [f'--config={path}:{argument},{name}', *others], ['--workdir', '--tasks']
+        )
+        for name in names
+    }
     for config in configs.values():  # now, and not after hours of training
         config_lib.checked(config)
     return {name: groups[name] for name in names}, configs
@@ -82,23 +93,31 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     """
     missing = missing_data(configs)
     for problem in dict.fromkeys(missing.values()):  # some tasks share a data set
-        log.warning('left out: %s: %s', ', '.join(
-            task for task in missing if missing[task] == problem), problem)
+        log.warning(
+            'left out: %s: %s',
+            ', '.join(task for task in missing if missing[task] == problem),
+            problem,
+        )
     if len(missing) == len(configs):
-        raise UserError('the data of none of the tasks are on this machine: prepare some as said '
-                        'above, or name where they are by --config.dataset.data_dir=DIRECTORY.')
+        raise UserError(
+            'the data of none of the tasks are on this machine: prepare some as said '
+            'above, or name where they are by --config.dataset.data_dir=DIRECTORY.'
+        )
     record.require_no_run(directory)
     record.log_to(directory)
     code, scores, failed = _train(
-        {task: config for task, config in configs.items() if task not in missing}, directory)
+        {task: config for task, config in configs.items() if task not in missing}, directory
+    )
     if code:
         return code
     if scores:  # else what others have written stays
         _conclude(groups, configs, directory, scores, failed)
     if failed:
-        raise UserError(f'{len(failed)} of {len(configs)} tasks failed, as said above: '
-                        f'{", ".join(failed)}. Mend that, and run the same command again: what is '
-                        'finished is not trained again.')
+        raise UserError(
+            f'{len(failed)} of {len(configs)} tasks failed, as said above: '
+            f'{", ".join(failed)}. Mend that, and run the same command again: what is '
+            'finished is not trained again.'
+        )
     return 0
 
 
@@ -112,7 +131,8 @@ def _train(configs, directory):
         log.info('task %s, in %s', task, folder)
         try:
             if code := loop.train(
-                    config_lib.final(config, config.dataset.final_split, config.seed), folder):
+                config_lib.final(config, config.dataset.final_split, config.seed), folder
+            ):
                 return code, scores, failed
             scores[task] = metrics.last_accuracy(folder)
         except DivergedError as error:
@@ -126,19 +146,33 @@ def _train(configs, directory):
 
 def _conclude(groups, configs, directory, scores, failed):
     """The table, vtab.json and the page."""
-    log.info('accuracy on the test splits, after training on the final splits:\n%s',
-             table(groups, scores, failed))
+    log.info(
+        'accuracy on the test splits, after training on the final splits:\n%s',
+        table(groups, scores, failed),
+    )
     path = os.path.join(directory, 'vtab.json')
     record.write_json(path, as_json(groups, scores, failed))
     log.info('numbers: %s', path)
-    if others := [name for name in sorted(os.listdir(directory)) if name not in configs and
-                  os.path.isfile(os.path.join(directory, name, record.CONFIG))]:
-        log.warning('not in these numbers: %s, also in %s. Name all by --tasks: what is finished '
-                    'is not trained again.', ', '.join(others), directory)
+    if others := [
+        name
+        for name in sorted(os.listdir(directory))
+        if name not in configs and os.path.isfile(os.path.join(directory, name, record.CONFIG))
+    ]:
+        log.warning(
+            'not in these numbers: %s, also in %s. Name all by --tasks: what is finished '
+            'is not trained again.',
+            ', '.join(others),
+            directory,
+        )
     if next(iter(configs.values())).report:
-        reporting.conclude_all(directory, {
-            os.path.join(directory, task): groups[task] + (' · diverges' if score is None else '')
-            for task, score in scores.items()})
+        reporting.conclude_all(
+            directory,
+            {
+                os.path.join(directory, task): groups[task]
+                + (' · diverges' if score is None else '')
+                for task, score in scores.items()
+            },
+        )
 
 
 def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
@@ -155,8 +189,10 @@ def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
             for split in (dataset.final_split, dataset.test_split):
                 source = open_split(dataset, split)
                 if (classes := len(source.class_names)) != (dataset.num_classes or classes):
-                    raise UserError(f"'{dataset.name}' has {classes} classes, and the recipe "
-                                    f'{dataset.num_classes}: prepare the set again.')
+                    raise UserError(
+                        f"'{dataset.name}' has {classes} classes, and the recipe "
+                        f'{dataset.num_classes}: prepare the set again.'
+                    )
         except MissingDataError as error:
             missing[task] = str(error)
         except UserError as error:
@@ -164,8 +200,9 @@ def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
     return missing
 
 
-def means(groups: Mapping[str, str], scores: Mapping[str, float | None]
-          ) -> dict[str, tuple[float | None, int, int]]:
+def means(
+    groups: Mapping[str, str], scores: Mapping[str, float | None]
+) -> dict[str, tuple[float | None, int, int]]:
     """By group, and 'all': mean of the accuracies, of how many, and how many tasks there are."""
     found = {}
     for group in [*dict.fromkeys(groups.values()), 'all']:
@@ -175,15 +212,22 @@ def means(groups: Mapping[str, str], scores: Mapping[str, float | None]
     return found
 
 
-def table(groups: Mapping[str, str], scores: Mapping[str, float | None],
-          failed: Collection[str] = ()) -> str:
+def table(
+    groups: Mapping[str, str], scores: Mapping[str, float | None], failed: Collection[str] = ()
+) -> str:
     """A line for each task, below its group, and the means; says what is missing.
 
     `scores` are accuracies in [0, 1], None where training diverges; missing tasks and those that
     have `failed` are not in it.
     """
-    found = {task: 'failed' if task in failed else 'no data' if task not in scores else
-             _percent(scores[task], 'diverges') for task in groups}
+    found = {
+        task: 'failed'
+        if task in failed
+        else 'no data'
+        if task not in scores
+        else _percent(scores[task], 'diverges')
+        for task in groups
+    }
     lines = []
     for group, (mean, count, total) in means(groups, scores).items():
         said = '' if count == total else f', of {count} of {total} tasks'
@@ -196,16 +240,22 @@ def _percent(accuracy, otherwise):
     return otherwise if accuracy is None else f'{100 * accuracy:.2f} %'
 
 
-def as_json(groups: Mapping[str, str], scores: Mapping[str, float | None],
-            failed: Collection[str] = ()) -> dict[str, Any]:
+def as_json(
+    groups: Mapping[str, str], scores: Mapping[str, float | None], failed: Collection[str] = ()
+) -> dict[str, Any]:
     """The content of vtab.json, of what `table` has; accuracies in [0, 1]."""
     return {
-        'tasks': {task: {'group': groups[task], 'test_accuracy': accuracy}
-                  for task, accuracy in scores.items()},
+        'tasks': {
+            task: {'group': groups[task], 'test_accuracy': accuracy}
+            for task, accuracy in scores.items()
+        },
         'failed': list(failed),
         'missing': [task for task in groups if task not in scores and task not in failed],
-        'means': {group: {'test_accuracy': mean, 'tasks': count, 'of': total}
-                  for group, (mean, count, total) in means(groups, scores).items()}}
+        'means': {
+            group: {'test_accuracy': mean, 'tasks': count, 'of': total}
+            for group, (mean, count, total) in means(groups, scores).items()
+        },
+    }
 
 
 if __name__ == '__main__':

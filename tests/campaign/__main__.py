@@ -27,8 +27,9 @@ os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'  # or every process announces it
 os.environ['HF_HUB_OFFLINE'] = '1'
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # runs are short, and compile often
-os.environ['XLA_FLAGS'] = re.sub(r'--xla_force_host_platform_device_count=\d+', '',
-                                 os.environ.get('XLA_FLAGS', ''))
+os.environ['XLA_FLAGS'] = re.sub(
+    r'--xla_force_host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', '')
+)
 # A worker starts JAX once, with the case that comes first; runs are equal on as many devices only.
 os.environ['JAX_NUM_CPU_DEVICES'] = '2'
 
@@ -51,8 +52,10 @@ class Scheduler:
         self.seconds = collections.Counter()
 
     def next(self):
-        kind = min(self.quota, key=lambda kind: (
-            min(self.begun[kind] / self.quota[kind], 1), self.seconds[kind]))
+        kind = min(
+            self.quota,
+            key=lambda kind: (min(self.begun[kind] / self.quota[kind], 1), self.seconds[kind]),
+        )
         self.begun[kind] += 1
         base, changes = self._modules[kind].draw(self._rng, self._bases / kind)
         return Case(kind, base, tuple(map(tuple, changes)))
@@ -63,8 +66,11 @@ def run_all(workers, scheduler, seconds, corpus, seed):
     end, found = time.monotonic() + seconds, set()
     while time.monotonic() < end or any(w.case for w in workers):
         if time.monotonic() > end + GRACE:
-            print('not judged, for want of time: ' + '; '.join(
-                w.case.describe() for w in workers if w.case), flush=True)
+            print(
+                'not judged, for want of time: '
+                + '; '.join(w.case.describe() for w in workers if w.case),
+                flush=True,
+            )
             return
         wait([w.pipe for w in workers if w.case], 0.1)
         for worker in workers:
@@ -81,8 +87,10 @@ def run_all(workers, scheduler, seconds, corpus, seed):
                 if outcome.failed:
                     found.add(outcome.signature(case))
                     cases.keep(case, outcome, corpus, worker.folder / 'case', {'seed': seed})
-                    print(f'FAILED {outcome.signature(case)}: {outcome.detail}\n'
-                          f'  {case.describe()}', flush=True)
+                    print(
+                        f'FAILED {outcome.signature(case)}: {outcome.detail}\n  {case.describe()}',
+                        flush=True,
+                    )
             yield case, outcome
 
 
@@ -91,8 +99,9 @@ def minimised(worker, case, outcome):
     if case.kind in ('kills', 'limits', 'workdirs'):
         return case, outcome  # takes long, and has few changes
     shorter = [case] if outcome.word == 'hang' or len(case.changes) == 1 else []
-    shorter += [Case(case.kind, case.base, (change,)) for change in case.changes
-                if len(case.changes) > 1]
+    shorter += [
+        Case(case.kind, case.base, (change,)) for change in case.changes if len(case.changes) > 1
+    ]
     smallest, least = case, outcome
     for candidate in [*shorter, case]:
         worker.start(candidate)
@@ -116,11 +125,20 @@ def summarise(results, quota, minutes, seed):
         slowest = max((o.seconds for _, o in of_kind), default=0)
         largest = max((o.gigabytes for _, o in of_kind), default=0)
         outcomes = ', '.join(f'{n} {word}' for word, n in words.most_common())
-        rows.append(f'| {kind} | {len(of_kind)} | {least} | {failed} | {outcomes} | '
-                    f'{slowest:.1f} s | {largest:.2f} GB |')
+        rows.append(
+            f'| {kind} | {len(of_kind)} | {least} | {failed} | {outcomes} | '
+            f'{slowest:.1f} s | {largest:.2f} GB |'
+        )
         signatures = collections.Counter(o.signature(c) for c, o in of_kind if o.failed)
-        summary[kind] = dict(cases=len(of_kind), wanted=least, failed=failed, outcomes=words,
-                             failures=signatures, slowest=slowest, gigabytes=largest)
+        summary[kind] = dict(
+            cases=len(of_kind),
+            wanted=least,
+            failed=failed,
+            outcomes=words,
+            failures=signatures,
+            slowest=slowest,
+            gigabytes=largest,
+        )
     print(f'\nseed {seed}, {minutes:g} minutes\n')
     print('| kind | cases | wanted | failed | outcomes | slowest | largest memory |')
     print('|---|---|---|---|---|---|---|', *rows, sep='\n', flush=True)
@@ -128,8 +146,11 @@ def summarise(results, quota, minutes, seed):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--minutes', type=float, default=30)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--only', default=','.join(KINDS), help=', '.join(KINDS))
@@ -140,8 +161,9 @@ def main(argv=None):
     corpus = pathlib.Path(options.corpus).resolve()
     corpus.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix='vit_jax_campaign_',
-                                     ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix='vit_jax_campaign_', ignore_cleanup_errors=True
+    ) as folder:
         folder = pathlib.Path(folder)
         folder.chmod(0o755)  # for cases that run as a user without rights
         os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'compiled')

@@ -85,8 +85,12 @@ def failed(error):
     ours = [f for f in frames if '/vit_jax/' in f.filename] or frames
     at = f'{pathlib.Path(ours[-1].filename).stem}.{ours[-1].name}' if ours else ''
     word = 'memory' if isinstance(error, MemoryError) else 'traceback'
-    return Outcome(word, True, f'{type(error).__name__}: {str(error)[:300]} in {at}',
-                   f'{type(error).__name__}-{at}')
+    return Outcome(
+        word,
+        True,
+        f'{type(error).__name__}: {str(error)[:300]} in {at}',
+        f'{type(error).__name__}-{at}',
+    )
 
 
 def keep(case, outcome, corpus, folder, about):
@@ -94,8 +98,11 @@ def keep(case, outcome, corpus, folder, about):
     name = re.sub(r'[^\w.-]+', '_', outcome.signature(case))[:100]
     target = pathlib.Path(corpus) / name
     target.mkdir(parents=True, exist_ok=True)
-    found = [] if not hasattr(case.module, 'KEEP_BYTES') else [
-        p for p in sorted(folder.rglob('*')) if not p.is_dir() or not any(p.iterdir())]
+    found = (
+        []
+        if not hasattr(case.module, 'KEEP_BYTES')
+        else [p for p in sorted(folder.rglob('*')) if not p.is_dir() or not any(p.iterdir())]
+    )
     plain = all(p.is_file() and not p.is_symlink() for p in found)  # a zip file has only these
     if found and plain and sum(p.stat().st_size for p in found) < 1 << 22:
         with zipfile.ZipFile(target / 'files.zip', 'w') as file:
@@ -104,8 +111,10 @@ def keep(case, outcome, corpus, folder, about):
                 file.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
         if (target / 'files.zip').stat().st_size > 1 << 16:
             (target / 'files.zip').unlink()
-    text = json.dumps(dataclasses.asdict(case) | about | {
-        'outcome': outcome.word, 'detail': outcome.detail}, indent=1)
+    text = json.dumps(
+        dataclasses.asdict(case) | about | {'outcome': outcome.word, 'detail': outcome.detail},
+        indent=1,
+    )
     (target / 'case.json').write_text(text + '\n')
 
 

@@ -16,16 +16,84 @@ from vit_jax import config as config_lib
 
 SECONDS, GIGABYTES, QUOTA = 20, 2, 1500
 RECIPES = ('quickstart.py', 'quickstart.py:hybrid', 'quickstart.py:resnet', 'quickstart.py:axial')
-NUMBERS = ('nan', 'inf', '-inf', '-1', '0', '1', '2', '3', '1.5', '-0.5', '1e-9', '1e30', '1e400',
-           '10' * 11, '1000000000', '100000', '99999999999999999999999', '0x10', '007', '1_000')
-OTHERS = ('', ' ', 'x', 'None', 'True', 'false', '[]', '()', '{}', '(1,2)', '1,2', '1,2,3', '0,0,0',
-          '-1,-1', 'nan,0,0', 'a,b,c', '1,2,3,4', '16,-16', 'x' * 300, '\u00e9\u202e', '../..',
-          '/dev/zero', '/dev/null', '/', 'hf:x', 'hf:x/y', '.', '*', '(?', '.=1', '.=nan', 'x=',
-          'train[:0%]', 'train[5:2]', 'train[', 'b16', 'cls', 'digits', '"', "'", '$HOME', '%s')
+NUMBERS = (
+    'nan',
+    'inf',
+    '-inf',
+    '-1',
+    '0',
+    '1',
+    '2',
+    '3',
+    '1.5',
+    '-0.5',
+    '1e-9',
+    '1e30',
+    '1e400',
+    '10' * 11,
+    '1000000000',
+    '100000',
+    '99999999999999999999999',
+    '0x10',
+    '007',
+    '1_000',
+)
+OTHERS = (
+    '',
+    ' ',
+    'x',
+    'None',
+    'True',
+    'false',
+    '[]',
+    '()',
+    '{}',
+    '(1,2)',
+    '1,2',
+    '1,2,3',
+    '0,0,0',
+    '-1,-1',
+    'nan,0,0',
+    'a,b,c',
+    '1,2,3,4',
+    '16,-16',
+    'x' * 300,
+    '\u00e9\u202e',
+    '../..',
+    '/dev/zero',
+    '/dev/null',
+    '/',
+    'hf:x',
+    'hf:x/y',
+    '.',
+    '*',
+    '(?',
+    '.=1',
+    '.=nan',
+    'x=',
+    'train[:0%]',
+    'train[5:2]',
+    'train[',
+    'b16',
+    'cls',
+    'digits',
+    '"',
+    "'",
+    '$HOME',
+    '%s',
+)
 MAY_BE_NEGATIVE = ('mesh.', 'seed', 'model.head_bias_init')
-AT_MOST_1 = ('loss.label_smoothing', 'augment.min_area', 'preprocess.crop_ratio', 'ema_decay',
-             'dataset.balance', 'dataset.max_broken_fraction', 'preprocess.mean', 'preprocess.std',
-             'model.dropout_rate')
+AT_MOST_1 = (
+    'loss.label_smoothing',
+    'augment.min_area',
+    'preprocess.crop_ratio',
+    'ema_decay',
+    'dataset.balance',
+    'dataset.max_broken_fraction',
+    'preprocess.mean',
+    'preprocess.std',
+    'model.dropout_rate',
+)
 FILES = ('none', 'empty', 'text', 'binary', 'directory', 'fifo', 'raises', 'number')
 
 
@@ -42,8 +110,23 @@ def draw(rng, bases):
         value = rng.choice(rng.choice((NUMBERS, NUMBERS, OTHERS)))
         changes.append(('set', rng.choice(fields), value))
     if rng.random() < 0.03:
-        changes.append(('argument', rng.choice(('--x', 'x', '--config.x=1', '--config.seed', '--',
-                                                '--workdir', '--config.model.x=1', '-h=1'))))
+        changes.append(
+            (
+                'argument',
+                rng.choice(
+                    (
+                        '--x',
+                        'x',
+                        '--config.x=1',
+                        '--config.seed',
+                        '--',
+                        '--workdir',
+                        '--config.model.x=1',
+                        '-h=1',
+                    )
+                ),
+            )
+        )
     return base, changes
 
 
@@ -66,9 +149,16 @@ def check(case, bases):
     from vit_jax import main
     from vit_jax.training import loop
 
-    argv = [f'--config={ROOT}/configs/{case.base}', '--workdir=runs', '--num_processes=1',
-            *(f'--config.{field}={value}' for field, value in TINY.items()
-              if not field.startswith('model.') or case.base == RECIPES[0])]
+    argv = [
+        f'--config={ROOT}/configs/{case.base}',
+        '--workdir=runs',
+        '--num_processes=1',
+        *(
+            f'--config.{field}={value}'
+            for field, value in TINY.items()
+            if not field.startswith('model.') or case.base == RECIPES[0]
+        ),
+    ]
     for operation, name, *value in case.changes:
         if operation == 'file':
             argv[0] = '--config=config.py'
@@ -142,5 +232,3 @@ def accepted(config, case):
     if 12 * config.batch_size * math.prod(config.image_size) > memory:
         raise Failure('accepted', 'a batch larger than the memory')
     return 'accepted'
-
-

@@ -25,8 +25,17 @@ SECONDS, GIGABYTES, QUOTA = 20, 4, 500
 SIZE = (16, 16)
 GOOD = 'good.png'
 # (width, height) of black images whose files are small.
-SHAPES = ((2000, 1), (1, 2000), (65500, 1), (1, 65500), (1, 1), (3, 30000), (12000, 12000),
-          (20000, 5), (5000, 5000))
+SHAPES = (
+    (2000, 1),
+    (1, 2000),
+    (65500, 1),
+    (1, 65500),
+    (1, 1),
+    (3, 30000),
+    (12000, 12000),
+    (20000, 5),
+    (5000, 5000),
+)
 
 
 def prepare(bases):
@@ -81,7 +90,7 @@ def _with_size(data, rng):
         return data[:12] + header + struct.pack('>I', zlib.crc32(header)) + data[33:]
     found = re.search(rb'\xff[\xc0-\xc2]..\x08', data, re.DOTALL)
     if data.startswith(b'\xff\xd8') and found:
-        return data[:found.end()] + struct.pack('>HH', side, side) + data[found.end() + 4:]
+        return data[: found.end()] + struct.pack('>HH', side, side) + data[found.end() + 4 :]
     if data.startswith(b'GIF'):
         return data[:6] + struct.pack('<HH', side, side) + data[10:]
     if data.startswith(b'BM'):
@@ -109,8 +118,14 @@ def _evaluate(preprocess):
     from vit_jax.data import pipeline, sources
 
     source = sources.open_source('data', 'test')
-    batches = pipeline.eval_batches(source, batch_size=2, image_size=SIZE, preprocess=preprocess,
-                                    files_at_once=1, max_broken_fraction=1.0)
+    batches = pipeline.eval_batches(
+        source,
+        batch_size=2,
+        image_size=SIZE,
+        preprocess=preprocess,
+        files_at_once=1,
+        max_broken_fraction=1.0,
+    )
     found = 0
     for batch in batches:
         for image, valid in zip(batch['image'], batch['mask'], strict=True):
@@ -125,5 +140,3 @@ def _evaluate(preprocess):
 def _require_image(image):
     if image.shape != (*SIZE, 3) or not np.isfinite(image).all():
         raise Failure('silent', f'pixels of shape {image.shape}, or not finite')
-
-

@@ -22,15 +22,21 @@ SECONDS, GIGABYTES, QUOTA = 1500, 4, 60
 PATIENCE = 300  # seconds for one start; a lost process is noticed after 40 to 100
 # Where a signal may come, and how often a run gets there.
 PLACES = {
-    'vit_jax.training.run:resolve': 1, 'vit_jax.training.run:initial_or_restored_state': 1,
-    'vit_jax.training.program:Program.trace_train_step': 1, 'vit_jax.workdir.record:write_json': 2,
-    'vit_jax.workdir.checkpoint:Checkpointer.save': 6, 'vit_jax.training.loop:evaluate': 3,
+    'vit_jax.training.run:resolve': 1,
+    'vit_jax.training.run:initial_or_restored_state': 1,
+    'vit_jax.training.program:Program.trace_train_step': 1,
+    'vit_jax.workdir.record:write_json': 2,
+    'vit_jax.workdir.checkpoint:Checkpointer.save': 6,
+    'vit_jax.training.loop:evaluate': 3,
     'vit_jax.workdir.checkpoint:Checkpointer.restore_latest': 1,
     'vit_jax.workdir.checkpoint:Checkpointer.wait': 1,
-    'vit_jax.workdir.checkpoint:Checkpointer.close': 1, 'vit_jax.workdir.curves:draw': 3,
-    'vit_jax.workdir.metrics:MetricsLog.write': 12, 'vit_jax.workdir.metrics:MetricsLog.sync': 6,
+    'vit_jax.workdir.checkpoint:Checkpointer.close': 1,
+    'vit_jax.workdir.curves:draw': 3,
+    'vit_jax.workdir.metrics:MetricsLog.write': 12,
+    'vit_jax.workdir.metrics:MetricsLog.sync': 6,
     'vit_jax.workdir.interrupts:Interrupts.anywhere': 24,
-    'vit_jax.workdir.outputs:Outputs.conclude': 1}
+    'vit_jax.workdir.outputs:Outputs.conclude': 1,
+}
 SIGNALS = ('SIGKILL', 'SIGKILL', 'SIGTERM', 'SIGINT')
 
 
@@ -51,6 +57,7 @@ def arm(place, call, delay, name):
         if next(calls) == call:
             threading.Timer(delay, os.kill, (os.getpid(), getattr(signal, name))).start()
         return original(*arguments, **keywords)
+
     setattr(owner, last, armed)
 
 
@@ -65,8 +72,16 @@ def draw(rng, bases):
     number, changes = rng.choice((1, 1, 1, 1, 2)), []
     for _ in range(rng.choice((1, 1, 2, 3))):
         place = rng.choice(sorted(PLACES))
-        changes.append(('kill', rng.randrange(number), place, rng.randint(1, PLACES[place]),
-                        rng.choice((0, 0, 0.003, 0.03, 0.2)), rng.choice(SIGNALS)))
+        changes.append(
+            (
+                'kill',
+                rng.randrange(number),
+                place,
+                rng.randint(1, PLACES[place]),
+                rng.choice((0, 0, 0.003, 0.03, 0.2)),
+                rng.choice(SIGNALS),
+            )
+        )
     return f'full{number}', changes
 
 
@@ -78,14 +93,28 @@ def start(workdir, number, kill=None):
     """Starts the run once: (logs, exit codes) of its processes."""
     port, starts = free_port(), []
     for i in range(number):
-        options = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={number}',
-                   f'--process_id={i}', '--start_timeout=60'] if number > 1 else []
+        options = (
+            [
+                f'--coordinator=127.0.0.1:{port}',
+                f'--num_processes={number}',
+                f'--process_id={i}',
+                '--start_timeout=60',
+            ]
+            if number > 1
+            else []
+        )
         first = ''
         if kill and kill[0] == i:
             first = f'from tests.campaign import kills\nkills.arm(*{kill[1:]!r})\n'
-        starts.append(functools.partial(
-            Forked, [*arguments(workdir, fields=runs.FIELDS), *options], code=first + MAIN,
-            optimized=False, explain_after=PATIENCE - 10))
+        starts.append(
+            functools.partial(
+                Forked,
+                [*arguments(workdir, fields=runs.FIELDS), *options],
+                code=first + MAIN,
+                optimized=False,
+                explain_after=PATIENCE - 10,
+            )
+        )
     pathlib.Path(workdir).mkdir(exist_ok=True)
     with Processes(pathlib.Path(workdir).with_name('logs'), starts) as processes:
         for i, process in enumerate(processes.all):
@@ -123,7 +152,7 @@ def _require_end(log, code, logs):
     Of several processes, `logs`, only the first may have said it.
     """
     if 'Traceback (most' in log:
-        raise Failure('traceback', log[log.index('Traceback'):][-300:])
+        raise Failure('traceback', log[log.index('Traceback') :][-300:])
     lost = len(logs) > 1 and code in (1, -signal.SIGABRT)  # the other process was
     if code not in (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 143, 130) and not lost:
         raise Failure('abort', f'exit code {code}: {log[-300:]}')

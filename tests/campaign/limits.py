@@ -19,8 +19,13 @@ from tests.support.runs import arguments
 SECONDS, GIGABYTES, QUOTA = 900, 8, 60
 PATIENCE = 300
 LINES = 100  # of output that an error may take, the run's own included
-LIMITS = {'file size': (300, 3_000, 20_000, 60_000, 300_000), 'open files': (8, 20, 40, 64, 100),
-          'memory': (0, 0.2, 0.5, 1, 2, 3, 5), 'disk': (16, 64, 200, 400, 800), 'read-only': (0,)}
+LIMITS = {
+    'file size': (300, 3_000, 20_000, 60_000, 300_000),
+    'open files': (8, 20, 40, 64, 100),
+    'memory': (0, 0.2, 0.5, 1, 2, 3, 5),
+    'disk': (16, 64, 200, 400, 800),
+    'read-only': (0,),
+}
 COMMANDS = ('new run', 'train', 'predict', 'convert')
 PICTURE = workdirs.PICTURE
 NOBODY = 65534
@@ -47,8 +52,11 @@ def make(case, bases):
         # Room for what is there, and so many KB more.
         size = sum(p.stat().st_size for p in (bases / 'half').rglob('*') if p.is_file()) >> 10
         size = (0 if case_command == 'new run' else 2 * size) + amount
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}k', 'tmpfs', 'disk'],
-                       check=False, capture_output=True)
+        subprocess.run(
+            ['mount', '-t', 'tmpfs', '-o', f'size={size}k', 'tmpfs', 'disk'],
+            check=False,
+            capture_output=True,
+        )
     if case_command != 'new run':
         with contextlib.suppress(shutil.Error):
             shutil.copytree(bases / 'half', 'disk/runs')
@@ -83,12 +91,16 @@ def _check(case, bases):
     command, *limit = case.changes[0]
     training = command in ('new run', 'train')
     workdir = pathlib.Path('disk/runs').resolve()
-    argv = {'predict': [f'--workdir={workdir}', str(bases / PICTURE)],
-            'convert': [workdir, workdir.parent / 'x.safetensors', '--to=vit_jax']}.get(
-                command, arguments(workdir, fields=runs.FIELDS))
+    argv = {
+        'predict': [f'--workdir={workdir}', str(bases / PICTURE)],
+        'convert': [workdir, workdir.parent / 'x.safetensors', '--to=vit_jax'],
+    }.get(command, arguments(workdir, fields=runs.FIELDS))
     module = 'main' if training else command
-    code, log = _run(argv, f'from tests.campaign import limits; limits.impose(*{limit!r})\n'
-                     f'from vit_jax import cli, {module}; cli.leave({module}.main())')
+    code, log = _run(
+        argv,
+        f'from tests.campaign import limits; limits.impose(*{limit!r})\n'
+        f'from vit_jax import cli, {module}; cli.leave({module}.main())',
+    )
     _require_end(code, log)
     if not training:
         return 'done' if code == 0 else 'refused'

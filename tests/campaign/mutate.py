@@ -9,10 +9,48 @@ import shutil
 import struct
 
 DEEP = '@deep@'  # stands for 200,000 brackets, which json.dumps cannot write
-VALUES = (None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e-300, 1e308, math.nan, math.inf, -math.inf,
-          10**6, 2**31, 2**63, 10**30, '', 'x', '0', '16', '../x', '/dev/zero', 'é\u0000\ud800',
-          'x' * 10_000, [], [0], [1, 2], [-1, -1], [0.5] * 3, [0] * 3, [None], ['x'], [[]], {},
-          {'0': 'x'}, {'x': None}, {'height': 0, 'width': -1}, DEEP)
+VALUES = (
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    0.5,
+    -0.5,
+    1e-300,
+    1e308,
+    math.nan,
+    math.inf,
+    -math.inf,
+    10**6,
+    2**31,
+    2**63,
+    10**30,
+    '',
+    'x',
+    '0',
+    '16',
+    '../x',
+    '/dev/zero',
+    'é\u0000\ud800',
+    'x' * 10_000,
+    [],
+    [0],
+    [1, 2],
+    [-1, -1],
+    [0.5] * 3,
+    [0] * 3,
+    [None],
+    ['x'],
+    [[]],
+    {},
+    {'0': 'x'},
+    {'x': None},
+    {'height': 0, 'width': -1},
+    DEEP,
+)
 
 
 def _at(data, rng):
@@ -36,12 +74,12 @@ def _flip_end(data, rng):
 
 
 def _truncate(data, rng):
-    return data[:_at(data, rng)]
+    return data[: _at(data, rng)]
 
 
 def _cut(data, rng):
     i = _at(data, rng)
-    return data[:i] + data[i + rng.choice((1, 4, 100, 10_000)):]
+    return data[:i] + data[i + rng.choice((1, 4, 100, 10_000)) :]
 
 
 def _insert(data, rng):
@@ -51,22 +89,22 @@ def _insert(data, rng):
 
 def _zero(data, rng):
     i, n = _at(data, rng), rng.choice((1, 8, 512, 4096))
-    return data[:i] + bytes(len(data[i:i + n])) + data[i + n:]
+    return data[:i] + bytes(len(data[i : i + n])) + data[i + n :]
 
 
 def _number(data, rng):
     """A number of the file becomes an extreme one, near its start as often as anywhere."""
     kind = rng.choice(['<I', '>I', '<Q', '>Q', '<H', '>H'])
-    number = rng.choice((0, 1, 0x7f, 0x7fff, 0x7fffffff, 0xffffffff, 2**40, 2**63, 2**64 - 1))
+    number = rng.choice((0, 1, 0x7F, 0x7FFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**40, 2**63, 2**64 - 1))
     packed = struct.pack(kind, number % 256 ** struct.calcsize(kind))
     i = rng.randrange(min(len(data), rng.choice((64, len(data)))) or 1)
-    return data[:i] + packed + data[i + len(packed):]
+    return data[:i] + packed + data[i + len(packed) :]
 
 
 def _copy(data, rng):
     i, j = _at(data, rng), _at(data, rng)
-    part = data[i:i + rng.choice((4, 64, 1024))]
-    return data[:j] + part + data[j + len(part):]
+    part = data[i : i + rng.choice((4, 64, 1024))]
+    return data[:j] + part + data[j + len(part) :]
 
 
 def _append(data, rng):
@@ -77,11 +115,34 @@ def _twice(data, rng):
     return data + data
 
 
-BYTES = {f.__name__[1:]: f for f in (_flip, _flip_start, _flip_end, _truncate, _cut, _insert, _zero,
-                                     _number, _copy, _append, _twice)}
-WHOLE = {'empty': b'', 'null': b'null', 'list': b'[1, 2]', 'number': b'7', 'text': b'hello\n',
-         'object': b'{}', 'binary': bytes(range(256)) * 8, 'zeros': bytes(4096),
-         'brackets': b'[' * 200_000, 'utf16': '{"a": 1}'.encode('utf-16')}
+BYTES = {
+    f.__name__[1:]: f
+    for f in (
+        _flip,
+        _flip_start,
+        _flip_end,
+        _truncate,
+        _cut,
+        _insert,
+        _zero,
+        _number,
+        _copy,
+        _append,
+        _twice,
+    )
+}
+WHOLE = {
+    'empty': b'',
+    'null': b'null',
+    'list': b'[1, 2]',
+    'number': b'7',
+    'text': b'hello\n',
+    'object': b'{}',
+    'binary': bytes(range(256)) * 8,
+    'zeros': bytes(4096),
+    'brackets': b'[' * 200_000,
+    'utf16': '{"a": 1}'.encode('utf-16'),
+}
 
 
 def _directory(path):
@@ -93,10 +154,14 @@ def _fifo(path):
 
 
 # What cannot be opened even by root, whom permissions do not stop.
-PLACES = {'missing': lambda path: None, 'directory': _directory, 'fifo': _fifo,
-          'loop': lambda path: path.symlink_to(path.name),
-          'device': lambda path: path.symlink_to('/dev/zero'),
-          'dangling': lambda path: path.symlink_to('nowhere')}
+PLACES = {
+    'missing': lambda path: None,
+    'directory': _directory,
+    'fifo': _fifo,
+    'loop': lambda path: path.symlink_to(path.name),
+    'device': lambda path: path.symlink_to('/dev/zero'),
+    'dangling': lambda path: path.symlink_to('nowhere'),
+}
 
 
 def in_place(path, operation, seed=0):

@@ -59,10 +59,29 @@ def _value(value):
 def _code(tensors):
     parts = [b'\x80\x02}(']
     for name, (key, shape, strides, offset, kind, numel) in tensors.items():
-        storage = (b'(' + _text('storage') + b'ctorch\n' + kind.encode() + b'\n' + _text(key)
-                   + _text('cpu') + _value(numel) + b'tQ')
-        parts += [_text(name), _REBUILD, b'(', storage, _value(offset), _value(shape),
-                  _value(strides), b'I00\n', b'ccollections\nOrderedDict\n)R', b'tR']
+        storage = (
+            b'('
+            + _text('storage')
+            + b'ctorch\n'
+            + kind.encode()
+            + b'\n'
+            + _text(key)
+            + _text('cpu')
+            + _value(numel)
+            + b'tQ'
+        )
+        parts += [
+            _text(name),
+            _REBUILD,
+            b'(',
+            storage,
+            _value(offset),
+            _value(shape),
+            _value(strides),
+            b'I00\n',
+            b'ccollections\nOrderedDict\n)R',
+            b'tR',
+        ]
     return b''.join(parts) + b'u.'
 
 
@@ -78,8 +97,24 @@ def _rewritten(data, change):
 
 def change_tensors(data, rng):
     """Shapes, strides, offsets and storages of some tensors are others."""
-    odd = (0, -1, 1, 2**33, 2**63, 10**30, 0.5, None, 'x', True, (), (1, 2), (2**33,), ((1,),),
-           (0, 2**62), (1,) * 100)
+    odd = (
+        0,
+        -1,
+        1,
+        2**33,
+        2**63,
+        10**30,
+        0.5,
+        None,
+        'x',
+        True,
+        (),
+        (1, 2),
+        (2**33,),
+        ((1,),),
+        (0, 2**62),
+        (1,) * 100,
+    )
     hit = rng.randrange(20)
 
     def change(given, count=[0]):  # noqa: B006 - counts the calls
@@ -88,23 +123,29 @@ def change_tensors(data, rng):
         if count[0] != hit + 1:
             return given
         what, new = rng.randrange(5), rng.choice(odd)
-        return (new if what == 0 else shape, new if what == 1 else strides,
-                new if what == 2 else offset,
-                rng.choice((*torch_file.STORAGES, 'UntypedStorage', 'load')) if what == 3 else kind,
-                new if what == 4 else numel)
+        return (
+            new if what == 0 else shape,
+            new if what == 1 else strides,
+            new if what == 2 else offset,
+            rng.choice((*torch_file.STORAGES, 'UntypedStorage', 'load')) if what == 3 else kind,
+            new if what == 4 else numel,
+        )
+
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             arrays = read(file)
     except Exception:  # an earlier change has damaged it already
         return data
     if rng.random() < 0.2:  # a view of 2**33 rows that are all the same
-        return written(arrays, lambda given: ((2**33, 64), (0, 1), *given[2:])
-                       if len(given[0]) == 2 else given)
+        return written(
+            arrays, lambda given: ((2**33, 64), (0, 1), *given[2:]) if len(given[0]) == 2 else given
+        )
     return written(arrays, change)
 
 
 def change_opcodes(data, rng):
     """Opcodes are left out, doubled, exchanged or put in."""
+
     def change(code):
         try:
             starts = [at for _, _, at in pickletools.genops(code)]
@@ -117,36 +158,60 @@ def change_opcodes(data, rng):
             if how == 'swap':
                 parts[i], parts[j] = parts[j], parts[i]
             else:
-                parts[i] = {'drop': b'', 'twice': parts[i] * 2,
-                            'put': parts[i] + rng.choice(_ODD)}[how]
+                parts[i] = {'drop': b'', 'twice': parts[i] * 2, 'put': parts[i] + rng.choice(_ODD)}[
+                    how
+                ]
         return b''.join(parts)
+
     return _rewritten(data, change)
 
 
-_ODD = [bytes([op]) for op in b'(.0123)]}NQRabdehljostu\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92'
-        b'\x93\x94'] + [
-    b'r\xff\xff\xff\x7f', b'p99999999999\n', b'h\xff', b'j\xff\xff\xff\x7f', b'I' + b'9' * 5000
-    + b'\n', b'L' + b'9' * 5000 + b'L\n', b'\x8b\xff\xff\xff\x7f', b'\x8e' + b'\xff' * 7 + b'\x7f',
-    b'\x95' + b'\xff' * 8, b'\x8d' + b'\xff' * 8, b'\x96' + b'\xff' * 7 + b'\x7f', b'Pabc\n',
-    b'\x82\x01', b'V\\ud800\n', b'Fnan\n', b'\x80\x09', b'\x97', b'\x98']
+_ODD = [
+    bytes([op]) for op in b'(.0123)]}NQRabdehljostu\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94'
+] + [
+    b'r\xff\xff\xff\x7f',
+    b'p99999999999\n',
+    b'h\xff',
+    b'j\xff\xff\xff\x7f',
+    b'I' + b'9' * 5000 + b'\n',
+    b'L' + b'9' * 5000 + b'L\n',
+    b'\x8b\xff\xff\xff\x7f',
+    b'\x8e' + b'\xff' * 7 + b'\x7f',
+    b'\x95' + b'\xff' * 8,
+    b'\x8d' + b'\xff' * 8,
+    b'\x96' + b'\xff' * 7 + b'\x7f',
+    b'Pabc\n',
+    b'\x82\x01',
+    b'V\\ud800\n',
+    b'Fnan\n',
+    b'\x80\x09',
+    b'\x97',
+    b'\x98',
+]
 
-_COMMAND = b"touch " + MARK.encode()
+_COMMAND = b'touch ' + MARK.encode()
 _RUN = [
-    b"cos\nsystem\n(S'%s'\ntR" % _COMMAND, b"cposix\nsystem\n(S'%s'\ntR" % _COMMAND,
-    b"(S'%s'\nios\nsystem\n" % _COMMAND, b"(cos\nsystem\nS'%s'\no" % _COMMAND,
-    b"cbuiltins\nexec\n(S'open(\"%s\",\"w\")'\ntR" % MARK.encode(),
-    b"cbuiltins\neval\n(S'open(\"%s\",\"w\")'\ntR" % MARK.encode(),
+    b"cos\nsystem\n(S'%s'\ntR" % _COMMAND,
+    b"cposix\nsystem\n(S'%s'\ntR" % _COMMAND,
+    b"(S'%s'\nios\nsystem\n" % _COMMAND,
+    b"(cos\nsystem\nS'%s'\no" % _COMMAND,
+    b'cbuiltins\nexec\n(S\'open("%s","w")\'\ntR' % MARK.encode(),
+    b'cbuiltins\neval\n(S\'open("%s","w")\'\ntR' % MARK.encode(),
     b"\x8c\x02os\x8c\x06system\x93(S'%s'\ntR" % _COMMAND,
     b"csubprocess\nPopen\n((S'touch'\nS'%s'\nltR" % MARK.encode(),
     b"cbuiltins\nopen\n(S'%s'\nS'w'\ntR" % MARK.encode(),
     b"cnumpy\nsave\n(S'%s'\nI1\ntR" % MARK.encode(),
-    b"\x8c\x0bcollections\x8c\x1eOrderedDict.__init__.__globals__\x93",
-    b"ctorch._utils\n_rebuild_tensor_v2.__globals__\n",
+    b'\x8c\x0bcollections\x8c\x1eOrderedDict.__init__.__globals__\x93',
+    b'ctorch._utils\n_rebuild_tensor_v2.__globals__\n',
     b"ctorch._utils\n_rebuild_tensor_v2\n}S'__class__'\ncos\nsystem\nsb",
     b"ccollections\nOrderedDict\n)R}S'update'\ncos\nsystem\nsb",
-    b"cos\nsystem\nS'%s'\n\x85\x81" % _COMMAND, b'ctorch\nload\n(S\'x\'\ntR',
-    b"ctorch._utils\n_rebuild_parameter\n(cos\nsystem\ntR", b"cos\nsystem\n(S'%s'\ntQ" % _COMMAND,
-    b"ccodecs\nencode\n(VX\nVrot13\ntR", b'cfunctools\npartial\n(cos\nsystem\ntR']
+    b"cos\nsystem\nS'%s'\n\x85\x81" % _COMMAND,
+    b"ctorch\nload\n(S'x'\ntR",
+    b'ctorch._utils\n_rebuild_parameter\n(cos\nsystem\ntR',
+    b"cos\nsystem\n(S'%s'\ntQ" % _COMMAND,
+    b'ccodecs\nencode\n(VX\nVrot13\ntR',
+    b'cfunctools\npartial\n(cos\nsystem\ntR',
+]
 
 
 def _nested(depth, end):
@@ -154,12 +219,23 @@ def _nested(depth, end):
     return b'}' + b'K\x01' + b'2\x86' * depth + end
 
 
-_SLOW = [_nested(30, b'K\x01s'), _nested(60, b'K\x01s'), b'K\x01' + b'2\x86' * 30 + b'\x85\x81',
-         b'(' * 500_000, b']' + b']a' * 200_000, b'(' * 100_000 + b't' * 100_000,
-         b'](' + b'K\x01' * 1_000_000 + b'e', b']2a', b'}2K\x01\x86s',
-         _REBUILD + b'(K\x01' + b'2\x86' * 30 + b'2222tR',
-         _REBUILD + b'((S\'storage\'\nctorch\nFloatStorage\nS\'0\'\nS\'cpu\'\nK\x01tQI0\nK\x01'
-         + b'2\x86' * 30 + b'2I00\nNtR', b'K\x01' + b'2\x86' * 30 + b'Q']
+_SLOW = [
+    _nested(30, b'K\x01s'),
+    _nested(60, b'K\x01s'),
+    b'K\x01' + b'2\x86' * 30 + b'\x85\x81',
+    b'(' * 500_000,
+    b']' + b']a' * 200_000,
+    b'(' * 100_000 + b't' * 100_000,
+    b'](' + b'K\x01' * 1_000_000 + b'e',
+    b']2a',
+    b'}2K\x01\x86s',
+    _REBUILD + b'(K\x01' + b'2\x86' * 30 + b'2222tR',
+    _REBUILD
+    + b"((S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nK\x01tQI0\nK\x01"
+    + b'2\x86' * 30
+    + b'2I00\nNtR',
+    b'K\x01' + b'2\x86' * 30 + b'Q',
+]
 
 
 def malicious(data, rng):
@@ -168,11 +244,15 @@ def malicious(data, rng):
 
     def change(code):
         start, rest = b'\x80\x02', code[2:]
-        return rng.choice((
-            start + payload + b'.',  # it is all
-            start + payload + b'0' + rest,  # before the rest, and forgotten
-            start + b'}' + _text('x') + payload + b's.',  # a tensor of the dictionary
-            rest[:-1] and start + rest[:-2] + _text('x') + payload + b'u.'))  # the last tensor
+        return rng.choice(
+            (
+                start + payload + b'.',  # it is all
+                start + payload + b'0' + rest,  # before the rest, and forgotten
+                start + b'}' + _text('x') + payload + b's.',  # a tensor of the dictionary
+                rest[:-1] and start + rest[:-2] + _text('x') + payload + b'u.',
+            )
+        )  # the last tensor
+
     return _rewritten(data, change)
 
 
@@ -181,5 +261,3 @@ def object_array(rng):
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, dict(descr='|O', fortran_order=False, shape=(1,)))
     return buffer.getvalue() + b'\x80\x02' + rng.choice(_RUN) + b'.'
-
-

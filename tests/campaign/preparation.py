@@ -17,8 +17,10 @@ def prepare(kinds, bases):
     for kind, process in zip(kinds, processes, strict=True):
         process.join()
         if process.exitcode:
-            raise RuntimeError(f'the inputs of {kind} cannot be made: '
-                               f'{(bases / kind).with_suffix(".log").read_text()}')
+            raise RuntimeError(
+                f'the inputs of {kind} cannot be made: '
+                f'{(bases / kind).with_suffix(".log").read_text()}'
+            )
 
 
 def _prepare(kind, bases):

@@ -22,6 +22,7 @@ def bases(tmp_path_factory):
             preparation.prepare([kind], folder)
             made.add(kind)
         return folder
+
     return get
 
 
@@ -33,14 +34,21 @@ def worker(tmp_path_factory):
         if not workers:
             workers.append(Worker(tmp_path_factory.mktemp('worker'), folder))
         return workers[0]
+
     yield get
     for each in workers:
         each.close()
 
 
-@pytest.mark.parametrize('entry', [pytest.param(
-    path, id=path.name, marks=pytest.mark.slow if path.name.startswith(SLOW) else [])
-    for path in ENTRIES])
+@pytest.mark.parametrize(
+    'entry',
+    [
+        pytest.param(
+            path, id=path.name, marks=pytest.mark.slow if path.name.startswith(SLOW) else []
+        )
+        for path in ENTRIES
+    ],
+)
 def test_case(entry, bases, worker):
     _require_end(worker, bases, cases.kept(entry), entry)
 

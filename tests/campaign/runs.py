@@ -11,16 +11,22 @@ from tests.campaign.cases import Failure
 from tests.support.runs import RANDOM, TIMED, arguments
 
 STEPS, HALF = 12, 8  # both with an evaluation and a checkpoint at their end
-FIELDS = RANDOM | {'num_steps': STEPS, 'eval_every': 4, 'checkpoint_every': 2,
-                   'keep_checkpoints': 3, 'keep_best': True}
+FIELDS = RANDOM | {
+    'num_steps': STEPS,
+    'eval_every': 4,
+    'checkpoint_every': 2,
+    'keep_checkpoints': 3,
+    'keep_best': True,
+}
 
 
 def train_here(workdir, steps=STEPS):
     """The run in this process, begun or continued: its log lines, None if it was refused."""
     from vit_jax import main
 
-    word, lines = configs.command(main.main, [
-        *arguments(workdir, fields=FIELDS | {'num_steps': steps}), '--num_processes=1'])
+    word, lines = configs.command(
+        main.main, [*arguments(workdir, fields=FIELDS | {'num_steps': steps}), '--num_processes=1']
+    )
     return lines if word == 'done' else None
 
 
@@ -28,8 +34,10 @@ def final_state(workdir):
     path = pathlib.Path(workdir).resolve() / 'checkpoints' / str(STEPS) / 'state'
     with ocp.PyTreeCheckpointer() as checkpointer:
         # As arrays of this process, whatever number of processes they were saved from.
-        arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-                              checkpointer.metadata(path).item_metadata.tree)
+        arrays = jax.tree.map(
+            lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+            checkpointer.metadata(path).item_metadata.tree,
+        )
         return jax.tree.leaves_with_path(checkpointer.restore(path, restore_args=arrays))
 
 

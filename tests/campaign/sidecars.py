@@ -25,9 +25,13 @@ KEEP_BYTES = True
 SECONDS, GIGABYTES, QUOTA = 20, 1, 1000
 # A directory and its files of JSON; METADATA stands for that of its weights file.
 METADATA = 'model.safetensors'
-BASES = {'hf': ('config.json', 'preprocessor_config.json'), 'timm': ('config.json',),
-         'sharded': ('model.safetensors.index.json', 'config.json'), 'own': (METADATA,),
-         'classes': ('classes.json',)}
+BASES = {
+    'hf': ('config.json', 'preprocessor_config.json'),
+    'timm': ('config.json',),
+    'sharded': ('model.safetensors.index.json', 'config.json'),
+    'own': (METADATA,),
+    'classes': ('classes.json',),
+}
 PICTURE, TRAP = 'picture.png', '../outside.safetensors'
 
 
@@ -43,11 +47,14 @@ def prepare(bases):
     arrays = safetensors.numpy.load_file(bases / 'hf/model.safetensors')
     shards = {name: f'model-0000{k % 2 + 1}-of-00002.safetensors' for k, name in enumerate(arrays)}
     for shard in set(shards.values()):
-        safetensors.numpy.save_file({n: x for n, x in arrays.items() if shards[n] == shard},
-                                    bases / 'sharded' / shard)
+        safetensors.numpy.save_file(
+            {n: x for n, x in arrays.items() if shards[n] == shard}, bases / 'sharded' / shard
+        )
     (bases / 'sharded/model.safetensors').unlink()
-    _write(bases / 'sharded/model.safetensors.index.json', {
-        'metadata': {'total_size': 1}, 'weight_map': shards})
+    _write(
+        bases / 'sharded/model.safetensors.index.json',
+        {'metadata': {'total_size': 1}, 'weight_map': shards},
+    )
 
 
 def _write(path, value):
@@ -61,8 +68,9 @@ def draw(rng, bases):
         return base, [(file, *mutate.draw_in_place(rng, 0.5))]
     if base == 'sharded' and rng.random() < 0.2:
         return base, [(BASES[base][0], 'trap', rng.randrange(10))]
-    return base, [(file, 'json', rng.choice(mutate.JSON), rng.randrange(1 << 30))
-                  for _ in range(number)]
+    return base, [
+        (file, 'json', rng.choice(mutate.JSON), rng.randrange(1 << 30)) for _ in range(number)
+    ]
 
 
 def make(case, bases):
@@ -88,20 +96,22 @@ def _trap(path, seed):
     name = random.Random(seed).choice(sorted(index['weight_map']))
     shard = path.parent / index['weight_map'][name]
     shutil.copy(shard, path.parent / TRAP)
-    index['weight_map'] = {n: TRAP if s == shard.name else s
-                           for n, s in index['weight_map'].items()}
+    index['weight_map'] = {
+        n: TRAP if s == shard.name else s for n, s in index['weight_map'].items()
+    }
     _write(path, index)
 
 
 def _change_metadata(path, operation, seed):
     data = path.read_bytes()
-    length, = struct.unpack('<Q', data[:8])
-    header = json.loads(data[8:8 + length])
+    (length,) = struct.unpack('<Q', data[:8])
+    header = json.loads(data[8 : 8 + length])
     stated = json.loads(header['__metadata__']['vit_jax'])
     header['__metadata__']['vit_jax'] = mutate.json_text(
-        mutate.change_json(stated, operation, seed))
+        mutate.change_json(stated, operation, seed)
+    )
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack('<Q', len(text)) + text + data[8 + length:])
+    path.write_bytes(struct.pack('<Q', len(text)) + text + data[8 + length :])
 
 
 def check(case, bases):

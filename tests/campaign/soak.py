@@ -29,7 +29,7 @@ from tests.support.forked import Forked  # noqa: E402
 from tests.support.runs import arguments  # noqa: E402
 
 # Runs in the process that trains, before it: a line of numbers at every checkpoint.
-WATCH = '''
+WATCH = """
 import json, os, pathlib, sys
 from vit_jax import main
 from vit_jax.workdir.checkpoint import Checkpointer
@@ -43,18 +43,27 @@ def watched(self, step, *rest):
                           len(os.listdir('/proc/self/fd')), disk / 1e6]), file=file)
 Checkpointer.save = watched
 sys.exit(main.main())
-'''
+"""
 
 
 def watch(folder, checkpoints, kills, seed):
     """Runs to the end, with kills; returns rows [process, step, MB, open files, MB of disk]."""
     rng, watched = random.Random(seed), folder / 'watched'
-    fields = runs.FIELDS | {'num_steps': checkpoints, 'checkpoint_every': 1, 'keep_best': False,
-                            'eval_every': max(checkpoints // 20, 1), 'log_every': 10}
+    fields = runs.FIELDS | {
+        'num_steps': checkpoints,
+        'checkpoint_every': 1,
+        'keep_best': False,
+        'eval_every': max(checkpoints // 20, 1),
+        'log_every': 10,
+    }
     moments = sorted(rng.sample(range(2, checkpoints), kills)) if kills else []
     for number in range(kills + 1):
-        process = Forked(arguments(folder / 'run', fields=fields), folder / 'log',
-                         code=f'WATCHED = {str(watched)!r}\n{WATCH}', optimized=False)
+        process = Forked(
+            arguments(folder / 'run', fields=fields),
+            folder / 'log',
+            code=f'WATCHED = {str(watched)!r}\n{WATCH}',
+            optimized=False,
+        )
         before = len(_rows(watched))
         while process.poll() is None:
             rows = _rows(watched)
@@ -64,8 +73,11 @@ def watch(folder, checkpoints, kills, seed):
             time.sleep(0.005)
         if process.wait() == 0:
             break
-        print(f'start {number}: ended with {process.returncode} after step '
-              f'{_rows(watched)[-1][1] if watched.exists() else 0}', flush=True)
+        print(
+            f'start {number}: ended with {process.returncode} after step '
+            f'{_rows(watched)[-1][1] if watched.exists() else 0}',
+            flush=True,
+        )
     log = (folder / 'log').read_text()
     assert 'done:' in log, log[-1000:]
     assert 'Traceback' not in log, log[-3000:]
@@ -80,17 +92,19 @@ def _rows(path):
 def growth(values):
     """Of the last tenth above the second tenth, as a share; the first is for warming up."""
     part = max(len(values) // 10, 1)
-    return values[-part:].mean() / values[part:2 * part].mean() - 1
+    return values[-part:].mean() / values[part : 2 * part].mean() - 1
 
 
 def plot(rows, path):
     import matplotlib
+
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(3, 1, figsize=(7, 6), sharex=True)
-    for panel, column, label in zip(panels, (2, 3, 4), (
-            'memory, MB', 'open files', 'checkpoints on disk, MB'), strict=True):
+    for panel, column, label in zip(
+        panels, (2, 3, 4), ('memory, MB', 'open files', 'checkpoints on disk, MB'), strict=True
+    ):
         panel.plot(rows[:, column], linewidth=0.8)
         for start in np.flatnonzero(np.diff(rows[:, 0])) + 1:
             panel.axvline(start, color='0.85', linewidth=0.5, zorder=0)  # killed and started
@@ -102,8 +116,11 @@ def plot(rows, path):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--checkpoints', type=int, default=500)
     parser.add_argument('--kills', type=int, default=50)
     parser.add_argument('--seed', type=int, default=0)
@@ -124,11 +141,15 @@ def main(argv=None):
     for column, name in ((2, 'memory, MB'), (3, 'open files'), (4, 'checkpoints on disk, MB')):
         part = max(len(alone) // 10, 1)
         worst.append(growth(alone[:, column]))
-        print(f'| {name} | {alone[:part, column].mean():.1f} | {alone[-part:, column].mean():.1f} '
-              f'| {worst[-1]:+.1%} |')
+        print(
+            f'| {name} | {alone[:part, column].mean():.1f} | {alone[-part:, column].mean():.1f} '
+            f'| {worst[-1]:+.1%} |'
+        )
     equal = first == second
-    print(f'\n{len(rows)} checkpoints, {kills} kills; metrics '
-          f'{"equal" if equal else "DIFFER FROM"} those of a run that was not killed')
+    print(
+        f'\n{len(rows)} checkpoints, {kills} kills; metrics '
+        f'{"equal" if equal else "DIFFER FROM"} those of a run that was not killed'
+    )
     return int(not equal or max(worst) > 0.1)
 
 

@@ -29,11 +29,18 @@ KEEP_BYTES = True
 SECONDS, GIGABYTES, QUOTA = 20, 1, 5000
 _TINY = dict(patch_size=(4, 4), hidden_size=64, num_layers=2, mlp_dim=32, num_heads=1)
 MODELS = {'vit': {}, 'gap': dict(pool='gap'), 'map': dict(pool='map')}
-BASES = {'google.npz': ('google', 'vit'), 'big_vision.npz': ('big_vision', 'map'),
-         'timm.safetensors': ('timm', 'vit'), 'gap.safetensors': ('timm', 'gap'),
-         'torchvision.safetensors': ('torchvision', 'vit'), 'own.safetensors': ('vit_jax', 'vit'),
-         'hf': ('huggingface', 'vit'), 'timm.pth': ('timm', 'vit'), 'map.pth': ('timm', 'map'),
-         'torchvision.pth': ('torchvision', 'vit')}
+BASES = {
+    'google.npz': ('google', 'vit'),
+    'big_vision.npz': ('big_vision', 'map'),
+    'timm.safetensors': ('timm', 'vit'),
+    'gap.safetensors': ('timm', 'gap'),
+    'torchvision.safetensors': ('torchvision', 'vit'),
+    'own.safetensors': ('vit_jax', 'vit'),
+    'hf': ('huggingface', 'vit'),
+    'timm.pth': ('timm', 'vit'),
+    'map.pth': ('timm', 'map'),
+    'torchvision.pth': ('torchvision', 'vit'),
+}
 FILE = 'model.safetensors'  # of a directory
 _SHAPES = {}  # of the parameters of models that have been seen
 
@@ -69,14 +76,16 @@ def draw(rng, bases):
         return 'bomb.npz', []
     base = rng.choice(list(BASES))
     kind = base.partition('.')[2]
-    operations = {'npz': ('bytes', 'array', 'npy', 'member'),
-                  'pth': ('bytes', 'array', 'pickle', 'opcodes', 'malicious', 'member')}.get(
-                      kind, ('bytes', 'array', 'header', 'length', 'many'))
+    operations = {
+        'npz': ('bytes', 'array', 'npy', 'member'),
+        'pth': ('bytes', 'array', 'pickle', 'opcodes', 'malicious', 'member'),
+    }.get(kind, ('bytes', 'array', 'header', 'length', 'many'))
     scales = (8, 8, 4, 4, 0.2) if kind != 'pth' else (8, 6, 6, 4, 6, 2)
-    operation = rng.choices(operations, scales[:len(operations)])[0]
+    operation = rng.choices(operations, scales[: len(operations)])[0]
     if operation == 'bytes':
-        return base, [('bytes', *mutate.draw_in_place(rng, 0.03))
-                      for _ in range(rng.choice((1, 1, 1, 2, 4)))]
+        return base, [
+            ('bytes', *mutate.draw_in_place(rng, 0.03)) for _ in range(rng.choice((1, 1, 1, 2, 4)))
+        ]
     return base, [(operation, rng.randrange(1 << 30)) for _ in range(rng.choice((1, 1, 2, 3)))]
 
 
@@ -111,7 +120,8 @@ def check(case, bases):
     if flips and case.base.endswith(('.npz', '.pth')):
         intact, found = (flatten(w.params) for w in (weights.load(str(bases / case.base)), loaded))
         if found.keys() != intact.keys() or any(
-                not np.array_equal(x, intact[name]) for name, x in found.items()):
+            not np.array_equal(x, intact[name]) for name, x in found.items()
+        ):
             raise Failure('silent', 'other arrays from a damaged zip file')
         return 'equal'
     return 'loaded'
@@ -143,10 +153,11 @@ def _arrays(data):
                 return pickles.read(file), pickles.written
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             return dict(file), _npz
-    length, = struct.unpack('<Q', data[:8])
-    metadata = json.loads(data[8:8 + length]).get('__metadata__')
+    (length,) = struct.unpack('<Q', data[:8])
+    metadata = json.loads(data[8 : 8 + length]).get('__metadata__')
     return safetensors.numpy.load(data), lambda arrays: safetensors.numpy.save(
-        {k: np.ascontiguousarray(x) for k, x in arrays.items()}, metadata)
+        {k: np.ascontiguousarray(x) for k, x in arrays.items()}, metadata
+    )
 
 
 def _npz(arrays):
@@ -158,9 +169,26 @@ def _npz(arrays):
 def change_arrays(data, rng):
     arrays, write = _arrays(data)
     name = rng.choice(sorted(arrays))
-    x, kind = arrays.pop(name), rng.choice((
-        'drop', 'rename', 'number', 'reshape', 'cast', 'nan', 'inf', 'huge', 'empty', 'extra',
-        'grow', 'scalar', 'transpose'))
+    x, kind = (
+        arrays.pop(name),
+        rng.choice(
+            (
+                'drop',
+                'rename',
+                'number',
+                'reshape',
+                'cast',
+                'nan',
+                'inf',
+                'huge',
+                'empty',
+                'extra',
+                'grow',
+                'scalar',
+                'transpose',
+            )
+        ),
+    )
     x = np.array(x)
     if kind == 'rename':
         arrays[rng.choice((name + 'x', name[1:], '../' + name, name.upper(), 'x' * 5000))] = x
@@ -179,8 +207,12 @@ def change_arrays(data, rng):
     elif kind == 'grow':
         arrays[name] = np.concatenate([x, x]) if x.ndim else x
     elif kind != 'drop':
-        arrays[name] = {'empty': x[:0] if x.ndim else x.reshape(1)[:0], 'extra': x,
-                        'scalar': x.reshape(-1)[0], 'transpose': x.T}[kind]
+        arrays[name] = {
+            'empty': x[:0] if x.ndim else x.reshape(1)[:0],
+            'extra': x,
+            'scalar': x.reshape(-1)[0],
+            'transpose': x.T,
+        }[kind]
         if kind == 'extra':
             arrays[rng.choice(('x', 'optimizer/step', 'blocks.0.new.weight', ''))] = x
     return write(arrays)
@@ -191,17 +223,25 @@ def change_arrays(data, rng):
 
 def change_header(data, rng):
     """The JSON of a .safetensors file."""
-    length, = struct.unpack('<Q', data[:8])
-    header = mutate.change_json(json.loads(data[8:8 + length]), rng.choice(mutate.JSON),
-                                rng.randrange(1 << 30))
+    (length,) = struct.unpack('<Q', data[:8])
+    header = mutate.change_json(
+        json.loads(data[8 : 8 + length]), rng.choice(mutate.JSON), rng.randrange(1 << 30)
+    )
     text = mutate.json_text(header).encode('utf-8', 'surrogatepass')
-    return struct.pack('<Q', len(text)) + text + data[8 + length:]
+    return struct.pack('<Q', len(text)) + text + data[8 + length :]
 
 
 def change_length(data, rng):
-    length, = struct.unpack('<Q', data[:8])
-    return struct.pack('<Q', rng.choice((0, 1, length - 1, length + 1, len(data), 10**8, 2**31,
-                                         2**40, 2**63, 2**64 - 1))) + data[8:]
+    (length,) = struct.unpack('<Q', data[:8])
+    return (
+        struct.pack(
+            '<Q',
+            rng.choice(
+                (0, 1, length - 1, length + 1, len(data), 10**8, 2**31, 2**40, 2**63, 2**64 - 1)
+            ),
+        )
+        + data[8:]
+    )
 
 
 def many_entries(data, rng):
@@ -215,19 +255,53 @@ def many_entries(data, rng):
 
 def change_npy(data, rng):
     """The header of one array of an .npz file."""
-    dtype = rng.choice(('<f4', '>f4', '|S4', '|V4', '<U1', '|O', '<M8[s]', '<c8', '<f2', '|V2',
-                        [('a', '<f4')], '<f16', 'f4,f4', '|b1'))
-    shape = rng.choice(((1,), (0,), (-1,), (2**62,), (2**31, 2**31), (10**9,), (), (1,) * 40,
-                        (64, 0), 'x', (0.5,), (True,)))
+    dtype = rng.choice(
+        (
+            '<f4',
+            '>f4',
+            '|S4',
+            '|V4',
+            '<U1',
+            '|O',
+            '<M8[s]',
+            '<c8',
+            '<f2',
+            '|V2',
+            [('a', '<f4')],
+            '<f16',
+            'f4,f4',
+            '|b1',
+        )
+    )
+    shape = rng.choice(
+        (
+            (1,),
+            (0,),
+            (-1,),
+            (2**62,),
+            (2**31, 2**31),
+            (10**9,),
+            (),
+            (1,) * 40,
+            (64, 0),
+            'x',
+            (0.5,),
+            (True,),
+        )
+    )
 
     def change(name, content):
         buffer = io.BytesIO()
         np.lib.format.write_array(buffer, np.zeros(1, np.float32))
         size = len(buffer.getvalue()) - 4
-        fields = dict(descr=rng.choice((dtype, '<f4')), fortran_order=rng.choice((False, True, 7)),
-                      shape=shape)
+        fields = dict(
+            descr=rng.choice((dtype, '<f4')),
+            fortran_order=rng.choice((False, True, 7)),
+            shape=shape,
+        )
         text = f'{fields}'.ljust(size - 11).encode() + b'\n'
         return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(text)) + text + content[size:]
+
     return _zipped(data, rng, change)
 
 
@@ -259,15 +333,25 @@ def _zipped(data, rng, change, twice=False):
 
 def _write_bomb(path, name):
     """Adds 1.2 GB of zeros, compressed, which nobody needs or in the place of an array."""
-    with (zipfile.ZipFile(path, 'a', zipfile.ZIP_DEFLATED, compresslevel=1) as file,
-          file.open(name, 'w', force_zip64=True) as member):
-        np.lib.format.write_array_header_1_0(member, dict(
-            descr='<f4', fortran_order=False, shape=(300_000_000,)))
+    with (
+        zipfile.ZipFile(path, 'a', zipfile.ZIP_DEFLATED, compresslevel=1) as file,
+        file.open(name, 'w', force_zip64=True) as member,
+    ):
+        np.lib.format.write_array_header_1_0(
+            member, dict(descr='<f4', fortran_order=False, shape=(300_000_000,))
+        )
         for _ in range(100):
             member.write(bytes(12_000_000))
 
 
-OPERATIONS = {'array': change_arrays, 'header': change_header, 'length': change_length,
-              'many': many_entries, 'npy': change_npy, 'member': change_member,
-              'pickle': pickles.change_tensors, 'opcodes': pickles.change_opcodes,
-              'malicious': pickles.malicious}
+OPERATIONS = {
+    'array': change_arrays,
+    'header': change_header,
+    'length': change_length,
+    'many': many_entries,
+    'npy': change_npy,
+    'member': change_member,
+    'pickle': pickles.change_tensors,
+    'opcodes': pickles.change_opcodes,
+    'malicious': pickles.malicious,
+}

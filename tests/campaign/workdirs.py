@@ -36,9 +36,13 @@ def draw(rng, bases):
     half = bases / 'half'
     files = sorted(str(path.relative_to(half)) for path in half.rglob('*') if path.is_file())
     top = [name for name in files if '/' not in name]
-    return 'half', [('use', rng.choice(USES)), *(
-        (rng.choice(top if rng.random() < 0.5 else files), *mutate.draw_in_place(rng, 0.6))
-        for _ in range(rng.choice((1, 1, 1, 2, 3))))]
+    return 'half', [
+        ('use', rng.choice(USES)),
+        *(
+            (rng.choice(top if rng.random() < 0.5 else files), *mutate.draw_in_place(rng, 0.6))
+            for _ in range(rng.choice((1, 1, 1, 2, 3)))
+        ),
+    ]
 
 
 def make(case, bases):
@@ -81,6 +85,7 @@ def _evaluate(case, bases):
 
 def _json(function, argv):
     """What comes of a command whose last line on stdout is JSON."""
+
     def refuse(name):
         raise Failure('silent', f'{name} in JSON')
 
@@ -89,5 +94,3 @@ def _json(function, argv):
     if word == 'done':
         json.loads(output.getvalue().splitlines()[-1], parse_constant=refuse)
     return word
-
-

@@ -52,8 +52,11 @@ class Worker:
         used, now, limit = self._processor_time(), time.monotonic(), self.case.module.SECONDS + 2
         if used - self._seen > 0.02:
             self._seen, self._moved = used, now
-        return used - self._used > limit or now - self._moved > limit or (
-            now - self.begun > 10 * limit)
+        return (
+            used - self._used > limit
+            or now - self._moved > limit
+            or (now - self.begun > 10 * limit)
+        )
 
     def outcome(self, wait=0.0):
         """What came of the case, None while it runs."""
@@ -137,10 +140,11 @@ def _judged(case, outcome, folder, work):
     printed = log.read_text(errors='replace') if log.exists() else ''
     allowed = case.module
     for wrong, word, detail in (
-            ((work / MARK).exists(), MARK, 'the input ran a command'),
-            ('Traceback (most' in printed, 'traceback', f'printed: {_around_traceback(printed)}'),
-            (outcome.gigabytes > allowed.GIGABYTES, 'memory', f'{outcome.gigabytes:.1f} GB'),
-            (outcome.seconds > allowed.SECONDS, 'hang', f'{outcome.seconds:.0f} s')):
+        ((work / MARK).exists(), MARK, 'the input ran a command'),
+        ('Traceback (most' in printed, 'traceback', f'printed: {_around_traceback(printed)}'),
+        (outcome.gigabytes > allowed.GIGABYTES, 'memory', f'{outcome.gigabytes:.1f} GB'),
+        (outcome.seconds > allowed.SECONDS, 'hang', f'{outcome.seconds:.0f} s'),
+    ):
         if wrong and not outcome.failed:
             judged = failed(Failure(word, detail))
             outcome.word, outcome.failed, outcome.detail = word, True, detail
@@ -150,7 +154,7 @@ def _judged(case, outcome, folder, work):
 
 def _around_traceback(printed):
     start = printed.find('Traceback (most')
-    return printed[max(start - 200, 0):start + 1000]
+    return printed[max(start - 200, 0) : start + 1000]
 
 
 def _status(name):

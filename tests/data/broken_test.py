@@ -98,8 +98,7 @@ def test_too_many_broken_images_stop_the_run(tmp_path):
         data.evaluated()
 
 
-@pytest.mark.parametrize('kind', ['directory', pytest.param(
-    'tfrecord', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['directory', pytest.param('tfrecord', marks=pytest.mark.slow)])
 def test_all_broken_images_are_listed_at_once(kind, tmp_path):
     """Also those that the run would have met later."""
     data, broken = make(kind, tmp_path, max_broken_fraction=0.0), [1, 2, 30, 52]
@@ -138,13 +137,16 @@ def test_a_window_without_any_readable_record_stops(tmp_path):
         data.batches(7)
 
 
-@pytest.mark.parametrize('damage', [lambda x: x[:-1] + b'x', lambda x: x[:len(x) // 2]])
+@pytest.mark.parametrize('damage', [lambda x: x[:-1] + b'x', lambda x: x[: len(x) // 2]])
 def test_a_file_of_many_images_that_is_damaged(damage, tmp_path):
     """No image of it is known to be broken."""
     data = make('tfrecord', tmp_path)
     path = min(tmp_path.glob('small/1.0.0/*.tfrecord-*'))
     path.write_bytes(damage(path.read_bytes()))
     for read in (data.evaluated, lambda: data.batches(20)):
-        with pytest.raises(UserError, match=f'a file of the data set in {path.parent} cannot be '
-                                            'read: (truncated|corrupted) record at .*damaged or'):
+        with pytest.raises(
+            UserError,
+            match=f'a file of the data set in {path.parent} cannot be '
+            'read: (truncated|corrupted) record at .*damaged or',
+        ):
             read()

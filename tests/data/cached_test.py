@@ -40,8 +40,9 @@ def write_photos(root):
     for number, size in enumerate(2 * SIZES):
         folder = root / 'train' / 'ab'[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f'{number}.jpg').write_bytes(encode(
-            picture(*size, seed=number), 'JPEG', exif=oriented(6 if number == 3 else 1)))
+        (folder / f'{number}.jpg').write_bytes(
+            encode(picture(*size, seed=number), 'JPEG', exif=oriented(6 if number == 3 else 1))
+        )
     return Data(str(root), image_size=(10, 8))
 
 
@@ -52,8 +53,11 @@ def through(data, folder, **settings):
 
 def contents(folder):
     """Bytes by name of all files below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes()
-            for path in pathlib.Path(folder).rglob('*') if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in pathlib.Path(folder).rglob('*')
+        if path.is_file()
+    }
 
 
 def by_photo(data, source):
@@ -65,8 +69,9 @@ def by_photo(data, source):
 def test_pixels_are_those_of_the_photo_or_of_it_reduced(tmp_path):
     data = write_photos(tmp_path / 'data')
     seen = set()
-    for name, pixels in by_photo(data, through(data, tmp_path / 'f', short_side=20).source()
-                                 ).items():
+    for name, pixels in by_photo(
+        data, through(data, tmp_path / 'f', short_side=20).source()
+    ).items():
         original = images.decode(images.read(name))
         height, width = original.shape[:2]
         factor = min(1, 20 / min(height, width))
@@ -75,8 +80,11 @@ def test_pixels_are_those_of_the_photo_or_of_it_reduced(tmp_path):
         if factor == 1:
             np.testing.assert_array_equal(pixels, original)
         else:  # as data/resizing.py reduces photos for prediction, by Pillow
-            expected = resizing.resize_and_central_crop(original, pixels.shape[:2], {
-                'fit': 'squash', 'crop_ratio': 1, 'resize': 'bilinear', 'antialias': True})
+            expected = resizing.resize_and_central_crop(
+                original,
+                pixels.shape[:2],
+                {'fit': 'squash', 'crop_ratio': 1, 'resize': 'bilinear', 'antialias': True},
+            )
             assert np.abs(pixels - expected).max() <= 0.51
     assert seen == {(32, 20), (20, 32), (20, 20), (12, 40), (40, 12), (61, 17)}
 
@@ -96,10 +104,17 @@ def test_a_later_start_other_processes_and_threads_give_the_same_batches(tmp_pat
     whole = small.batches(9)
     assert len(contents(tmp_path / 'f')) == 8
     assert_equal(small.batches(4, start=5), whole[5:])
-    parts = [dataclasses.replace(small, processes=(process, 2)).batches(9, 0, process, 2)
-             for process in (0, 1)]
-    assert_equal([{key: np.concatenate([part[key] for part in step]) for key in step[0]}
-                  for step in zip(*parts, strict=True)], whole)
+    parts = [
+        dataclasses.replace(small, processes=(process, 2)).batches(9, 0, process, 2)
+        for process in (0, 1)
+    ]
+    assert_equal(
+        [
+            {key: np.concatenate([part[key] for part in step]) for key in step[0]}
+            for step in zip(*parts, strict=True)
+        ],
+        whole,
+    )
     monkeypatch.setattr(pipeline, '_PARALLEL', 1)
     monkeypatch.setattr(os, 'cpu_count', lambda: 1)
     again = dataclasses.replace(small, folder=str(tmp_path / 'g'))
@@ -118,8 +133,11 @@ source = cached.cached(sources.open_source(root, 'train'), folder, 15, (int(proc
 
 def prepare(data, folder, process=0, first=''):
     """A process of its own that makes the files of a short side of 15."""
-    return subprocess.Popen([sys.executable, '-c', PROGRAM.format(first=first), data.name, folder,
-                             str(process)], env=environment(), cwd=ROOT)
+    return subprocess.Popen(
+        [sys.executable, '-c', PROGRAM.format(first=first), data.name, folder, str(process)],
+        env=environment(),
+        cwd=ROOT,
+    )
 
 
 @pytest.mark.slow
@@ -160,12 +178,23 @@ def test_only_what_has_changed_is_decoded_again(tmp_path, monkeypatch):
 
 
 def flipped(byte, bit):
-    return lambda x: x[:byte] + bytes([x[byte] ^ 1 << bit]) + x[byte + 1:]
+    return lambda x: x[:byte] + bytes([x[byte] ^ 1 << bit]) + x[byte + 1 :]
 
 
-@pytest.mark.parametrize('damage', [
-    b'', b'BM', lambda x: x[:-1], lambda x: x + b'0', flipped(18, 0), flipped(18, 3),
-    flipped(22, 1), flipped(28, 3), flipped(30, 0)])  # width, height, bits of a pixel, compression
+@pytest.mark.parametrize(
+    'damage',
+    [
+        b'',
+        b'BM',
+        lambda x: x[:-1],
+        lambda x: x + b'0',
+        flipped(18, 0),
+        flipped(18, 3),
+        flipped(22, 1),
+        flipped(28, 3),
+        flipped(30, 0),
+    ],
+)  # width, height, bits of a pixel, compression
 def test_a_damaged_file_is_made_again(damage, tmp_path):
     """Before anything reads it."""
     small = through(write_photos(tmp_path / 'data'), tmp_path / 'f', short_side=15)
@@ -186,8 +215,10 @@ def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
     left = contents(folder)
     assert left
     assert not any(name.endswith('.bmp') for name in left)
-    assert_equal(through(data, folder, short_side=15).batches(3),
-                 through(data, tmp_path / 'g', short_side=15).batches(3))
+    assert_equal(
+        through(data, folder, short_side=15).batches(3),
+        through(data, tmp_path / 'g', short_side=15).batches(3),
+    )
     assert contents(folder) == left | contents(tmp_path / 'g')
 
 
@@ -196,8 +227,11 @@ def test_a_photo_whose_file_was_removed_is_not_broken(tmp_path):
     batches = through(data, folder).training()
     kept = sorted(folder.rglob('*.bmp'))
     kept[0].unlink()
-    with pytest.raises(UserError, match=rf'{kept[0]}, in which dataset.cache=disk kept the pixels '
-                       rf'of {tmp_path}/data/train/./.\.jpg, has gone: run the same command'):
+    with pytest.raises(
+        UserError,
+        match=rf'{kept[0]}, in which dataset.cache=disk kept the pixels '
+        rf'of {tmp_path}/data/train/./.\.jpg, has gone: run the same command',
+    ):
         list(itertools.islice(batches, 50))
 
 
@@ -207,7 +241,8 @@ def test_progress_is_told(tmp_path, monkeypatch, caplog):
     with caplog.at_level('INFO', 'vit_jax.data'):
         through(write_photos(tmp_path / 'data'), tmp_path / 'f').source()
     assert [line for line in caplog.messages if 'photos' in line] == [
-        f'dataset.cache: {number} of 10 photos are in {tmp_path}/f' for number in (4, 8, 10)]
+        f'dataset.cache: {number} of 10 photos are in {tmp_path}/f' for number in (4, 8, 10)
+    ]
 
 
 def test_a_signal_ends_it_and_the_next_start_goes_on(tmp_path, monkeypatch):
@@ -215,10 +250,12 @@ def test_a_signal_ends_it_and_the_next_start_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(cached, '_PART', 4)
     source = write_photos(tmp_path / 'data').source()
     with Interrupts() as interrupts:
+
         def check():
             if len(contents(tmp_path / 'f')) == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
             interrupts.check()
+
         with pytest.raises(SystemExit, match='143'):
             cached.cached(source, str(tmp_path / 'f'), 0, check=check)
     assert len(before := contents(tmp_path / 'f')) == 4
@@ -256,8 +293,14 @@ def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_full_disk_and_a_folder_that_cannot_be(tmp_path, limited_files):
     data = write_photos(tmp_path / 'data')
-    with limited_files(1500), pytest.raises(UserError, match=r'cannot be kept in .*/f .*File too '
-                                            'large.. They take 3 bytes a pixel: make room, '):
+    with (
+        limited_files(1500),
+        pytest.raises(
+            UserError,
+            match=r'cannot be kept in .*/f .*File too '
+            'large.. They take 3 bytes a pixel: make room, ',
+        ),
+    ):
         through(data, tmp_path / 'f').source()
     assert all(len(content) <= 1500 for content in contents(tmp_path / 'f').values())
     through(data, tmp_path / 'f').source()  # with room again
@@ -305,8 +348,11 @@ def test_where_the_folder_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize('kind', ['digits', 'tfrecord', 'array_record'])
 def test_only_directories(kind, tmp_path):
     data = make(kind, tmp_path)
-    with pytest.raises(UserError, match='dataset.cache is disk, and (digit 0|.*record 0) is no '
-                       'file of this machine: expected a directory of image files'):
+    with pytest.raises(
+        UserError,
+        match='dataset.cache is disk, and (digit 0|.*record 0) is no '
+        'file of this machine: expected a directory of image files',
+    ):
         through(data, tmp_path / 'f').source()
 
 

@@ -36,7 +36,8 @@ def test_a_flat_directory_is_cut_into_slices(tmp_path):
     assert message.startswith(f"no split folder 'test' in '{root}', whose folders cat, dog are cl")
     assert f'{root}/train/CLASS/ and {root}/test/CLASS/' in message
     assert '--config.dataset.train_split=train[:90%] --config.dataset.eval_split=train[90%:]' in (
-        message)
+        message
+    )
 
 
 @pytest.mark.parametrize('name', ['Training', 'test', 'valid'])
@@ -72,6 +73,7 @@ def test_without_one_a_tenth_is_held_out(tmp_path, caplog):
 
 def test_a_folder_without_the_right_to_read_it(tmp_path, monkeypatch):
     """The tests may run as root, who has every right."""
+
     def refused(folder):
         raise PermissionError(13, 'Permission denied', folder)
 
@@ -85,13 +87,15 @@ def test_a_folder_without_the_right_to_read_it(tmp_path, monkeypatch):
 def test_a_class_whose_name_is_no_text(tmp_path):
     write(tmp_path, 'train/car/1.png', 'train/bl\udcfe/1.png')
     assert r"class folder(s) with names that are not in UTF-8: 'bl\udcfe'. Rename" in refused(
-        tmp_path)
+        tmp_path
+    )
 
 
 def test_nested_class_folders_stop(tmp_path):
     write(tmp_path, 'train/car/1.png', 'train/animal/cat/1.png', 'train/animal/dog/deep/1.png')
     assert 'images in folders of their own: animal/cat, animal/dog. Each class is one' in refused(
-        tmp_path)
+        tmp_path
+    )
     write(tmp_path / 'flat', 'car/1.png', 'animal/cat/1.png')
     assert 'images in folders of their own: animal/cat.' in refused(tmp_path / 'flat')
 
@@ -112,7 +116,11 @@ def test_what_is_no_file_is_broken_and_named_and_never_opened(tmp_path, caplog):
     batches = data.evaluation()
     assert sum(batch['mask'].sum() for batch in batches) == 13
     assert [os.path.basename(name) for name in batches.broken] == [
-        'gone.gif', 'loop.png', 'pipe.png', 'zero.jpg']
+        'gone.gif',
+        'loop.png',
+        'pipe.png',
+        'zero.jpg',
+    ]
     assert len(data.batches(9)) == 9
     text = '\n'.join(caplog.messages)
     assert 'left out: 1 folder' in text
@@ -121,11 +129,14 @@ def test_what_is_no_file_is_broken_and_named_and_never_opened(tmp_path, caplog):
 
 
 def test_prediction_reads_the_files_that_training_reads(tmp_path):
-    names = [f'train/a/{k}{ending}' for k, ending in enumerate(
-        (*sources.SUFFIXES, '.JPG', '.txt', '.pdf', '.svg', ''))]
+    names = [
+        f'train/a/{k}{ending}'
+        for k, ending in enumerate((*sources.SUFFIXES, '.JPG', '.txt', '.pdf', '.svg', ''))
+    ]
     source = sources.open_source(write(tmp_path, *names, 'train/a/.hidden.png'), 'train')
     assert sorted(map(source.name_of, range(source.num_examples))) == predict.find_images(
-        [str(tmp_path / 'train')])
+        [str(tmp_path / 'train')]
+    )
 
 
 def test_classes_may_be_links_and_what_macos_adds_is_none(tmp_path):
@@ -137,4 +148,5 @@ def test_classes_may_be_links_and_what_macos_adds_is_none(tmp_path):
     shutil.rmtree(tmp_path / 'data/train/__MACOSX')
     (tmp_path / 'elsewhere/back').symlink_to(tmp_path / 'data/train')  # round and round
     assert predict.find_images([f'{root}/train']) == sorted(
-        map(source.name_of, range(source.num_examples)))
+        map(source.name_of, range(source.num_examples))
+    )

@@ -20,8 +20,9 @@ from vit_jax.errors import UserError
 
 FILES = files()
 
-decode_in_pipeline = tf.function(preprocess.decode_image,
-                                 input_signature=[tf.TensorSpec([], tf.string)])
+decode_in_pipeline = tf.function(
+    preprocess.decode_image, input_signature=[tf.TensorSpec([], tf.string)]
+)
 
 
 def pillow(encoded):
@@ -35,8 +36,19 @@ def load(tmp_path, encoded, image_size=(32, 32), **changes):
 
 def test_the_files_below_cover_every_format():
     assert {Image.open(io.BytesIO(encoded)).format for _, encoded in FILES} == set(images.FORMATS)
-    assert {'.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', '.avif', '.jp2',
-            '.ppm'} <= set(images.SUFFIXES)
+    assert {
+        '.jpg',
+        '.jpeg',
+        '.png',
+        '.gif',
+        '.bmp',
+        '.webp',
+        '.tif',
+        '.tiff',
+        '.avif',
+        '.jp2',
+        '.ppm',
+    } <= set(images.SUFFIXES)
 
 
 @pytest.mark.parametrize(('name', 'encoded'), FILES, ids=[name for name, _ in FILES])
@@ -50,7 +62,7 @@ def test_pixels_are_those_of_the_pipeline(name, encoded):
 @pytest.mark.parametrize(('name', 'encoded'), FILES, ids=[name for name, _ in FILES])
 def test_a_file_cut_short_is_broken_for_both(name, encoded, tmp_path):
     if any(word in name for word in ('gif animated', 'tiff of pages')):
-        encoded = encoded[:len(encoded) // 3]  # what comes later is not of the first picture
+        encoded = encoded[: len(encoded) // 3]  # what comes later is not of the first picture
     for length in (1, 7, len(encoded) // 50, len(encoded) // 2, int(len(encoded) * 0.95)):
         with pytest.raises(UserError, match='file. cannot be read: '):
             load(tmp_path, encoded[:length])
@@ -82,8 +94,14 @@ def test_both_read_a_bmp_file_without_the_padding_of_its_last_row(tmp_path):
 
 
 def test_other_kinds_of_files_are_broken_for_both(tmp_path):
-    others = [b'', b'no image', encode(picture(8, 8), 'EPS'), encode(picture(8, 8), 'ICO'),
-              encode(picture(8, 8), 'PDF'), encode(picture(8, 8), 'TGA')]
+    others = [
+        b'',
+        b'no image',
+        encode(picture(8, 8), 'EPS'),
+        encode(picture(8, 8), 'ICO'),
+        encode(picture(8, 8), 'PDF'),
+        encode(picture(8, 8), 'TGA'),
+    ]
     for encoded in others:
         message = f'not an image of {", ".join(images.FORMATS)}' if encoded else 'the file is empty'
         with pytest.raises(UserError, match=message):
@@ -120,7 +138,7 @@ def test_exif_is_looked_for_at_the_beginning_by_both():
     """What stands behind the pixels of a large PNG file does not turn it."""
     png = encode(picture(200, 230), 'PNG', exif=oriented(6))
     at = png.index(b'eXIf') - 4
-    chunk = png[at:at + 12 + int.from_bytes(png[at:at + 4], 'big')]
+    chunk = png[at : at + 12 + int.from_bytes(png[at : at + 4], 'big')]
     moved = png.replace(chunk, b'').replace(b'\0\0\0\0IEND', chunk + b'\0\0\0\0IEND')
     assert moved.index(b'eXIf') > images.HEADER_BYTES
     assert images.decode(png).shape == (230, 200, 3)
@@ -182,11 +200,13 @@ def thin_window(encoded, size, preprocess):
     new_size = resizing.fitted_size(*image.shape[:2], size, preprocess)
     whole = tf.image.resize(image, new_size, preprocess['resize'], antialias=True).numpy()
     top, left = ((new - side) // 2 for new, side in zip(new_size, size, strict=True))
-    return whole[top:top + size[0], left:left + size[1]] / 127.5 - 1
+    return whole[top : top + size[0], left : left + size[1]] / 127.5 - 1
 
 
-@pytest.mark.parametrize(('shape', 'method'), [((1, 2000), 'bilinear'), ((2000, 2), 'bicubic'),
-                                               ((3, 900), 'lanczos3'), ((700, 2), 'area')])
+@pytest.mark.parametrize(
+    ('shape', 'method'),
+    [((1, 2000), 'bilinear'), ((2000, 2), 'bicubic'), ((3, 900), 'lanczos3'), ((700, 2), 'area')],
+)
 def test_thin_images_are_cropped_before_they_are_resized(shape, method, tmp_path):
     size, preprocess = (16, 24), {**base().preprocess, 'resize': method}
     encoded = encode(picture(*shape), 'PNG')
@@ -200,8 +220,10 @@ def test_a_thin_image_takes_little_memory(tmp_path):
     """The whole would be 256 x 16,768,000 pixels, 51 GB."""
     encoded = encode(Image.new('RGB', (65_500, 1), (0, 51, 255)), 'JPEG', quality=100)
     assert len(encoded) < 20_000
-    for image in (load(tmp_path, encoded, (224, 224)),
-                  evaluated(encoded, (224, 224), base().preprocess)):
+    for image in (
+        load(tmp_path, encoded, (224, 224)),
+        evaluated(encoded, (224, 224), base().preprocess),
+    ):
         np.testing.assert_allclose(image[100, 100], [-1, -0.6, 1], atol=0.02)
 
 
@@ -212,13 +234,16 @@ def png_of(width, height):
     return plain[:12] + header + zlib.crc32(header).to_bytes(4, 'big') + plain[33:]
 
 
-@pytest.mark.parametrize(('width', 'height'), [(12_000, 12_000), (65_536, 1), (1, 2**31 - 1),
-                                               (30_000, 30_000)])
+@pytest.mark.parametrize(
+    ('width', 'height'), [(12_000, 12_000), (65_536, 1), (1, 2**31 - 1), (30_000, 30_000)]
+)
 def test_too_many_pixels_are_refused_before_decoding(width, height, tmp_path):
     message = 'more than the limit of 120,000,000 pixels for decoding, or of 65,535 on a side'
     bmp = encode(picture(8, 8), 'BMP')
-    for encoded in (png_of(width, height),
-                    bmp[:18] + np.array([width, height], '<u4').tobytes() + bmp[26:]):
+    for encoded in (
+        png_of(width, height),
+        bmp[:18] + np.array([width, height], '<u4').tobytes() + bmp[26:],
+    ):
         with pytest.raises(UserError, match=f'cannot be read: .*{message}'):
             load(tmp_path, encoded)
         with pytest.raises(tf.errors.OpError, match=message):
@@ -245,11 +270,11 @@ def mutated(encoded, random):
     data, at = bytearray(encoded), random.integers(0, len(encoded), 8)
     kind = random.integers(5)
     if kind == 0:
-        del data[at[0]:]
+        del data[at[0] :]
     elif kind == 1:
-        del data[min(at[:2]):max(at[:2])]
+        del data[min(at[:2]) : max(at[:2])]
     elif kind == 2:
-        data[at[0]:at[0]] = data[min(at[1:3]):max(at[1:3])]
+        data[at[0] : at[0]] = data[min(at[1:3]) : max(at[1:3])]
     else:  # headers are hit more often than pixels
         for where, value in zip(at, random.integers(256, size=8), strict=True):
             data[where % (60 if kind == 3 else len(data))] = value

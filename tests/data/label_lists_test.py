@@ -64,8 +64,9 @@ def test_batches_have_targets_of_their_images_and_begin_anywhere(data):
 
 def test_processes_together_see_what_one_sees(data):
     parts = [data.batches(9, process=k, processes=2) for k in range(2)]
-    joined = [{key: np.concatenate([a[key], b[key]]) for key in a}
-              for a, b in zip(*parts, strict=True)]
+    joined = [
+        {key: np.concatenate([a[key], b[key]]) for key in a} for a, b in zip(*parts, strict=True)
+    ]
     assert_equal(joined, data.batches(9))
 
 
@@ -81,7 +82,8 @@ def test_broken_images_are_replaced_in_training_and_left_out_in_evaluation(data,
     for batch in evaluated:
         assert not batch['label'][~batch['mask']].any()
     np.testing.assert_array_equal(
-        np.concatenate([b['label'][b['mask']] for b in evaluated]), targets(evaluated))
+        np.concatenate([b['label'][b['mask']] for b in evaluated]), targets(evaluated)
+    )
 
 
 def test_classes_come_from_the_file_the_training_split_or_the_names(tmp_path):
@@ -94,7 +96,12 @@ def test_classes_come_from_the_file_the_training_split_or_the_names(tmp_path):
     assert source.class_names == ('dog', 'cat', 'bee', 'ant', 'elk')
     item = source.fetch(tf.constant([0], tf.int64))
     assert source.load({key: x[0] for key, x in item.items()})[1].numpy().tolist() == [
-        0, 1, 0, 0, 0]
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_a_spreadsheet_writes_a_mark_a_header_and_other_ends_of_lines(tmp_path):
@@ -130,19 +137,25 @@ def test_a_table_beside_folders_of_classes_changes_nothing(tmp_path):
     assert (source.multi_label, source.class_names) == (False, ('ant',))
 
 
-@pytest.mark.parametrize(('row', 'expected'), [
-    ('gone.png,ant', "line 4 names 'gone.png': there is no image of that name beside it"),
-    ('filename,label', 'and in a header file,labels or file,label'),
-    ('000.png,ant', "line 4 names '000.png' again"),
-    ('003.png,', "line 4 has an empty label for '003.png': expected one name or more"),
-    ('003.png,ant;;bee', "line 4 has an empty label for '003.png'"),
-    ('003.png;ant', 'line 4 has 1 column(s): expected FILE,LABEL;LABEL'),
-    ('003.png,ant,bee', 'line 4 has 3 column(s)'),
-    ('', 'has no row for 1 image(s) beside it: 003.png. Add rows FILE,LABEL;LABEL'),
-    ('003.png,"ant', "line 4"),
-    ('003.png,yak', 'labels of unknown classes: yak; those of the training split or the weights '
-     'are: ant, bee, cat, dog'),
-])
+@pytest.mark.parametrize(
+    ('row', 'expected'),
+    [
+        ('gone.png,ant', "line 4 names 'gone.png': there is no image of that name beside it"),
+        ('filename,label', 'and in a header file,labels or file,label'),
+        ('000.png,ant', "line 4 names '000.png' again"),
+        ('003.png,', "line 4 has an empty label for '003.png': expected one name or more"),
+        ('003.png,ant;;bee', "line 4 has an empty label for '003.png'"),
+        ('003.png;ant', 'line 4 has 1 column(s): expected FILE,LABEL;LABEL'),
+        ('003.png,ant,bee', 'line 4 has 3 column(s)'),
+        ('', 'has no row for 1 image(s) beside it: 003.png. Add rows FILE,LABEL;LABEL'),
+        ('003.png,"ant', 'line 4'),
+        (
+            '003.png,yak',
+            'labels of unknown classes: yak; those of the training split or the weights '
+            'are: ant, bee, cat, dog',
+        ),
+    ],
+)
 def test_wrong_rows(row, expected, tmp_path):
     path = write(tmp_path / 'train', 3)
     (tmp_path / 'train' / '003.png').write_bytes(encoded(3))

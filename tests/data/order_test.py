@@ -57,7 +57,8 @@ def test_every_round_has_every_class_and_a_class_shows_all_its_examples_before_o
     for label, count in enumerate((1, 2, 5, 12)):
         times = rounds[labels == label].reshape(-1, count)
         np.testing.assert_array_equal(
-            np.sort(times), np.tile(np.flatnonzero(label == LABELS), (len(times), 1)))
+            np.sort(times), np.tile(np.flatnonzero(label == LABELS), (len(times), 1))
+        )
         assert len({tuple(row) for row in times}) > (0, 1, 15, 9)[label]
 
 

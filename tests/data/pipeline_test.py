@@ -13,8 +13,10 @@ from vit_jax.data import images
 from vit_jax.errors import UserError
 
 # Like directories, both are read by index.
-SLOW = {'digits': pytest.param('digits', marks=pytest.mark.slow),
-        'array_record': pytest.param('array_record', marks=[pytest.mark.slow, pytest.mark.nightly])}
+SLOW = {
+    'digits': pytest.param('digits', marks=pytest.mark.slow),
+    'array_record': pytest.param('array_record', marks=[pytest.mark.slow, pytest.mark.nightly]),
+}
 
 
 @pytest.fixture(params=[SLOW.get(kind, kind) for kind in KINDS])
@@ -55,7 +57,7 @@ def test_batches_are_normalised_float32_with_labels_of_their_images(data):
 def test_every_epoch_holds_every_example_once_in_an_order_of_its_own(kind, tmp_path):
     data = make(kind, tmp_path)
     seen = numbers(data.batches(COUNT))
-    epochs = [seen[e * COUNT:(e + 1) * COUNT] for e in range(8)]
+    epochs = [seen[e * COUNT : (e + 1) * COUNT] for e in range(8)]
     assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 8
     data.seed += 1
@@ -67,8 +69,10 @@ def test_processes_together_see_what_one_sees(kind, tmp_path):
     data = make(kind, tmp_path)
     whole = data.batches(10)
     parts = [data.batches(10, 0, process, 4) for process in range(4)]
-    joined = [{key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
-              for step in zip(*parts, strict=True)]
+    joined = [
+        {key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
     assert_equal(joined, whole)
 
 
@@ -85,8 +89,13 @@ def test_balanced_batches_begin_anywhere_on_any_number_of_processes(tmp_path):
     assert sorted(first[:27]) == sorted(first[27:54]) == list(range(0, 54, 2))
     assert_equal(data.batches(5, start=9), whole[9:])
     parts = [data.batches(14, 0, process, 4) for process in range(4)]
-    assert_equal([{key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
-                  for step in zip(*parts, strict=True)], whole)
+    assert_equal(
+        [
+            {key: np.concatenate([batch[key] for batch in step]) for key in step[0]}
+            for step in zip(*parts, strict=True)
+        ],
+        whole,
+    )
     data.balance = 0.5
     # Of 200 examples 100 are balanced, and 100 are three epochs and seven examples.
     assert 0 <= sum(batch['label'].sum() for batch in data.batches(25)) - 50 - 3 * 4 <= 4
@@ -99,8 +108,9 @@ def test_randaugment_is_that_of_the_position_in_the_run():
     assert not np.array_equal(plain.batches(1)[0]['image'], whole[0]['image'])
     assert_equal(data.batches(1, start=1), whole[1:])
     parts = [data.batches(1, 1, process, 2)[0] for process in range(2)]
-    assert_equal([{key: np.concatenate([part[key] for part in parts]) for key in parts[0]}],
-                 whole[1:])
+    assert_equal(
+        [{key: np.concatenate([part[key] for part in parts]) for key in parts[0]}], whole[1:]
+    )
 
 
 def test_processes_share_the_records_of_sequential_files(tmp_path):
@@ -108,7 +118,7 @@ def test_processes_share_the_records_of_sequential_files(tmp_path):
     parts = [numbers(data.batches(40, 0, process, 2)) for process in (0, 1)]
     for part, count, first in zip(parts, (26, 27), (0, 26), strict=True):
         for epoch in range(40 * 4 // count):
-            seen = sorted(part[epoch * count:(epoch + 1) * count])
+            seen = sorted(part[epoch * count : (epoch + 1) * count])
             assert seen == list(range(first, first + count))
 
 
@@ -168,8 +178,17 @@ def test_more_processes_than_examples_cannot_train_on_sequential_files(tmp_path)
 
 
 # Of the endings of Pillow: one for each way in which the files of tests.support.images begin.
-ENDINGS = {'png': '.png', 'jpeg': '.JPG', 'gif': '.gif', 'bmp': '.bmp', 'webp': '.webp',
-           'avif': '.avif', 'tiff': '.tif', 'ppm': '.ppm', 'jpeg2000': '.jp2'}
+ENDINGS = {
+    'png': '.png',
+    'jpeg': '.JPG',
+    'gif': '.gif',
+    'bmp': '.bmp',
+    'webp': '.webp',
+    'avif': '.avif',
+    'tiff': '.tif',
+    'ppm': '.ppm',
+    'jpeg2000': '.jp2',
+}
 
 
 def write_files(root):

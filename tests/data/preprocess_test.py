@@ -9,20 +9,41 @@ from tests.support.images import encode, evaluated, picture
 from vit_jax.data import order, preprocess, resizing
 
 
-def settings(resize='bilinear', crop_ratio=1.0, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
-             fit='cover', antialias=True):
-    return {'fit': fit, 'crop_ratio': crop_ratio, 'resize': resize, 'antialias': antialias,
-            'mean': mean, 'std': std}
+def settings(
+    resize='bilinear',
+    crop_ratio=1.0,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+    fit='cover',
+    antialias=True,
+):
+    return {
+        'fit': fit,
+        'crop_ratio': crop_ratio,
+        'resize': resize,
+        'antialias': antialias,
+        'mean': mean,
+        'std': std,
+    }
 
 
 def train_image(pixels, size, **augment):
     """The function from keys to the augmented image."""
     encoded = encode(Image.fromarray(pixels), 'PNG')
-    augment = {'crop': 'none', 'min_area': 0.05, 'pad': 0, 'flip': False,
-               'resize': 'same', 'randaugment': {'num_ops': 0}, **augment}
-    return tf.function(lambda keys: preprocess.train_image(tf.constant(encoded), keys, size,
-                                                           augment, settings(),
-                                                           tf.constant(False))[0])
+    augment = {
+        'crop': 'none',
+        'min_area': 0.05,
+        'pad': 0,
+        'flip': False,
+        'resize': 'same',
+        'randaugment': {'num_ops': 0},
+        **augment,
+    }
+    return tf.function(
+        lambda keys: preprocess.train_image(
+            tf.constant(encoded), keys, size, augment, settings(), tf.constant(False)
+        )[0]
+    )
 
 
 def keys(position, rows=1):
@@ -36,17 +57,22 @@ def pillow_eval(pixels, size, config):
     scale = max(target[0] / height, target[1] / width)
     new = [int(np.floor(side * scale + 0.5 + 1e-9)) for side in (height, width)]
     filters = {'bilinear': Image.BILINEAR, 'bicubic': Image.BICUBIC}
-    channels = [Image.fromarray(pixels[..., c].astype(np.float32)).resize(
-        (new[1], new[0]), filters[config['resize']]) for c in range(3)]
+    channels = [
+        Image.fromarray(pixels[..., c].astype(np.float32)).resize(
+            (new[1], new[0]), filters[config['resize']]
+        )
+        for c in range(3)
+    ]
     top, left = (new[0] - size[0]) // 2, (new[1] - size[1]) // 2
-    image = np.stack(channels, -1)[top:top + size[0], left:left + size[1]]
+    image = np.stack(channels, -1)[top : top + size[0], left : left + size[1]]
     return (image / 255 - np.array(config['mean'])) / np.array(config['std'])
 
 
 @pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
 @pytest.mark.parametrize(
     ('source', 'size', 'ratio'),
-    [((90, 61), (32, 32), 0.875), ((50, 77), (24, 40), 0.9), ((20, 31), (48, 48), 1.0)])
+    [((90, 61), (32, 32), 0.875), ((50, 77), (24, 40), 0.9), ((20, 31), (48, 48), 1.0)],
+)
 def test_evaluation_equals_pillow_in_float(method, source, size, ratio):
     config = settings(method, ratio, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
     encoded = encode(picture(*source), 'PNG')
@@ -61,8 +87,9 @@ def test_training_may_have_a_filter_of_its_own():
     pixels = np.asarray(picture(40, 30))
     by_area = train_image(pixels, (16, 12), resize='area')(keys(0)[0])
     np.testing.assert_array_equal(by_area, tf.image.resize(pixels, (16, 12), 'area'))
-    same, bilinear = (train_image(pixels, (16, 12), resize=name)(keys(0)[0])
-                      for name in ('same', 'bilinear'))
+    same, bilinear = (
+        train_image(pixels, (16, 12), resize=name)(keys(0)[0]) for name in ('same', 'bilinear')
+    )
     np.testing.assert_array_equal(same, bilinear)
     assert np.abs(same - by_area).max() > 1
 
@@ -81,7 +108,7 @@ def test_pad_crop_and_flip_are_windows_of_the_padded_image():
     windows = {}
     for y in range(5):
         for x in range(5):
-            window = padded[y:y + 6, x:x + 5]
+            window = padded[y : y + 6, x : x + 5]
             windows[window.tobytes()] = (y, x, 0)
             windows[np.ascontiguousarray(window[:, ::-1]).tobytes()] = (y, x, 1)
     augmented = train_image(pixels, (6, 5), crop='pad', pad=2, flip=True)
@@ -96,11 +123,18 @@ def test_resize_crop_is_a_window_of_the_squashed_image():
     """BiT's 128 px of 160, at a tenth of the size; all windows are as likely."""
     pixels = np.asarray(picture(30, 24))
     larger = preprocess.resize(tf.constant(pixels), (20, 20), settings()).numpy()
-    windows = {larger[y:y + 16, x:x + 16].tobytes(): (y, x) for y in range(5) for x in range(5)}
+    windows = {larger[y : y + 16, x : x + 16].tobytes(): (y, x) for y in range(5) for x in range(5)}
     augmented = train_image(pixels, (16, 16), crop='resize', crop_ratio=0.8)
     counts = np.zeros((5, 5), int)
-    np.add.at(counts, tuple(np.transpose(
-        [windows[augmented(row).numpy().tobytes()] for row in keys(0, 300).numpy()])), 1)
+    np.add.at(
+        counts,
+        tuple(
+            np.transpose(
+                [windows[augmented(row).numpy().tobytes()] for row in keys(0, 300).numpy()]
+            )
+        ),
+        1,
+    )
     # 300 draws over 25 cells: chi-square with 24 degrees of freedom is below 51 but for 1 in 1000.
     assert ((counts - 12) ** 2 / 12).sum() < 51
 
@@ -108,8 +142,9 @@ def test_resize_crop_is_a_window_of_the_squashed_image():
 def test_inception_crop_has_the_area_and_shape_it_should():
     # Pixels are their own coordinates, so that the slope of a crop shows how large it was.
     y, x = np.mgrid[:200, :200]
-    crop = train_image(np.stack([y, x, x], -1).astype(np.uint8), (8, 8), crop='inception',
-                       min_area=0.25)
+    crop = train_image(
+        np.stack([y, x, x], -1).astype(np.uint8), (8, 8), crop='inception', min_area=0.25
+    )
     sizes = []
     for row in keys(0, 200).numpy():
         image = crop(row).numpy()
@@ -132,14 +167,23 @@ def test_no_crop_only_resizes():
 
 def test_resize_knows_the_methods_of_prediction():
     for method in resizing.RESAMPLING:
-        small = preprocess.resize(tf.constant(np.asarray(picture(40, 30))), (16, 12),
-                                  settings(method))
+        small = preprocess.resize(
+            tf.constant(np.asarray(picture(40, 30))), (16, 12), settings(method)
+        )
         assert small.shape == (16, 12, 3)
 
 
-@pytest.mark.parametrize('file', [
-    dict(subsampling=0), dict(subsampling=1), dict(subsampling=2),
-    dict(subsampling=2, progressive=True), dict(subsampling=2, restart_marker_blocks=3)], ids=str)
+@pytest.mark.parametrize(
+    'file',
+    [
+        dict(subsampling=0),
+        dict(subsampling=1),
+        dict(subsampling=2),
+        dict(subsampling=2, progressive=True),
+        dict(subsampling=2, restart_marker_blocks=3),
+    ],
+    ids=str,
+)
 def test_a_part_has_the_pixels_of_the_whole(file):
     """At any place and size, the borders of the blocks of a JPEG and of the image included."""
     encoded = encode(picture(53, 71), 'JPEG', quality=85, **file)
@@ -147,12 +191,17 @@ def test_a_part_has_the_pixels_of_the_whole(file):
     for _ in range(40):
         top, left = map(int, rng.integers(0, (53, 71)))
         height, width = map(int, rng.integers(1, (54 - top, 72 - left)))
-        slices = [preprocess.decode_part(
-            encoded, lambda shape, box=(top, left, 0, height, width, -1): tf.split(box, 2),
-            tf.constant(intact)) for intact in (False, True)]
+        slices = [
+            preprocess.decode_part(
+                encoded,
+                lambda shape, box=(top, left, 0, height, width, -1): tf.split(box, 2),
+                tf.constant(intact),
+            )
+            for intact in (False, True)
+        ]
         for found, intact in slices:
             assert intact
-            np.testing.assert_array_equal(found, image[top:top + height, left:left + width])
+            np.testing.assert_array_equal(found, image[top : top + height, left : left + width])
 
 
 @pytest.mark.parametrize(('height', 'width'), [(1, 1), (2, 3), (7, 5), (5, 8), (300, 257)])
@@ -179,15 +228,25 @@ def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
     assert preprocess.decode_part(damaged, box, tf.constant(True))[0].shape == (8, 8, 3)
     exif = Image.Exif()
     exif[0x0112] = 6
-    for other in (encode(picture(64, 64), 'PNG'), encode(picture(64, 64), 'BMP'),
-                  encode(picture(64, 64), 'JPEG', exif=exif)):
-        assert not tf.function(preprocess.decode_part)(tf.constant(other), box,
-                                                       tf.constant(False))[1]
+    for other in (
+        encode(picture(64, 64), 'PNG'),
+        encode(picture(64, 64), 'BMP'),
+        encode(picture(64, 64), 'JPEG', exif=exif),
+    ):
+        assert not tf.function(preprocess.decode_part)(tf.constant(other), box, tf.constant(False))[
+            1
+        ]
 
 
-@pytest.mark.parametrize(('mean', 'std'), [
-    ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,) * 3, (0.5,) * 3),
-    ((0.4,) * 3, (0.229, 0.224, 0.225)), ((0.485, 0.456, 0.406), (0.25, 0.5, 1.0))])
+@pytest.mark.parametrize(
+    ('mean', 'std'),
+    [
+        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ((0.5,) * 3, (0.5,) * 3),
+        ((0.4,) * 3, (0.229, 0.224, 0.225)),
+        ((0.485, 0.456, 0.406), (0.25, 0.5, 1.0)),
+    ],
+)
 def test_normalising_is_the_formula_for_each_channel(mean, std):
     """Bit for bit, for images and batches: older runs go on with the same pixels."""
     fields = {'mean': mean, 'std': std}
@@ -202,5 +261,6 @@ def test_normalising_is_the_formula_for_each_channel(mean, std):
 def test_images_are_mirrored_or_left(flip, dtype):
     for shape in ((5, 7, 3), (1, 1, 3), (4, 3, 3)):
         image = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-        np.testing.assert_array_equal(preprocess.flipped(image, tf.constant(flip)),
-                                      image[:, ::-1] if flip else image)
+        np.testing.assert_array_equal(
+            preprocess.flipped(image, tf.constant(flip)), image[:, ::-1] if flip else image
+        )

@@ -37,8 +37,11 @@ def grey(x):
 
 
 def smooth(x):
-    total = sum(x[i:i + len(x) - 2, j:j + x.shape[1] - 2].astype(int) * (5 if i == j == 1 else 1)
-                for i in range(3) for j in range(3))
+    total = sum(
+        x[i : i + len(x) - 2, j : j + x.shape[1] - 2].astype(int) * (5 if i == j == 1 else 1)
+        for i in range(3)
+        for j in range(3)
+    )
     result = x.copy()
     result[1:-1, 1:-1] = total // 13
     return result
@@ -49,8 +52,9 @@ def affine(x, matrix):
     a, b, c, d, e, f = np.float32(matrix)
     row, column = np.float32(np.indices(x.shape[:2]))
     at_x, at_y = a * column + b * row + c, d * column + e * row + f
-    at_x, at_y = (np.trunc(at + np.copysign(np.float32(0.5), at)).astype(int)
-                  for at in (at_x, at_y))  # halves away from 0
+    at_x, at_y = (
+        np.trunc(at + np.copysign(np.float32(0.5), at)).astype(int) for at in (at_x, at_y)
+    )  # halves away from 0
     inside = (at_x >= 0) & (at_x < x.shape[1]) & (at_y >= 0) & (at_y < x.shape[0])
     moved = np.full_like(x, 128)
     moved[inside] = x[at_y[inside], at_x[inside]]
@@ -61,14 +65,23 @@ def rotated(x, degrees):
     angle = np.float32(degrees) * np.float32(math.pi / 180)
     c, s = np.cos(angle), np.sin(angle)
     height, width = np.float32(x.shape[:2]) - 1
-    return affine(x, [c, -s, (width - (c * width - s * height)) / 2,
-                      s, c, (height - (s * width + c * height)) / 2])
+    return affine(
+        x,
+        [
+            c,
+            -s,
+            (width - (c * width - s * height)) / 2,
+            s,
+            c,
+            (height - (s * width + c * height)) / 2,
+        ],
+    )
 
 
 def square(x, m, centre):
     x, reach = x.copy(), int(m / 10 * 40)
     row, column = (c % side for c, side in zip(centre, x.shape[:2], strict=True))
-    x[max(row - reach, 0):row + reach, max(column - reach, 0):column + reach] = 128
+    x[max(row - reach, 0) : row + reach, max(column - reach, 0) : column + reach] = 128
     return x
 
 
@@ -106,8 +119,12 @@ def stretched(channel):
 
 @functools.cache
 def operation(name, magnitude):
-    return tf.function(lambda image, sign, centre: randaugment.OPERATIONS[name](
-        image, settings(magnitude), randaugment.Draw(0, sign, centre)), autograph=False)
+    return tf.function(
+        lambda image, sign, centre: randaugment.OPERATIONS[name](
+            image, settings(magnitude), randaugment.Draw(0, sign, centre)
+        ),
+        autograph=False,
+    )
 
 
 def assert_equal(found, wanted, name, m):
@@ -125,8 +142,9 @@ def check(images, name, magnitudes=MAGNITUDES):
     for number, x in enumerate(images):
         for m in magnitudes:
             sign, centre = (-1) ** number, rng.integers(0, 2**32, 2)
-            found = operation(name, m)(tf.constant(x), tf.constant(float(sign)),
-                                       tf.constant(centre)).numpy()
+            found = operation(name, m)(
+                tf.constant(x), tf.constant(float(sign)), tf.constant(centre)
+            ).numpy()
             assert found.dtype == np.uint8
             assert_equal(found, expected(name, x, m, sign, centre), name, m)
 
@@ -152,10 +170,17 @@ def test_operations_on_twenty_photos(name):
     check([np.asarray(photo.resize((224, 224))) for photo in photos()], name, (10, 15))
 
 
-@pytest.mark.parametrize(('magnitude', 'name', 'value'), [
-    (10, 'solarize', 155), (20, 'solarize', 155), (15, 'solarize', 100),  # thresholds 0, 0, 128
-    (0, 'posterize', 0), (20, 'posterize', 100),
-    (10, 'contrast', cut(196 + 1.9 * (100 - 196)))])
+@pytest.mark.parametrize(
+    ('magnitude', 'name', 'value'),
+    [
+        (10, 'solarize', 155),
+        (20, 'solarize', 155),
+        (15, 'solarize', 100),  # thresholds 0, 0, 128
+        (0, 'posterize', 0),
+        (20, 'posterize', 100),
+        (10, 'contrast', cut(196 + 1.9 * (100 - 196))),
+    ],
+)
 def test_what_names_do_not_promise(magnitude, name, value):
     image = tf.fill([224, 224, 3], tf.constant(100, tf.uint8))
     found = operation(name, magnitude)(image, tf.constant(1.0), tf.constant([0, 0], tf.int64))
@@ -166,11 +191,14 @@ def test_operations_are_drawn_equally_often():
     keys = order.augment_bits(5, tf.constant(0, tf.int64), 6000)[:, 2]
 
     def draws(key):
-        return [tf.stack([draw.which, tf.cast(draw.direction, tf.int32)])
-                for draw in randaugment.draws(key, 2)]
+        return [
+            tf.stack([draw.which, tf.cast(draw.direction, tf.int32)])
+            for draw in randaugment.draws(key, 2)
+        ]
 
-    first, second = tf.function(lambda: tf.map_fn(
-        draws, keys, fn_output_signature=[tf.int32] * 2), autograph=False)()
+    first, second = tf.function(
+        lambda: tf.map_fn(draws, keys, fn_output_signature=[tf.int32] * 2), autograph=False
+    )()
     for layer in (first, second):
         counts = np.bincount(layer[:, 0], minlength=16)
         assert stats.chisquare(counts).pvalue > 1e-3

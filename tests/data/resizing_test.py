@@ -19,12 +19,14 @@ def plan(fit, height, width, ratio):
     if fit == 'squash':
         new = [int(side / ratio) for side in SIZE]
     elif fit == 'cover':  # big_vision's resize_small rounds; here for a size that is no square
-        scale = max(round(side / ratio) / old for side, old in zip(SIZE, (height, width),
-                                                                   strict=True))
+        scale = max(
+            round(side / ratio) / old for side, old in zip(SIZE, (height, width), strict=True)
+        )
         new = [int(np.floor(old * scale + 0.5 + 1e-9)) for old in (height, width)]
     else:
-        scale = max(int(side / ratio) / old for side, old in zip(SIZE, (height, width),
-                                                                 strict=True))
+        scale = max(
+            int(side / ratio) / old for side, old in zip(SIZE, (height, width), strict=True)
+        )
         new = [int(old * scale + 1e-9) for old in (height, width)]
     rest = [n - side for n, side in zip(new, SIZE, strict=True)]
     return new, [round(r / 2) if fit in ('squash', 'torchvision') else r // 2 for r in rest]
@@ -34,31 +36,50 @@ def source_chain(pixels, preprocess):
     """Resized as a whole by Pillow (antialiased) or TensorFlow, then cropped; 0..255."""
     new, (top, left) = plan(preprocess['fit'], *pixels.shape[:2], preprocess['crop_ratio'])
     if preprocess['antialias']:
-        whole = np.stack([np.asarray(Image.fromarray(pixels[..., c].astype(np.float32)).resize(
-            new[::-1], METHODS[preprocess['resize']])) for c in range(3)], -1)
+        whole = np.stack(
+            [
+                np.asarray(
+                    Image.fromarray(pixels[..., c].astype(np.float32)).resize(
+                        new[::-1], METHODS[preprocess['resize']]
+                    )
+                )
+                for c in range(3)
+            ],
+            -1,
+        )
     else:
         whole = tf.image.resize(pixels, new, preprocess['resize'], antialias=False).numpy()
-    return whole[top:top + SIZE[0], left:left + SIZE[1]]
+    return whole[top : top + SIZE[0], left : left + SIZE[1]]
 
 
-@pytest.mark.parametrize(('fit', 'ratio'), [
-    ('squash', 1.0), *((fit, 0.875) for fit in config.FIELDS['preprocess.fit'].values.choices)])
+@pytest.mark.parametrize(
+    ('fit', 'ratio'),
+    [('squash', 1.0), *((fit, 0.875) for fit in config.FIELDS['preprocess.fit'].values.choices)],
+)
 @pytest.mark.parametrize('antialias', [True, False])
-@pytest.mark.parametrize('method', [
-    'bilinear', 'bicubic', pytest.param('lanczos3', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'method', ['bilinear', 'bicubic', pytest.param('lanczos3', marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize('shape', SHAPES)
 def test_both_ways_have_the_pixels_of_the_source(method, antialias, fit, ratio, shape):
     pixels = np.asarray(picture(*SHAPES[shape]))
-    preprocess = dict(fit=fit, crop_ratio=ratio, resize=method, antialias=antialias,
-                      mean=(0.0,) * 3, std=(1 / 255,) * 3)
+    preprocess = dict(
+        fit=fit,
+        crop_ratio=ratio,
+        resize=method,
+        antialias=antialias,
+        mean=(0.0,) * 3,
+        std=(1 / 255,) * 3,
+    )
     expected = source_chain(pixels, preprocess)
     ours = resizing.resize_and_central_crop(pixels, SIZE, preprocess)
     assert ours.shape == (*SIZE, 3)
     assert ours.dtype == np.float32
     # TensorFlow's own bicubic filter is a table of 1,024 steps.
     np.testing.assert_allclose(ours, expected, atol=0.3)
-    np.testing.assert_allclose(evaluated(encode(picture(*SHAPES[shape]), 'PNG'), SIZE, preprocess),
-                               ours, atol=0.05)
+    np.testing.assert_allclose(
+        evaluated(encode(picture(*SHAPES[shape]), 'PNG'), SIZE, preprocess), ours, atol=0.05
+    )
 
 
 def averaged(pixels, size):
@@ -78,29 +99,44 @@ def test_means_over_areas_are_exact_on_both_ways(fit, ratio):
         new, (top, left) = plan(fit, *shape, ratio)
         whole = averaged(pixels, new)
         np.testing.assert_allclose(tf.image.resize(pixels, new, 'area'), whole, atol=0.01)
-        expected = whole[top:top + SIZE[0], left:left + SIZE[1]]
-        preprocess = dict(fit=fit, crop_ratio=ratio, resize='area', antialias=True,
-                          mean=(0.0,) * 3, std=(1 / 255,) * 3)
+        expected = whole[top : top + SIZE[0], left : left + SIZE[1]]
+        preprocess = dict(
+            fit=fit,
+            crop_ratio=ratio,
+            resize='area',
+            antialias=True,
+            mean=(0.0,) * 3,
+            std=(1 / 255,) * 3,
+        )
         for antialias in (True, False):
-            ours = resizing.resize_and_central_crop(pixels, SIZE, {**preprocess,
-                                                                   'antialias': antialias})
+            ours = resizing.resize_and_central_crop(
+                pixels, SIZE, {**preprocess, 'antialias': antialias}
+            )
             assert (ours.shape, ours.dtype) == ((*SIZE, 3), np.float32)
             np.testing.assert_allclose(ours, expected, atol=1e-3)
-        np.testing.assert_allclose(evaluated(encode(picture(*shape), 'PNG'), SIZE, preprocess),
-                                   ours, atol=0.01)
+        np.testing.assert_allclose(
+            evaluated(encode(picture(*shape), 'PNG'), SIZE, preprocess), ours, atol=0.01
+        )
 
 
 def test_areas_of_whole_pixels_are_pillow_s_box():
     pixels = np.asarray(picture(72, 64))
-    ours = resizing.resize_and_central_crop(pixels, SIZE, dict(
-        fit='squash', crop_ratio=1.0, resize='area', antialias=True))
-    box = [np.asarray(Image.fromarray(pixels[..., c].astype(np.float32)).resize(
-        SIZE[::-1], Image.BOX)) for c in range(3)]
+    ours = resizing.resize_and_central_crop(
+        pixels, SIZE, dict(fit='squash', crop_ratio=1.0, resize='area', antialias=True)
+    )
+    box = [
+        np.asarray(Image.fromarray(pixels[..., c].astype(np.float32)).resize(SIZE[::-1], Image.BOX))
+        for c in range(3)
+    ]
     np.testing.assert_allclose(ours, np.stack(box, -1), atol=1e-3)
 
 
 def test_what_is_not_antialiased_differs_where_an_image_shrinks():
     pixels = np.asarray(picture(90, 90))
-    one, other = (resizing.resize_and_central_crop(pixels, (16, 16), dict(
-        fit='squash', crop_ratio=1.0, resize='bilinear', antialias=x)) for x in (True, False))
+    one, other = (
+        resizing.resize_and_central_crop(
+            pixels, (16, 16), dict(fit='squash', crop_ratio=1.0, resize='bilinear', antialias=x)
+        )
+        for x in (True, False)
+    )
     assert np.abs(one - other).mean() > 5

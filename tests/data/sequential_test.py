@@ -10,13 +10,15 @@ from vit_jax.data import sequential
 
 def make_pieces(names, skip, take):
     take = np.array(take, np.int64)
-    return sequential.Pieces(np.array(names, object), np.array(skip, np.int64), take,
-                             np.cumsum(take) - take)
+    return sequential.Pieces(
+        np.array(names, object), np.array(skip, np.int64), take, np.cumsum(take) - take
+    )
 
 
 def records_of(pieces):
-    return [(f, int(s + i), int(n + i)) for f, s, t, n in zip(*pieces, strict=True)
-            for i in range(t)]
+    return [
+        (f, int(s + i), int(n + i)) for f, s, t, n in zip(*pieces, strict=True) for i in range(t)
+    ]
 
 
 def test_share_of_processes_is_a_partition():
@@ -39,13 +41,19 @@ def test_sequential_place_is_found_across_segments_and_windows(monkeypatch):
     monkeypatch.setattr(tf.data, 'TFRecordDataset', lambda name: tf.data.Dataset.range(100))
 
     def stream(start, count):
-        items = sequential.shuffled(pieces, start, seed=1, window=9, files_at_once=16,
-                                    replace=lambda i: tf.range(tf.size(i, tf.int64)))
+        items = sequential.shuffled(
+            pieces,
+            start,
+            seed=1,
+            window=9,
+            files_at_once=16,
+            replace=lambda i: tf.range(tf.size(i, tf.int64)),
+        )
         return [int(item['index']) for item in items.take(count)]
 
     whole = stream(0, 3 * total)
     for epoch in range(3):
-        assert sorted(whole[epoch * total:(epoch + 1) * total]) == list(range(total))
+        assert sorted(whole[epoch * total : (epoch + 1) * total]) == list(range(total))
     for start in (1, 8, 9, 10, total // 2, total - 1, total, 2 * total - 3, 2 * total + 40):
         assert stream(start, 3 * total - start) == whole[start:]
 

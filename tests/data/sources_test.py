@@ -71,10 +71,18 @@ def test_two_slices_make_the_whole_and_agree_with_tfds(cut):
     assert first[1] == absolute.to
 
 
-@pytest.mark.parametrize(('split', 'other', 'shared'), [
-    ('train[:80%]', 'train[80%:]', False), ('train[:81%]', 'train[80%:]', True),
-    ('train', 'train[99%:]', True), ('train', 'test', False), ('train[:8]', 'train[8:10]', False),
-    ('train[-10:]', 'train[:90]', False), ('train[-10:]', 'train[:91]', True)])
+@pytest.mark.parametrize(
+    ('split', 'other', 'shared'),
+    [
+        ('train[:80%]', 'train[80%:]', False),
+        ('train[:81%]', 'train[80%:]', True),
+        ('train', 'train[99%:]', True),
+        ('train', 'test', False),
+        ('train[:8]', 'train[8:10]', False),
+        ('train[-10:]', 'train[:90]', False),
+        ('train[-10:]', 'train[:91]', True),
+    ],
+)
 def test_overlap(split, other, shared):
     for pair in ((split, other), (other, split)):
         found = sources.shared_split(*pair, lambda name: SimpleNamespace(num_examples=100))
@@ -135,9 +143,7 @@ def test_errors_of_a_directory_say_what_is_there(tmp_path):
     assert missing.startswith(f"no directory '{tmp_path}/nowhere'; dataset.name is a directory")
     write_images(tmp_path / 'train', {'a': 0})
     write_images(tmp_path / 'val', {'a': 1})
-    assert 'the folders there are: train, val.' in message(
-        str(tmp_path), 'test[:50%]'
-    )
+    assert 'the folders there are: train, val.' in message(str(tmp_path), 'test[:50%]')
     assert message(str(tmp_path), 'train').startswith(
         f"no image in the 1 class folder(s) of '{tmp_path}/train'"
     )
@@ -150,9 +156,7 @@ def test_errors_of_a_directory_say_what_is_there(tmp_path):
 
 
 def test_data_set_without_a_name():
-    assert 'add --config.dataset.name=DIRECTORY_OR_TFDS_NAME' in message(
-        '', 'train'
-    )
+    assert 'add --config.dataset.name=DIRECTORY_OR_TFDS_NAME' in message('', 'train')
 
 
 def test_evaluation_folders_must_be_those_of_training(tmp_path):
@@ -160,8 +164,10 @@ def test_evaluation_folders_must_be_those_of_training(tmp_path):
     write_images(tmp_path / 'val', {'b': 1, 'new': 1})
     names = sources.open_source(str(tmp_path), 'train').class_names
     error = message(str(tmp_path), 'val', class_names=names)
-    assert ('has class folder(s) of unknown classes: new; those of the training split or the '
-            'weights are: a, b, c') in error
+    assert (
+        'has class folder(s) of unknown classes: new; those of the training split or the '
+        'weights are: a, b, c'
+    ) in error
     os.rename(tmp_path / 'val' / 'new', tmp_path / 'val' / 'a')
     error = message(str(tmp_path), 'val', class_names=names)
     assert 'no folder for class(es) c;' in error
@@ -173,23 +179,28 @@ def test_evaluation_folders_must_be_those_of_training(tmp_path):
 
 
 def test_digits_and_slices_say_what_they_know():
-    assert "it has 'train' and 'test'" in message(
-        'digits', 'validation')
+    assert "it has 'train' and 'test'" in message('digits', 'validation')
 
 
 def test_classes_are_counted_where_labels_are_known(tmp_path):
     write_images(tmp_path / 'train', {'ant': 3, 'bee': 0, 'cat': 5, 'dog': 0})
     source = sources.open_source(str(tmp_path), 'train')
-    with pytest.raises(UserError, match=r'dataset.balance needs examples of every class, and 2 of '
-                       '4 have none: bee, dog. Take a larger split, or remove empty folders'):
+    with pytest.raises(
+        UserError,
+        match=r'dataset.balance needs examples of every class, and 2 of '
+        '4 have none: bee, dog. Take a larger split, or remove empty folders',
+    ):
         sources.class_counts(source, 'dataset.balance')
     (tmp_path / 'train' / 'bee').rmdir()
     (tmp_path / 'train' / 'dog').rmdir()
     source = sources.open_source(str(tmp_path), 'train')
     np.testing.assert_array_equal(sources.class_counts(source, ''), [3, 5])
     source.labels = None  # as a TFDS set has them
-    with pytest.raises(UserError, match='loss.class_weights needs the label of every training '
-                       'image, and those of TFDS sets are known when they are read. Take a dir'):
+    with pytest.raises(
+        UserError,
+        match='loss.class_weights needs the label of every training '
+        'image, and those of TFDS sets are known when they are read. Take a dir',
+    ):
         sources.class_counts(source, 'loss.class_weights')
     source.multi_label = True
     with pytest.raises(UserError, match='image, and images have several labels. Take a directory'):

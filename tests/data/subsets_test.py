@@ -13,8 +13,11 @@ from vit_jax.scoring import fewshot
 
 SIZES = ('1', '10%', '20', '50%', '52', '53')
 COUNTS = (1, 5, 20, 26, 52, 53)
-KINDS = ('directory', 'tfrecord', pytest.param('array_record', marks=[
-    pytest.mark.slow, pytest.mark.nightly]))
+KINDS = (
+    'directory',
+    'tfrecord',
+    pytest.param('array_record', marks=[pytest.mark.slow, pytest.mark.nightly]),
+)
 
 
 @pytest.fixture(params=KINDS)
@@ -51,11 +54,12 @@ def test_images_and_labels_are_those_of_its_examples(data):
     np.testing.assert_array_equal(labels, np.array(shown) % 2)
     if source.labels is not None:
         np.testing.assert_array_equal(source.labels, labels)
-        assert names(source) == [f'{data.name}/train/{"ab"[int(n) % 2]}/{int(n):03}.png'
-                                 for n in shown]
+        assert names(source) == [
+            f'{data.name}/train/{"ab"[int(n) % 2]}/{int(n):03}.png' for n in shown
+        ]
     whole = data.batches(5)
     for epoch in range(2):
-        assert sorted(numbers(whole)[20 * epoch:20 * (epoch + 1)]) == sorted(shown)
+        assert sorted(numbers(whole)[20 * epoch : 20 * (epoch + 1)]) == sorted(shown)
     assert_equal(data.batches(2, start=3), whole[3:])
     halves = [numbers(data.batches(5, 0, process, 2)) for process in (0, 1)]
     assert sorted(sum(halves, [])) == sorted(shown * 2)
@@ -77,8 +81,9 @@ def test_a_fixed_permutation():
     assert names(source) == [f'digit {index}' for index in (1310, 88, 95, 1201, 375)]
     counts = np.bincount(subsets.subset(sources.open_source('digits', 'train'), '50%', '').labels)
     assert (abs(counts - 72) < 20).all()
-    train, test = fewshot.open_sources(dict(name='digits', data_dir='', eval_split='test',
-                                            label=''), 'train', '100')
+    train, test = fewshot.open_sources(
+        dict(name='digits', data_dir='', eval_split='test', label=''), 'train', '100'
+    )
     assert (train.num_examples, test.num_examples) == (100, 360)
 
 
@@ -99,6 +104,9 @@ def test_what_cannot_be_read_keeps_its_place(tmp_path):
 def test_sizes_that_cannot_be(size, count, tmp_path):
     data = make('directory', tmp_path)
     data.subset = size
-    with pytest.raises(UserError, match=f'dataset.subset is {size}, which are {count} images, and '
-                       'train has 53: expected 1 to 53, or a share of them.'):
+    with pytest.raises(
+        UserError,
+        match=f'dataset.subset is {size}, which are {count} images, and '
+        'train has 53: expected 1 to 53, or a share of them.',
+    ):
         data.source()

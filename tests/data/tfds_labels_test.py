@@ -12,27 +12,47 @@ from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.label_lists import OUT_OF_RANGE
 from vit_jax.errors import UserError
 
-OBJECTS = tfds.features.Sequence({
-    'size': tfds.features.ClassLabel(num_classes=2),
-    'type': tfds.features.ClassLabel(num_classes=8),
-    'location': tfds.features.Tensor(shape=(3,), dtype=np.float32),
-    'pixel_coords': tfds.features.Tensor(shape=(3,), dtype=np.float32)})
+OBJECTS = tfds.features.Sequence(
+    {
+        'size': tfds.features.ClassLabel(num_classes=2),
+        'type': tfds.features.ClassLabel(num_classes=8),
+        'location': tfds.features.Tensor(shape=(3,), dtype=np.float32),
+        'pixel_coords': tfds.features.Tensor(shape=(3,), dtype=np.float32),
+    }
+)
 
 
 def write(root, objects=([],), places=None, supervised_keys=None, features=None):
     """A set 'small' of examples with these lists of objects and, in turn, places 0 to 4."""
     places = places or [number % 5 for number in range(len(objects))]
-    features = tfds.features.FeaturesDict(features or {
-        'image': tfds.features.Image(shape=(None, None, 3)),
-        'image/file_name': tfds.features.Text(),
-        'place': tfds.features.ClassLabel(num_classes=5),
-        'kind': tfds.features.ClassLabel(names=['ant', 'bee', 'cat']),
-        'objects': OBJECTS})
-    examples = [{'image': io.BytesIO(encoded(k)), 'image/file_name': 'x', 'place': place,
-                 'kind': 1, 'objects': each}
-                for k, (each, place) in enumerate(zip(objects, places, strict=True))]
-    shards = [[features.serialize_example(features.encode_example(
-        {key: example[key] for key in features})) for example in examples]]
+    features = tfds.features.FeaturesDict(
+        features
+        or {
+            'image': tfds.features.Image(shape=(None, None, 3)),
+            'image/file_name': tfds.features.Text(),
+            'place': tfds.features.ClassLabel(num_classes=5),
+            'kind': tfds.features.ClassLabel(names=['ant', 'bee', 'cat']),
+            'objects': OBJECTS,
+        }
+    )
+    examples = [
+        {
+            'image': io.BytesIO(encoded(k)),
+            'image/file_name': 'x',
+            'place': place,
+            'kind': 1,
+            'objects': each,
+        }
+        for k, (each, place) in enumerate(zip(objects, places, strict=True))
+    ]
+    shards = [
+        [
+            features.serialize_example(
+                features.encode_example({key: example[key] for key in features})
+            )
+            for example in examples
+        ]
+    ]
     write_tfds_files(root, 'small', 'tfrecord', features, shards, supervised_keys)
     return str(root)
 
@@ -40,14 +60,20 @@ def write(root, objects=([],), places=None, supervised_keys=None, features=None)
 def labels(data_dir, label):
     """The class names, and the labels of the set's examples."""
     source = sources.open_source('small', 'train', data_dir, label=label)
-    return source.class_names, [int(source.load({'record': record})[1]) for record in
-                                tf.data.TFRecordDataset(source.pieces.filename[0])]
+    return source.class_names, [
+        int(source.load({'record': record})[1])
+        for record in tf.data.TFRecordDataset(source.pieces.filename[0])
+    ]
 
 
 def at(distance, kind=0):
     """An object at a distance, as CLEVR's and as KITTI's."""
-    return {'size': 0, 'type': kind, 'location': np.float32([0, 0, distance]),
-            'pixel_coords': np.float32([0, 0, distance])}
+    return {
+        'size': 0,
+        'type': kind,
+        'location': np.float32([0, 0, distance]),
+        'pixel_coords': np.float32([0, 0, distance]),
+    }
 
 
 def test_a_feature_and_groups_of_it(tmp_path):
@@ -59,18 +85,52 @@ def test_a_feature_and_groups_of_it(tmp_path):
     assert labels(data_dir, 'place/5') == (tuple('01234'), [0, 1, 2, 3, 4, 0])
 
 
-@pytest.mark.parametrize(('label', 'rows'), [
-    ('clevr_count', [([at(9)] * count, str(count)) for count in range(3, 11)]),
-    ('clevr_distance', [([at(11), at(distance)], name) for distance, name in (
-        (7, '0-8'), (8, '0-8'), (8.25, '8-8.5'), (9, '8.5-9'), (9.25, '9-9.5'), (10, '9.5-10'),
-        (10.5, '10-100'), (50, '10-100'))]),
-    ('kitti_distance', [
-        ([at(3, kind=3), at(9, kind=2), at(30)], '8-20'), ([at(8, kind=1)], 'below 8'),
-        ([at(-1)], 'below 8'), ([at(20.5)], 'above 20'), ([at(5, kind=3)], 'no vehicle'),
-        ([], 'no vehicle')]),
-    ('kitti_object_distance', [([at(30), at(distance, kind=7)], name) for distance, name in (
-        (5, 'below 5.6'), (6, '5.6-8.4'), (10, '8.4-13.4'), (20, '13.4-23.4'),
-        (24, 'above 23.4'))])])
+@pytest.mark.parametrize(
+    ('label', 'rows'),
+    [
+        ('clevr_count', [([at(9)] * count, str(count)) for count in range(3, 11)]),
+        (
+            'clevr_distance',
+            [
+                ([at(11), at(distance)], name)
+                for distance, name in (
+                    (7, '0-8'),
+                    (8, '0-8'),
+                    (8.25, '8-8.5'),
+                    (9, '8.5-9'),
+                    (9.25, '9-9.5'),
+                    (10, '9.5-10'),
+                    (10.5, '10-100'),
+                    (50, '10-100'),
+                )
+            ],
+        ),
+        (
+            'kitti_distance',
+            [
+                ([at(3, kind=3), at(9, kind=2), at(30)], '8-20'),
+                ([at(8, kind=1)], 'below 8'),
+                ([at(-1)], 'below 8'),
+                ([at(20.5)], 'above 20'),
+                ([at(5, kind=3)], 'no vehicle'),
+                ([], 'no vehicle'),
+            ],
+        ),
+        (
+            'kitti_object_distance',
+            [
+                ([at(30), at(distance, kind=7)], name)
+                for distance, name in (
+                    (5, 'below 5.6'),
+                    (6, '5.6-8.4'),
+                    (10, '8.4-13.4'),
+                    (20, '13.4-23.4'),
+                    (24, 'above 23.4'),
+                )
+            ],
+        ),
+    ],
+)
 def test_functions_of_objects(label, rows, tmp_path):
     objects, expected = zip(*rows, strict=True)
     names, found = labels(write(tmp_path, objects), label)
@@ -80,33 +140,55 @@ def test_functions_of_objects(label, rows, tmp_path):
 @pytest.mark.parametrize('kind', ['training', 'evaluation'])
 def test_a_label_outside_of_the_classes_is_one_message(kind, tmp_path):
     """The image is not broken, and takes no place of one that is."""
-    data = Data('small', write(tmp_path, [[]] * 6, [0, 1, 2, 3, 4, -1], ('image', 'place')),
-                batch_size=2)
-    with pytest.raises(UserError, match=r'-train\.tfrecord-00000-of-00001 record 5 has the label '
-                       r'-1: expected 0 to 4\. Where examples have no label, .* dataset\.label'):
+    data = Data(
+        'small', write(tmp_path, [[]] * 6, [0, 1, 2, 3, 4, -1], ('image', 'place')), batch_size=2
+    )
+    with pytest.raises(
+        UserError,
+        match=r'-train\.tfrecord-00000-of-00001 record 5 has the label '
+        r'-1: expected 0 to 4\. Where examples have no label, .* dataset\.label',
+    ):
         data.batches(3) if kind == 'training' else data.evaluated()
 
 
-@pytest.mark.parametrize(('label', 'objects', 'place', 'found'), [
-    ('place/2', [], -1, -1), ('clevr_count', [at(9)] * 2, 0, -1), ('clevr_count', [], 0, -3),
-    ('clevr_count', [at(9)] * 11, 0, 8), ('clevr_distance', [at(101)], 0, 6),
-    ('clevr_distance', [], 0, 6)])
+@pytest.mark.parametrize(
+    ('label', 'objects', 'place', 'found'),
+    [
+        ('place/2', [], -1, -1),
+        ('clevr_count', [at(9)] * 2, 0, -1),
+        ('clevr_count', [], 0, -3),
+        ('clevr_count', [at(9)] * 11, 0, 8),
+        ('clevr_distance', [at(101)], 0, 6),
+        ('clevr_distance', [], 0, 6),
+    ],
+)
 def test_functions_are_not_cut_to_the_classes(label, objects, place, found, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf'{OUT_OF_RANGE}\W+?{found}\b'):
         labels(write(tmp_path, [objects], [place]), label)
 
 
-@pytest.mark.parametrize(('label', 'message'), [
-    ('plcae', r"'small/1.0.0' has no label 'plcae'. Did you mean place\? dataset.label .* is one "
-     r'of: kind \(3 classes\), place \(5 classes\), clevr_count \(the number of objects\), clevr_'),
-    ('image/file_name', r"no label 'image/file_name'.* Other features are no classes"),
-    ('objects', "no label 'objects'"),
-    ('objects/3', "no label 'objects/3'"),
-    ('place/x', "no label 'place/x'"),
-    ('', r"'small/1.0.0' does not say which feature is the label. dataset.label .* is one of"),
-    ('place/1', 'dataset.label is place/1: place has 5 classes to be merged, expected a number of '
-     'groups from 2 to 5'),
-    ('place/6', 'groups from 2 to 5')])
+@pytest.mark.parametrize(
+    ('label', 'message'),
+    [
+        (
+            'plcae',
+            r"'small/1.0.0' has no label 'plcae'. Did you mean place\? dataset.label .* is one "
+            r'of: kind \(3 classes\), place \(5 classes\), clevr_count \(the number of '
+            r'objects\), clevr_',
+        ),
+        ('image/file_name', r"no label 'image/file_name'.* Other features are no classes"),
+        ('objects', "no label 'objects'"),
+        ('objects/3', "no label 'objects/3'"),
+        ('place/x', "no label 'place/x'"),
+        ('', r"'small/1.0.0' does not say which feature is the label. dataset.label .* is one of"),
+        (
+            'place/1',
+            'dataset.label is place/1: place has 5 classes to be merged, expected a number of '
+            'groups from 2 to 5',
+        ),
+        ('place/6', 'groups from 2 to 5'),
+    ],
+)
 def test_an_unknown_label_is_answered_with_those_that_exist(label, message, tmp_path):
     data_dir = write(tmp_path)
     with pytest.raises(UserError, match=message):
@@ -114,8 +196,10 @@ def test_an_unknown_label_is_answered_with_those_that_exist(label, message, tmp_
 
 
 def test_functions_of_objects_that_are_not_there_are_not_offered(tmp_path):
-    features = {'image': tfds.features.Image(shape=(None, None, 3)),
-                'kind': tfds.features.ClassLabel(names=['ant', 'bee', 'cat'])}
+    features = {
+        'image': tfds.features.Image(shape=(None, None, 3)),
+        'kind': tfds.features.ClassLabel(names=['ant', 'bee', 'cat']),
+    }
     data_dir = write(tmp_path, features=features, supervised_keys=('image', 'kind'))
     with pytest.raises(UserError) as error:
         labels(data_dir, 'clevr_count')
@@ -126,6 +210,9 @@ def test_functions_of_objects_that_are_not_there_are_not_offered(tmp_path):
 @pytest.mark.parametrize('name', ['digits', 'directory'])
 def test_only_tfds_sets_have_labels_to_choose_from(name, tmp_path):
     name = name if name == 'digits' else str(tmp_path)
-    with pytest.raises(UserError, match="is 'place', and only TFDS sets have several "
-                                        f"to choose from: leave it empty for '{name}'"):
+    with pytest.raises(
+        UserError,
+        match="is 'place', and only TFDS sets have several "
+        f"to choose from: leave it empty for '{name}'",
+    ):
         sources.open_source(name, 'train', label='place')

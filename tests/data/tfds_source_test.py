@@ -30,8 +30,10 @@ def test_the_files_decide_how_a_set_is_read(tmp_path):
 def test_errors_list_splits_and_features(tmp_path):
     make('tfrecord', tmp_path)
     for split in ('test', 'train[:54]'):
-        assert (f"no split '{split}' in 'small/1.0.0'; its splits are: train (53 examples), or "
-                in message('small', tmp_path, split))
+        assert (
+            f"no split '{split}' in 'small/1.0.0'; its splits are: train (53 examples), or "
+            in message('small', tmp_path, split)
+        )
     assert 'Did you mean small' in message('smal', tmp_path)
     features = tfds.features.FeaturesDict({'text': tfds.features.Text()})
     write_tfds_files(tmp_path, 'words', 'tfrecord', features, [[b'']])
@@ -53,8 +55,9 @@ def test_a_set_without_one_of_its_files(kind, tmp_path):
     make(kind, tmp_path)
     first, last = sorted(tmp_path.rglob(f'*{kind}-0000*'))[::4]
     last.unlink()
-    assert (f"'small/1.0.0' lacks 1 of 5 files, the first of them {last}: copy it again" in
-            message('small', tmp_path))
+    assert f"'small/1.0.0' lacks 1 of 5 files, the first of them {last}: copy it again" in message(
+        'small', tmp_path
+    )
     assert sources.open_source('small', 'train[:5]', data_dir=str(tmp_path)).num_examples == 5
     (first.parent / 'dataset_info.json').write_text('{')
     assert f"TFDS cannot open 'small' in '{tmp_path}': " in message('small', tmp_path)
@@ -64,20 +67,28 @@ def test_a_set_without_one_of_its_files(kind, tmp_path):
 
 @pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
 def test_a_list_of_labels_for_an_image(kind, tmp_path):
-    features = tfds.features.FeaturesDict({
-        'image': tfds.features.Image(shape=(None, None, 3)),
-        'labels': tfds.features.Sequence(tfds.features.ClassLabel(names=['a', 'b', 'c']))})
+    features = tfds.features.FeaturesDict(
+        {
+            'image': tfds.features.Image(shape=(None, None, 3)),
+            'labels': tfds.features.Sequence(tfds.features.ClassLabel(names=['a', 'b', 'c'])),
+        }
+    )
     lists = [[0], [2, 0], [], [1, 2], [0, 1, 2]]
-    shards = [[features.serialize_example({'image': io.BytesIO(encoded(i)), 'labels': labels})
-               for i, labels in enumerate(lists)]]
+    shards = [
+        [
+            features.serialize_example({'image': io.BytesIO(encoded(i)), 'labels': labels})
+            for i, labels in enumerate(lists)
+        ]
+    ]
     write_tfds_files(tmp_path, 'small', kind, features, shards, ('image', 'labels'))
     data = Data('small', str(tmp_path), batch_size=2)
     assert data.source().class_names == ('a', 'b', 'c')
     for found in (data.batches(5), data.evaluated()):
         rows = np.concatenate([batch['label'][batch['mask']] for batch in found])
         assert rows.dtype == np.float32
-        np.testing.assert_array_equal(rows, [[float(k in lists[int(n)]) for k in range(3)]
-                                             for n in numbers(found)])
+        np.testing.assert_array_equal(
+            rows, [[float(k in lists[int(n)]) for k in range(3)] for n in numbers(found)]
+        )
     assert len(rows) == 5
 
 

@@ -12,9 +12,13 @@ def test_equals_scikit_learn(decimals):
     labels = rng.random((200, 7)) < np.linspace(0.01, 0.9, 7)
     assert labels.any(axis=0).all()
     assert average_precision.mean(scores, labels) == pytest.approx(
-        average_precision_score(labels, scores, average='macro'), rel=1e-12)
-    np.testing.assert_allclose(average_precision.by_class(scores, labels),
-                               average_precision_score(labels, scores, average=None), rtol=1e-12)
+        average_precision_score(labels, scores, average='macro'), rel=1e-12
+    )
+    np.testing.assert_allclose(
+        average_precision.by_class(scores, labels),
+        average_precision_score(labels, scores, average=None),
+        rtol=1e-12,
+    )
 
 
 def test_by_hand():

@@ -5,18 +5,20 @@ from vit_jax.evaluators.calibration import calibration
 
 
 def test_by_hand():
-    found = calibration(np.array([0.95, 0.99, 0.5, 0.52], np.float32),
-                        np.array([True, False, True, True]))
+    found = calibration(
+        np.array([0.95, 0.99, 0.5, 0.52], np.float32), np.array([True, False, True, True])
+    )
     assert [b['num_examples'] for b in found['bins']] == [2, 2]
     assert found['bins'][1] == pytest.approx(
-        {'from': 14 / 15, 'to': 1, 'num_examples': 2, 'accuracy': 0.5, 'confidence': 0.97})
+        {'from': 14 / 15, 'to': 1, 'num_examples': 2, 'accuracy': 0.5, 'confidence': 0.97}
+    )
     assert found['expected_error'] == pytest.approx((2 * 0.49 + 2 * 0.47) / 4)
 
 
 def test_equals_a_sum_over_all_fifteen_bins():
     rng = np.random.default_rng(0)
     confidence = rng.random(500).astype(np.float32)
-    right = rng.random(500) < confidence ** 2
+    right = rng.random(500) < confidence**2
     expected = 0.0
     for k in range(15):
         inside = (confidence > k / 15) & (confidence <= (k + 1) / 15)
@@ -29,4 +31,6 @@ def test_edges_and_what_is_no_number():
     found = calibration(np.array([0, 1], np.float32), np.array([False, True]))
     assert (found['expected_error'], len(found['bins'])) == (0, 2)
     assert calibration(np.array([np.nan], np.float32), np.array([True])) == {
-        'expected_error': None, 'bins': []}
+        'expected_error': None,
+        'bins': [],
+    }

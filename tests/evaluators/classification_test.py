@@ -24,8 +24,14 @@ def step(params, batch):
 
 def test_every_example_weighs_the_same():
     values = classification.metrics(classification.total(step, None, batches()))
-    assert values == pytest.approx({'eval/accuracy': 4 / 9, 'eval/accuracy_top5': 8 / 9,
-                                    'eval/loss': 12.5 / 9, 'eval/num_examples': 9})
+    assert values == pytest.approx(
+        {
+            'eval/accuracy': 4 / 9,
+            'eval/accuracy_top5': 8 / 9,
+            'eval/loss': 12.5 / 9,
+            'eval/num_examples': 9,
+        }
+    )
 
 
 def test_interrupted_in_the_middle_gives_nothing():
@@ -39,8 +45,9 @@ def test_eval_step_counts_what_the_mask_leaves():
     params['head']['kernel'] = jax.random.normal(jax.random.key(1), (16, 3))
     batch = random_batch(8) | {'mask': np.array([1, 1, 0, 1, 0, 0, 1, 1], bool)}
     batch['image'][2] = np.nan  # what is masked must not be looked at
-    step = functools.partial(classification.eval_step, model=model,
-                             loss=losses.make_loss(**config.loss))
+    step = functools.partial(
+        classification.eval_step, model=model, loss=losses.make_loss(**config.loss)
+    )
     sums = jax.jit(step)(params, batch)
     assert_close(jax.jit(functools.partial(step, accum_steps=4))(params, batch), sums)
     logits = np.asarray(jax.jit(model.apply)({'params': params}, batch['image']))[batch['mask']]
@@ -57,12 +64,20 @@ def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accu
     state, _, model, _ = setup()
     params = jax.tree.map(lambda x: x + 0.2, state.params)
     params['head']['kernel'] = jax.random.normal(jax.random.key(1), (16, 3))
-    labels = np.array([[1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 0, 0],
-                       [0, 1, 1]], np.float32)
+    labels = np.array(
+        [[1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 0, 0], [0, 1, 1]],
+        np.float32,
+    )
     batch = random_batch(8) | {'label': labels, 'mask': np.arange(8) != 2}
     batch['image'][2] = np.nan
-    step = jax.jit(functools.partial(classification.eval_step, model=model,
-                                     loss=losses.make_loss('sigmoid'), accum_steps=accum_steps))
+    step = jax.jit(
+        functools.partial(
+            classification.eval_step,
+            model=model,
+            loss=losses.make_loss('sigmoid'),
+            accum_steps=accum_steps,
+        )
+    )
     totals = classification.total(step, params, [batch, batch])
     found = classification.metrics(totals)
     logits = np.asarray(jax.jit(model.apply)({'params': params}, batch['image']), np.float64)
@@ -72,10 +87,16 @@ def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accu
     np.testing.assert_array_equal(totals['rows']['label'], np.tile(labels, (2, 1)) > 0)
     p = 1 / (1 + np.exp(-logits))
     loss = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).sum(-1).mean()
-    assert found == pytest.approx({
-        'eval/accuracy': labels[range(6), logits.argmax(-1)].mean(), 'eval/accuracy_top5': 1,
-        'eval/loss': loss, 'eval/num_examples': 12, 'eval/mean_average_precision':
-        average_precision_score(labels, logits, average='macro')}, rel=1e-5)
+    assert found == pytest.approx(
+        {
+            'eval/accuracy': labels[range(6), logits.argmax(-1)].mean(),
+            'eval/accuracy_top5': 1,
+            'eval/loss': loss,
+            'eval/num_examples': 12,
+            'eval/mean_average_precision': average_precision_score(labels, logits, average='macro'),
+        },
+        rel=1e-5,
+    )
 
 
 def test_without_any_label_there_is_nothing_to_score():

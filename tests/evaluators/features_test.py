@@ -16,15 +16,23 @@ def batches(masks):
 
 def step(params, batch):
     del params
-    return {'rows': {'features': batch['image'].reshape(4, -1), 'label': batch['label'],
-                     'mask': batch['mask']}}
+    return {
+        'rows': {
+            'features': batch['image'].reshape(4, -1),
+            'label': batch['label'],
+            'mask': batch['mask'],
+        }
+    }
 
 
 def test_every_image_once_in_order_and_nothing_of_what_is_masked():
     masks = [(1, 1, 1, 1), (1, 0, 1, 1), (0, 0, 0, 0), (1, 0, 0, 0)]
     found = features.extract(step, None, batches(masks))
-    kept = [(batch['image'][i].ravel(), batch['label'][i]) for batch in batches(masks)
-            for i in np.flatnonzero(batch['mask'])]
+    kept = [
+        (batch['image'][i].ravel(), batch['label'][i])
+        for batch in batches(masks)
+        for i in np.flatnonzero(batch['mask'])
+    ]
     np.testing.assert_array_equal(found.values, [values for values, _ in kept])
     np.testing.assert_array_equal(found.labels, [label for _, label in kept])
 
@@ -39,6 +47,7 @@ def test_features_that_are_not_finite():
         out = step(params, batch)
         out['rows']['features'][1, 3] = np.nan
         return out
+
     with pytest.raises(UserError, match='features of 2 of 7 images are not finite'):
         features.extract(diverged, None, batches([(1, 1, 1, 1), (0, 1, 1, 1)]))
 
@@ -46,9 +55,12 @@ def test_features_that_are_not_finite():
 def test_parts_of_a_batch_keep_their_places():
     state, _, model, _ = setup()
     batch = random_batch(8)
-    whole, parts = (jax.jit(functools.partial(features.step, model=model, name='pre_logits',
-                                              accum_steps=steps))(state.params, batch)['rows']
-                    for steps in (1, 4))
+    whole, parts = (
+        jax.jit(
+            functools.partial(features.step, model=model, name='pre_logits', accum_steps=steps)
+        )(state.params, batch)['rows']
+        for steps in (1, 4)
+    )
     largest = np.abs(whole['features']).max()
     np.testing.assert_allclose(parts['features'] / largest, whole['features'] / largest, atol=1e-6)
     for name in ('label', 'mask'):

@@ -24,26 +24,44 @@ def test_the_draw_is_big_vision_s():
     """Its evaluators/fewshot_lsr.py permutes the indices of each class with one generator."""
     train, rng = clusters(100), np.random.default_rng(7)
     expected = [rng.permutation(np.where(train.labels == k)[0])[:4] for k in range(CLASSES)]
-    np.testing.assert_array_equal(fewshot.draw(train, CLASSES, 4, seed=7).values,
-                                  train.values[np.concatenate(expected)])
+    np.testing.assert_array_equal(
+        fewshot.draw(train, CLASSES, 4, seed=7).values, train.values[np.concatenate(expected)]
+    )
 
 
 def test_rows_are_means_over_seeds():
     train, test = clusters(150), clusters(80, seed=1)
     rows = list(fewshot.compare(train, test, CLASSES, (1, 5), 3, (1.0, 1024.0)))
     assert [(row['shots'], row['method'], row['l2'], len(row['accuracies'])) for row in rows] == [
-        (shots, method, l2, 3 if shots else 1) for shots in (1, 5, None) for method, l2 in (
-            ('least squares', 1.0), ('least squares', 1024.0), ('nearest prototype', None),
-            ('20 nearest', None), ('linear probe', None)) if not (shots and 'probe' in method)]
-    alone = [np.mean(probes.least_squares(fewshot.draw(train, CLASSES, 5, seed), test.values,
-                                          CLASSES, (1024.0,))[0].argmax(1) == test.labels)
-             for seed in range(3)]
+        (shots, method, l2, 3 if shots else 1)
+        for shots in (1, 5, None)
+        for method, l2 in (
+            ('least squares', 1.0),
+            ('least squares', 1024.0),
+            ('nearest prototype', None),
+            ('20 nearest', None),
+            ('linear probe', None),
+        )
+        if not (shots and 'probe' in method)
+    ]
+    alone = [
+        np.mean(
+            probes.least_squares(
+                fewshot.draw(train, CLASSES, 5, seed), test.values, CLASSES, (1024.0,)
+            )[0].argmax(1)
+            == test.labels
+        )
+        for seed in range(3)
+    ]
     assert rows[5]['accuracies'] == alone
     assert rows[5]['accuracy'] == pytest.approx(np.mean(alone))
     assert rows[5]['deviation'] == pytest.approx(np.std(alone, ddof=1))
     assert fewshot.metrics(train, test, CLASSES, (1, 5), 3, 1024.0) == {
-        'fewshot/1shot': rows[1]['accuracy'], 'fewshot/1shot_deviation': rows[1]['deviation'],
-        'fewshot/5shot': rows[5]['accuracy'], 'fewshot/5shot_deviation': rows[5]['deviation']}
+        'fewshot/1shot': rows[1]['accuracy'],
+        'fewshot/1shot_deviation': rows[1]['deviation'],
+        'fewshot/5shot': rows[5]['accuracy'],
+        'fewshot/5shot_deviation': rows[5]['deviation'],
+    }
     assert list(fewshot.metrics(train, test, CLASSES, [5], 1, 1024.0)) == ['fewshot/5shot']
     lines = fewshot.table(rows).splitlines()
     assert [line.split()[0] for line in lines] == ['shots', '1', '5', 'all']
@@ -54,8 +72,11 @@ def test_rows_are_means_over_seeds():
 def test_every_class_needs_its_examples():
     labels = np.repeat(np.arange(CLASSES), [10, 4, 10, 3, 10])
     fewshot.check_examples(labels, NAMES, (1, 3), 'DIR, train,')
-    with pytest.raises(UserError, match=r'5 shots are more than DIR, train, has of 2 of 5 classes: '
-                       r'bee \(4\), dog \(3\). Ask for at most 3 shots, or take a larger split.'):
+    with pytest.raises(
+        UserError,
+        match=r'5 shots are more than DIR, train, has of 2 of 5 classes: '
+        r'bee \(4\), dog \(3\). Ask for at most 3 shots, or take a larger split.',
+    ):
         fewshot.check_examples(labels, NAMES, (5, 1), 'DIR, train,')
     with pytest.raises(UserError, match=r'no example of 1 of 5 classes: elk \(0\)'):
         fewshot.check_examples(np.repeat(np.arange(4), 9), NAMES, (1,), 'DIR, train,')

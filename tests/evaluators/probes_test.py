@@ -30,24 +30,31 @@ def test_least_squares_are_those_of_scikit_learn(count):
     train, test = clusters(count), clusters(200, seed=1)
     l2 = (1.0, 32.0, 1024.0, 32768.0)
     found = probes.least_squares(train, test.values, CLASSES, l2)
-    x, q = (np.concatenate([a, np.full((len(a), 1), 100.0)], axis=1)
-            for a in whitened(train.values, test.values))
+    x, q = (
+        np.concatenate([a, np.full((len(a), 1), 100.0)], axis=1)
+        for a in whitened(train.values, test.values)
+    )
     targets = np.where(train.labels[:, None] == np.arange(CLASSES), 1.0, -1.0)
     for value, scores in zip(l2, found, strict=True):
         expected = Ridge(alpha=value, fit_intercept=False).fit(x, targets).predict(q)
         np.testing.assert_allclose(scores, expected, rtol=1e-8, atol=1e-8)
         np.testing.assert_array_equal(scores.argmax(1), expected.argmax(1))
-        alone, = probes.least_squares(train, test.values, CLASSES, (value,))
+        (alone,) = probes.least_squares(train, test.values, CLASSES, (value,))
         np.testing.assert_array_equal(scores, alone)
 
 
 def test_a_feature_that_never_varies_has_no_say():
     train, test = clusters(50), clusters(20, seed=1)
-    constant = [Features(np.pad(f.values, ((0, 0), (0, 1)), constant_values=0.25), f.labels)
-                for f in (train, test)]
+    constant = [
+        Features(np.pad(f.values, ((0, 0), (0, 1)), constant_values=0.25), f.labels)
+        for f in (train, test)
+    ]
     for method in (lambda *given: probes.least_squares(*given, (1024.0,))[0], probes.linear_probe):
-        np.testing.assert_allclose(method(constant[0], constant[1].values, CLASSES),
-                                   method(train, test.values, CLASSES), atol=5e-4)
+        np.testing.assert_allclose(
+            method(constant[0], constant[1].values, CLASSES),
+            method(train, test.values, CLASSES),
+            atol=5e-4,
+        )
 
 
 def test_nearest_prototype_is_the_nearest_centroid_of_directions():
@@ -66,8 +73,10 @@ def test_neighbours_vote_by_their_similarity(count):
     train, test = clusters(count), clusters(30, seed=1)
     found = probes.nearest_neighbours(train, test.values, CLASSES)
     for query, scores in zip(test.values.astype(float), found, strict=True):
-        similarity = [query @ x / np.linalg.norm(query) / np.linalg.norm(x)
-                      for x in train.values.astype(float)]
+        similarity = [
+            query @ x / np.linalg.norm(query) / np.linalg.norm(x)
+            for x in train.values.astype(float)
+        ]
         expected = np.zeros(CLASSES)
         for k in np.argsort(similarity)[::-1][:20]:
             expected[train.labels[k]] += np.exp(similarity[k] / 0.07)

@@ -21,10 +21,21 @@ def observed(**fields):
     return model, params, attention.observer(model)(params, IMAGES)
 
 
-@pytest.mark.parametrize('fields', [
-    dict(), dict(num_registers=2), *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
-        dict(pool='gap', position='relative', position_at='every_layer'), dict(pool='map')))],
-    ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        dict(),
+        dict(num_registers=2),
+        *(
+            pytest.param(fields, marks=pytest.mark.slow)
+            for fields in (
+                dict(pool='gap', position='relative', position_at='every_layer'),
+                dict(pool='map'),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_weights_and_logits_are_those_of_the_model(fields):
     """Weights as softmax of queries and keys in float64 NumPy, logits of the ordinary pass."""
     model, params, found = observed(**fields)
@@ -47,12 +58,14 @@ def test_axial_weights_among_all_tokens():
     assert found.weights.shape == (6, 2, 4, 6, 6)
     weights = np.asarray(found.weights).reshape(3, 2, 2, 4, 2, 3, 2, 3)  # layer, axis, image, head
     for row in range(2):
-        np.testing.assert_array_equal(weights[:, 0, :, :, row, :, row],
-                                      outputs['row_attention'][:, :, row])
+        np.testing.assert_array_equal(
+            weights[:, 0, :, :, row, :, row], outputs['row_attention'][:, :, row]
+        )
         np.testing.assert_array_equal(weights[:, 0, :, :, row, :, 1 - row], 0)
     for column in range(3):
-        np.testing.assert_array_equal(weights[:, 1, :, :, :, column, :, column],
-                                      outputs['column_attention'][:, :, column])
+        np.testing.assert_array_equal(
+            weights[:, 1, :, :, :, column, :, column], outputs['column_attention'][:, :, column]
+        )
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
 
 
@@ -60,10 +73,12 @@ def test_readout():
     """The class token, the mean, or what the probe of attention pooling attends to."""
     np.testing.assert_array_equal(attention.readout(observed()[-1]), np.eye(7)[[0, 0]])
     np.testing.assert_allclose(attention.readout(observed(pool='gap')[-1]), 1 / 6)
-    np.testing.assert_allclose(attention.readout(observed(pool='gap', num_registers=3)[-1]),
-                               [[0] * 3 + [1 / 6] * 6] * 2)
-    np.testing.assert_array_equal(attention.readout(observed(num_registers=2)[-1]),
-                                  np.eye(9)[[0, 0]])
+    np.testing.assert_allclose(
+        attention.readout(observed(pool='gap', num_registers=3)[-1]), [[0] * 3 + [1 / 6] * 6] * 2
+    )
+    np.testing.assert_array_equal(
+        attention.readout(observed(num_registers=2)[-1]), np.eye(9)[[0, 0]]
+    )
 
 
 @pytest.mark.parametrize('registers', [0, 2])

@@ -37,6 +37,7 @@ class Softmax:
 
 def by_differences(params, image, fields, monkeypatch):
     """Weights and their gradients, a matrix for every call of softmax, in float64."""
+
     def logit(softmax):
         monkeypatch.setattr(scipy.special, 'softmax', softmax)
         return reference.vit(params, image, {**DEFAULTS, **TINY, **fields})[0][CLASS]
@@ -55,11 +56,23 @@ def gradients(model, *args):
     return jax.jit(lambda *args: attribution.gradients(model, *args))(*args)
 
 
-@pytest.mark.parametrize('fields', [
-    dict(pool='map', num_registers=1),
-    *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
-        dict(), dict(pool='map'), dict(pool='gap', layer_scale_init=0.1),
-        dict(num_registers=2), dict(pool='gap', num_registers=2)))], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        dict(pool='map', num_registers=1),
+        *(
+            pytest.param(fields, marks=pytest.mark.slow)
+            for fields in (
+                dict(),
+                dict(pool='map'),
+                dict(pool='gap', layer_scale_init=0.1),
+                dict(num_registers=2),
+                dict(pool='gap', num_registers=2),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_equals_finite_differences(fields, monkeypatch):
     image = random_images(1, 8, 8, 3)
     model = models.build(TINY, 3, **fields)
@@ -68,28 +81,33 @@ def test_equals_finite_differences(fields, monkeypatch):
     weights, differences = by_differences(params, image[0], fields, monkeypatch)
     prefix = found.prefix
     tokens = 4 + prefix
-    np.testing.assert_allclose(found.weights[:, 0], np.reshape(weights[:4], (2, 2, tokens, tokens)),
-                               atol=1e-5)
+    np.testing.assert_allclose(
+        found.weights[:, 0], np.reshape(weights[:4], (2, 2, tokens, tokens)), atol=1e-5
+    )
     expected = np.reshape(differences[:4], (2, 2, tokens, tokens))
-    np.testing.assert_allclose(gradient.weights[:, 0], expected,
-                               atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(gradient.weights[:, 0], expected, atol=1e-4 * np.abs(expected).max())
     relevance = np.eye(tokens)
     for layer in (0, 1):
-        positive = np.maximum(expected[layer] * weights[2 * layer:2 * layer + 2], 0).mean(0)
+        positive = np.maximum(expected[layer] * weights[2 * layer : 2 * layer + 2], 0).mean(0)
         relevance = relevance + positive @ relevance
     if 'pool' not in fields:
         relevance = relevance[0, prefix:]
     elif fields['pool'] == 'gap':
         relevance = relevance[prefix:, prefix:].mean(0) - 1 / 4
     else:
-        np.testing.assert_allclose(gradient.pooling[0, :, prefix:],
-                                   np.reshape(differences[4:], (2, 4)),
-                                   atol=1e-4 * np.abs(differences[4:]).max())
+        np.testing.assert_allclose(
+            gradient.pooling[0, :, prefix:],
+            np.reshape(differences[4:], (2, 4)),
+            atol=1e-4 * np.abs(differences[4:]).max(),
+        )
         last = np.maximum(np.multiply(differences[4:], weights[4:]), 0).mean(0)
         relevance = (last @ relevance[prefix:, prefix:])[0]
     attribute = attribution.attributor(model)
-    np.testing.assert_allclose(attribute(params, image, np.array([CLASS])).reshape(-1), relevance,
-                               atol=1e-4 * np.abs(relevance).max())
+    np.testing.assert_allclose(
+        attribute(params, image, np.array([CLASS])).reshape(-1),
+        relevance,
+        atol=1e-4 * np.abs(relevance).max(),
+    )
 
 
 @pytest.mark.slow
@@ -107,10 +125,15 @@ def test_axial_gradients_are_those_of_each_line():
     assert np.abs(np.asarray(gradient.weights)[~zero]).min() > 0
 
 
-@pytest.mark.parametrize(('fields', 'classes', 'message'), [
-    (dict(pool='none'), 3, 'model.pool is none: every token has logits of its own'),
-    (dict(), 0, 'the weights have no head and so no classes'),
-    ('r50x1', 3, 'a ResNet has no attention between patches')], ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'classes', 'message'),
+    [
+        (dict(pool='none'), 3, 'model.pool is none: every token has logits of its own'),
+        (dict(), 0, 'the weights have no head and so no classes'),
+        ('r50x1', 3, 'a ResNet has no attention between patches'),
+    ],
+    ids=str,
+)
 def test_models_without_it(fields, classes, message):
     model = models.build(*(['r50x1'] if fields == 'r50x1' else [TINY | fields]), classes)
     with pytest.raises(Inapplicable, match=message):

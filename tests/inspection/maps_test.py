@@ -28,16 +28,18 @@ def test_rows_of_rollout_sum_to_one_and_are_the_product_of_the_layers():
     for n in range(2):
         expected = (second[n] + np.eye(13)) / 2 @ ((first[n] + np.eye(13)) / 2)
         np.testing.assert_allclose(found[n], expected, atol=1e-6)
-    np.testing.assert_array_equal(maps.rolled_out(np.broadcast_to(np.eye(4), (3, 1, 2, 4, 4))),
-                                  np.eye(4)[None])
+    np.testing.assert_array_equal(
+        maps.rolled_out(np.broadcast_to(np.eye(4), (3, 1, 2, 4, 4))), np.eye(4)[None]
+    )
 
 
 def test_rollout_is_what_the_head_reads():
     full = maps.rolled_out(observed().weights)
     np.testing.assert_allclose(maps.rollout(observed()).reshape(2, 12), full[:, 0, 1:], atol=1e-6)
     mean = observed(class_token=False)
-    np.testing.assert_allclose(maps.rollout(mean).reshape(2, 12),
-                               maps.rolled_out(mean.weights).mean(1), atol=1e-6)
+    np.testing.assert_allclose(
+        maps.rollout(mean).reshape(2, 12), maps.rolled_out(mean.weights).mean(1), atol=1e-6
+    )
     pooling = np.random.default_rng(1).dirichlet(np.ones(12), (2, 3))
     pooled = observed(class_token=False, pooling=pooling)
     for n in range(2):
@@ -52,10 +54,14 @@ def test_attention_of_a_patch(class_token, registers):
     first = class_token + registers
     found = maps.of_query(given, (2, 1))
     assert found.shape == (2, 2, 3, 3, 4)
-    np.testing.assert_array_equal(found.reshape(2, 2, 3, 12),
-                                  given.weights[:, :, :, 9 + first, first:])
-    rows = given.weights[:, :, :, 0, first:] if class_token else (
-        given.weights[:, :, :, registers:, registers:].mean(-2))
+    np.testing.assert_array_equal(
+        found.reshape(2, 2, 3, 12), given.weights[:, :, :, 9 + first, first:]
+    )
+    rows = (
+        given.weights[:, :, :, 0, first:]
+        if class_token
+        else (given.weights[:, :, :, registers:, registers:].mean(-2))
+    )
     np.testing.assert_allclose(maps.of_query(given).reshape(rows.shape), rows, atol=1e-6)
     np.testing.assert_array_equal(maps.of_head(given), maps.of_query(given)[-1])
 
@@ -88,16 +94,18 @@ def test_distance_leaves_class_token_and_registers_out():
     among_registers = np.zeros((1, 1, 1, 15, 15))
     among_registers[..., 2:, 2:] = weights
     among_registers[..., :3, :] = among_registers[..., :3] = 1
-    np.testing.assert_allclose(maps.distances(observed(among_registers, registers=2), PATCH),
-                               16 * 3 / 4, rtol=1e-6)
+    np.testing.assert_allclose(
+        maps.distances(observed(among_registers, registers=2), PATCH), 16 * 3 / 4, rtol=1e-6
+    )
     weights[..., 1:] = 0
     np.testing.assert_array_equal(maps.distances(observed(weights), PATCH), 0)
 
 
 def test_most_of_mass():
-    values = np.array([[[5., 1.], [3., 1.]], [[1., 0.], [0., 0.]]])
-    np.testing.assert_array_equal(maps.most_of_mass(values), [
-        [[True, False], [True, False]], [[True, False], [False, False]]])
+    values = np.array([[[5.0, 1.0], [3.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]])
+    np.testing.assert_array_equal(
+        maps.most_of_mass(values), [[[True, False], [True, False]], [[True, False], [False, False]]]
+    )
     np.testing.assert_array_equal(maps.most_of_mass(values, 0.5)[0], [[True, False], [False] * 2])
     random = np.random.default_rng(0).dirichlet(np.ones(12), 50).reshape(50, 3, 4)
     for one, kept in zip(random, maps.most_of_mass(random), strict=True):

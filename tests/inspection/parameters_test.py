@@ -36,23 +36,32 @@ def test_filters_of_a_known_analysis_come_back():
         np.testing.assert_allclose(one.reshape(-1), sign * pattern, atol=1e-6)
 
 
-@pytest.mark.parametrize(('name', 'shape'), [('vit', (8, 8, 3)), ('hybrid', (7, 7, 3)),
-                                             ('bit', (7, 7, 3))])
+@pytest.mark.parametrize(
+    ('name', 'shape'), [('vit', (8, 8, 3)), ('hybrid', (7, 7, 3)), ('bit', (7, 7, 3))]
+)
 def test_filters_are_those_on_pixels(name, shape):
     params = small.make(name).params
     kernel = (params['embedding'] if name == 'vit' else params['resnet']['root_conv'])['kernel']
     found, variance = parameters.filters(params, 5)
     expected = PCA(5).fit(np.reshape(kernel, (-1, kernel.shape[-1])).T)
-    np.testing.assert_allclose(np.abs(found.reshape(5, -1)), np.abs(expected.components_),
-                               atol=1e-4)
+    np.testing.assert_allclose(
+        np.abs(found.reshape(5, -1)), np.abs(expected.components_), atol=1e-4
+    )
     np.testing.assert_allclose(variance, expected.explained_variance_ratio_, rtol=1e-4)
     assert found.shape == (5, *shape)
 
 
-@pytest.mark.parametrize('fields', [
-    dict(), dict(pool='gap', num_registers=2), dict(position_at='every_layer'),
-    dict(position='learned_2d', num_registers=1),
-    dict(position='sincos_2d', position_at='every_layer')], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        dict(),
+        dict(pool='gap', num_registers=2),
+        dict(position_at='every_layer'),
+        dict(position='learned_2d', num_registers=1),
+        dict(position='sincos_2d', position_at='every_layer'),
+    ],
+    ids=str,
+)
 def test_similarity_of_what_is_added(fields):
     """Of each patch with itself it is one; the class token is no patch."""
     params, found = similarity(**fields)
@@ -71,8 +80,9 @@ def test_similarity_of_what_is_added(fields):
         np.testing.assert_allclose(one, 1 - cdist(vectors, vectors, 'cosine'), atol=1e-6)
 
 
-@pytest.mark.parametrize('fields', [dict(position_at='shared'),
-                                    dict(position_at='every_layer', pool='gap')], ids=str)
+@pytest.mark.parametrize(
+    'fields', [dict(position_at='shared'), dict(position_at='every_layer', pool='gap')], ids=str
+)
 def test_similarity_of_relative_positions(fields):
     """The embedding of the offset from patch to patch, beside that of a patch to itself."""
     params, found = similarity(position='relative', **fields)
@@ -86,10 +96,16 @@ def test_similarity_of_relative_positions(fields):
                 np.testing.assert_allclose(one[query, key], expected[0, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize(('fields', 'message'), [
-    (dict(position='none'), 'model.position is none'),
-    (dict(position='relative', position_at='every_layer', attention='axial', pool='gap'),
-     'model.position is relative within rows and columns')])
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        (dict(position='none'), 'model.position is none'),
+        (
+            dict(position='relative', position_at='every_layer', attention='axial', pool='gap'),
+            'model.position is relative within rows and columns',
+        ),
+    ],
+)
 def test_models_without_such_positions(fields, message):
     with pytest.raises(Inapplicable, match=message):
         similarity(**fields)

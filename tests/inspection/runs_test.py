@@ -31,8 +31,10 @@ def write_run(workdir, rows, examples=1000, model=(), **fields):
 
 
 def rows(*accuracies, shots=False):
-    found = [{'step': 100 * (k + 1), 'eval/accuracy': accuracy, 'eval/loss': 1.0}
-             for k, accuracy in enumerate(accuracies)]
+    found = [
+        {'step': 100 * (k + 1), 'eval/accuracy': accuracy, 'eval/loss': 1.0}
+        for k, accuracy in enumerate(accuracies)
+    ]
     for row in found if shots else []:
         row |= {'fewshot/5shot': row['eval/accuracy'] / 2, 'fewshot/5shot_deviation': 0.01}
     return [{'step': 1, 'train/loss': 2.0}, *found]
@@ -51,8 +53,9 @@ def test_a_row_for_each_evaluation(tmp_path):
     np.testing.assert_array_equal(found['examples'], [1000, 1000, 400])
     np.testing.assert_array_equal(found['fewshot/5shot'], [0.25, 0.375, np.nan])
     fields = models.fields('b16') | SMALL
-    square, wide = (3 * 50 * cost.of_model(models.build(fields, 3), size).flops
-                    for size in ((16, 16), (32, 16)))
+    square, wide = (
+        3 * 50 * cost.of_model(models.build(fields, 3), size).flops for size in ((16, 16), (32, 16))
+    )
     np.testing.assert_allclose(found['flops'], [100 * square, 200 * square, 100 * wide])
 
 
@@ -72,28 +75,37 @@ def test_compute_and_data_are_those_of_the_pretraining(tmp_path):
 def test_pretraining_ends_where_its_weights_are_taken(saved, tmp_path):
     """At the best checkpoint where the run keeps it, also if all of them were deleted since."""
     found = {}
-    for name, fields in (('accuracy', {'keep_best': True}), ('newest', {}),
-                         ('loss', {'keep_best': True, 'best_metric': 'eval/loss'})):
+    for name, fields in (
+        ('accuracy', {'keep_best': True}),
+        ('newest', {}),
+        ('loss', {'keep_best': True, 'best_metric': 'eval/loss'}),
+    ):
         before = write_run(tmp_path / name, rows(0.5, 0.3), **fields)
         shutil.rmtree(tmp_path / name / record.CHECKPOINTS)
         for step in ('', *saved):
             (tmp_path / name / record.CHECKPOINTS / str(step)).mkdir()
         tuned = write_run(tmp_path / f'from-{name}', rows(0.9), pretrained=before)
-        found[name], = runs.evaluations((tuned,))['flops']
+        (found[name],) = runs.evaluations((tuned,))['flops']
     first = runs.evaluations((before,))['flops']
     assert found == {'accuracy': first[0], 'newest': first[1], 'loss': first[1]}
 
 
 def test_hits_of_masked_patches_are_no_accuracy_of_classes(tmp_path, caplog):
     """Few-shot accuracy of such a run is of classes, and is not given to others by its column."""
-    masked = write_run(tmp_path / 'm', rows(0.4, shots=True), model={'pool': 'gap'},
-                       masked={'target': 'mean_color'})
+    masked = write_run(
+        tmp_path / 'm',
+        rows(0.4, shots=True),
+        model={'pool': 'gap'},
+        masked={'target': 'mean_color'},
+    )
     tuned = write_run(tmp_path / 'f', rows(0.8), pretrained=masked)
     found = runs.with_pretraining((masked, tuned))
     assert (found['run'].tolist(), found['accuracy'].tolist()) == ([tuned], [0.8])
     assert not any('shot' in name for name in found)
-    assert caplog.messages == ['left out, as they predict colours of hidden patches and no classes '
-                               f'(give runs that were fine-tuned from them): {masked}']
+    assert caplog.messages == [
+        'left out, as they predict colours of hidden patches and no classes '
+        f'(give runs that were fine-tuned from them): {masked}'
+    ]
     found = runs.with_few_shots((masked, tuned))
     assert (found['run'].tolist(), found['fewshot/5shot'].tolist()) == ([masked], [0.2])
     assert np.isnan(found['accuracy']).all()
@@ -120,15 +132,19 @@ def test_runs_without_few_shots_are_left_out_and_named(tmp_path, caplog):
     assert found['fewshot/5shot'].tolist() == [0.35]
     assert caplog.messages == [
         'left out, as they have no few-shot accuracies (train with '
-        f'--config.evals.fewshot.shots=5): {given[1]}']
+        f'--config.evals.fewshot.shots=5): {given[1]}'
+    ]
 
 
 def test_names_and_families(tmp_path):
     ti16 = models.fields('ti16')
     hybrid = {'resnet': variants.hybrid_resnet((1, 1), 32), 'patch_size': (1, 1)}
-    found = runs.evaluations((
-        write_run(tmp_path / 'a', rows(0.1), model=ti16, image_size=(32, 32)),
-        write_run(tmp_path / 'b', rows(0.1), model=hybrid, image_size=(32, 32))))
+    found = runs.evaluations(
+        (
+            write_run(tmp_path / 'a', rows(0.1), model=ti16, image_size=(32, 32)),
+            write_run(tmp_path / 'b', rows(0.1), model=hybrid, image_size=(32, 32)),
+        )
+    )
     assert found['model'].tolist() == ['ti16', '16x2']
     assert found['family'].tolist() == ['ViT', 'hybrid']
 
@@ -145,10 +161,17 @@ def test_runs_without_what_a_figure_needs(tmp_path):
 
 def benchmark(**changes):
     """What vit_jax.benchmark --json prints, as far as it is read."""
-    return {'recipe': 'a recipe', 'model': 'ti16', 'batch_size': 8, 'image_size': [32, 18],
-            'dtype': 'float32', 'devices': 2, 'device': 'cpu',
-            'subjects': {'matmul': {'seconds': 1}, 'inference': {'images_per_second': 12.5}},
-            **changes}
+    return {
+        'recipe': 'a recipe',
+        'model': 'ti16',
+        'batch_size': 8,
+        'image_size': [32, 18],
+        'dtype': 'float32',
+        'devices': 2,
+        'device': 'cpu',
+        'subjects': {'matmul': {'seconds': 1}, 'inference': {'images_per_second': 12.5}},
+        **changes,
+    }
 
 
 def test_speeds(tmp_path):
@@ -156,12 +179,18 @@ def test_speeds(tmp_path):
     (tmp_path / 'b').write_text(json.dumps(benchmark(model=None, batch_size=16)))
     found = runs.speeds([str(tmp_path / 'a'), str(tmp_path / 'b')])
     assert {name: x.tolist() for name, x in found.items()} == {
-        'model': ['ti16', 'a recipe'], 'setting': ['2 x cpu, float32'] * 2, 'pixels': [24, 24],
-        'batch_size': [8, 16], 'images_per_second': [12.5, 12.5]}
+        'model': ['ti16', 'a recipe'],
+        'setting': ['2 x cpu, float32'] * 2,
+        'pixels': [24, 24],
+        'batch_size': [8, 16],
+        'images_per_second': [12.5, 12.5],
+    }
 
 
-@pytest.mark.parametrize('text', [None, '', 'no JSON', '3', '{"subjects": {}}',
-                                  json.dumps(benchmark(subjects={'train': {}}))])
+@pytest.mark.parametrize(
+    'text',
+    [None, '', 'no JSON', '3', '{"subjects": {}}', json.dumps(benchmark(subjects={'train': {}}))],
+)
 def test_what_is_no_benchmark(tmp_path, text):
     if text is not None:
         (tmp_path / 'a').write_text(text)

@@ -14,13 +14,20 @@ def test_subjects_take_turns_and_the_first_steps_do_not_count():
             seconds = 100.0 if first[0] else clock[name] * count
             first[0] = False
             return seconds
+
         return run
 
     found = rounds.in_turn({name: subject(name) for name in clock}, rounds=3, seconds=2.0)
     warm_up = rounds.WARM_UP
     assert calls[:4] == [('slow', warm_up), ('slow', 1), ('fast', warm_up), ('fast', 1)]
-    assert calls[4:] == [('slow', 2), ('fast', 8), ('fast', 8), ('slow', 2), ('slow', 2),
-                         ('fast', 8)]
+    assert calls[4:] == [
+        ('slow', 2),
+        ('fast', 8),
+        ('fast', 8),
+        ('slow', 2),
+        ('slow', 2),
+        ('fast', 8),
+    ]
     assert found == {'slow': (1.0, 1.0, 1.0), 'fast': (0.25, 0.25, 0.25)}
 
 

@@ -32,13 +32,17 @@ def test_attention_dropout_acts_on_the_weights():
 
 
 def test_weights_are_those_that_the_fused_path_uses():
-    query, key, value = (random_images(2, tokens, 3, 8, seed=seed)
-                         for seed, tokens in enumerate((4, 5, 5)))
+    query, key, value = (
+        random_images(2, tokens, 3, 8, seed=seed) for seed, tokens in enumerate((4, 5, 5))
+    )
     key, bias = 3 * key, random_images(2, 3, 4, 5)
     weights = attention.attention_weights(query, key, bias)
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
-    np.testing.assert_allclose(jnp.einsum('bhqk,bkhd->bqhd', weights, value),
-                               jax.nn.dot_product_attention(query, key, value, bias), atol=1e-5)
+    np.testing.assert_allclose(
+        jnp.einsum('bhqk,bkhd->bqhd', weights, value),
+        jax.nn.dot_product_attention(query, key, value, bias),
+        atol=1e-5,
+    )
 
 
 def loss_and_gradients(function, *args):
@@ -49,15 +53,19 @@ def loss_and_gradients(function, *args):
 def assert_all_close(found, expected, rounding=1e-8):
     """But for rounding in a gradient that is zero: adding a vector to all keys changes nothing."""
     rounding *= max(np.abs(x).max() for x in jax.tree.leaves(expected))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(
-        a, b, atol=1e-5 * np.abs(b).max() + rounding), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + rounding),
+        found,
+        expected,
+    )
 
 
 def by_jax(params, x, context):
     """The same layer, written with the function of JAX."""
-    query, key, value = (jnp.einsum('btd,dhk->bthk', tokens, params[name]['kernel'])
-                         + params[name]['bias']
-                         for name, tokens in (('query', x), ('key', context), ('value', context)))
+    query, key, value = (
+        jnp.einsum('btd,dhk->bthk', tokens, params[name]['kernel']) + params[name]['bias']
+        for name, tokens in (('query', x), ('key', context), ('value', context))
+    )
     y = jax.nn.dot_product_attention(query, key, value, implementation='xla')
     return jnp.einsum('bthk,hkd->btd', y, params['out']['kernel']) + params['out']['bias']
 
@@ -88,8 +96,10 @@ def of_jax(queries, tokens):
 
 
 @pytest.mark.parametrize('kernel', ['auto', 'xla', 'cudnn'])
-@pytest.mark.parametrize(('queries', 'tokens', 'expected'), [
-    (6, 6, 6), (5, 5, 6), (1, 5, None), (64, 64, 66), (191, 191, 194), (128, 128, 128)])
+@pytest.mark.parametrize(
+    ('queries', 'tokens', 'expected'),
+    [(6, 6, 6), (5, 5, 6), (1, 5, None), (64, 64, 66), (191, 191, 194), (128, 128, 128)],
+)
 def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
     """Outputs and gradients. cuDNN gets self-attention only, and no number that it fails with."""
     x, context, params, by_itself = of_jax(queries, tokens)
@@ -115,9 +125,17 @@ def test_cudnn_does_not_get_what_it_fails_with(tokens, asked):
     assert not asked
 
 
-@pytest.mark.parametrize('fields', [
-    dict(), dict(pool='gap'), dict(pool='map'), dict(pool='gap', num_registers=1),
-    dict(num_registers=1)], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        dict(),
+        dict(pool='gap'),
+        dict(pool='map'),
+        dict(pool='gap', num_registers=1),
+        dict(num_registers=1),
+    ],
+    ids=str,
+)
 def test_a_model_asks_for_its_kernel(fields, asked):
     """In every layer, but for the one query of the last layer or of the pooling."""
     images = random_images(2, 8, 12, 3)
@@ -132,15 +150,30 @@ def test_a_model_asks_for_its_kernel(fields, asked):
 
 
 # With 8 pixels an even number of patches, with 20 an odd one: to most of these a token is added.
-@pytest.mark.parametrize(('fields', 'width'), [
-    (dict(), 8),
-    *(pytest.param(fields, width, marks=pytest.mark.slow) for fields, width in (
-        (dict(pool='map'), 20), (dict(position_at='every_layer'), 8), (dict(), 20),
-        (dict(pool='gap'), 8),
-        (dict(pool='none', unroll=3, remat_policy='products'), 20))),
-    *(pytest.param(fields, width, marks=[pytest.mark.slow, pytest.mark.nightly])
-      for fields, width in (
-        (dict(position_at='shared'), 8), (dict(pool='gap', layer_norm_epsilon=0), 20)))], ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'width'),
+    [
+        (dict(), 8),
+        *(
+            pytest.param(fields, width, marks=pytest.mark.slow)
+            for fields, width in (
+                (dict(pool='map'), 20),
+                (dict(position_at='every_layer'), 8),
+                (dict(), 20),
+                (dict(pool='gap'), 8),
+                (dict(pool='none', unroll=3, remat_policy='products'), 20),
+            )
+        ),
+        *(
+            pytest.param(fields, width, marks=[pytest.mark.slow, pytest.mark.nightly])
+            for fields, width in (
+                (dict(position_at='shared'), 8),
+                (dict(pool='gap', layer_norm_epsilon=0), 20),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
     """Outputs and gradients are those of XLA, in training and without."""
     images = random_images(2, 12, width, 3)
@@ -149,10 +182,15 @@ def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
 
     def by(kernel, *modes):  # in float32, which build does not allow for cuDNN itself
         linear = 'gpu' if kernel == 'cudnn' else kernel
-        found = model.clone(block=dataclasses.replace(model.block, attention_kernel=kernel,
-                                                      linear_kernel=linear))
-        return loss_and_gradients(lambda params: jnp.stack([found.apply(
-            {'params': params}, images, train=train) for train in modes]), params)
+        found = model.clone(
+            block=dataclasses.replace(model.block, attention_kernel=kernel, linear_kernel=linear)
+        )
+        return loss_and_gradients(
+            lambda params: jnp.stack(
+                [found.apply({'params': params}, images, train=train) for train in modes]
+            ),
+            params,
+        )
 
     # XLA computes the same in both, as nothing is dropped: once, and counted twice.
     expected, found = jax.tree.map(lambda x: 2 * x, by('xla', False)), by('cudnn', True, False)
@@ -164,13 +202,17 @@ def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
 @pytest.mark.slow
 def test_dropout_where_tokens_are_filled_up(asked):
     """Its numbers depend on theirs; what nothing was filled up for is as by XLA."""
+
     def by(kernel, width):
         model = models.build(SMALL, 5, dropout_rate=0.2, pool='gap', linear_kernel='gpu')
         model = model.clone(block=dataclasses.replace(model.block, attention_kernel=kernel))
         images = random_images(2, 12, width, 3)
-        return loss_and_gradients(lambda params: model.apply(
-            {'params': params}, images, train=True, rngs={'dropout': jax.random.key(2)}),
-            randomised(model, images))
+        return loss_and_gradients(
+            lambda params: model.apply(
+                {'params': params}, images, train=True, rngs={'dropout': jax.random.key(2)}
+            ),
+            randomised(model, images),
+        )
 
     assert_all_close(by('cudnn', 16), by('xla', 16), rounding=1e-7)
     filled, plain = by('cudnn', 20), by('xla', 20)
@@ -185,13 +227,18 @@ def test_cudnn_is_not_there_without_a_gpu():
         jax.nn.dot_product_attention(x, x, x, implementation='cudnn')
 
 
-@pytest.mark.parametrize(('fields', 'message'), [
-    (dict(dtype='float32'), 'model.dtype float32 .expected bfloat16.'),
-    (dict(hidden_size=1024), 'heads of size 256 .expected 8, 16, ... or 128.'),
-    (dict(num_heads=8), 'heads of size 4'),
-    (dict(attention='axial', pool='gap'), 'model.attention axial .expected full.'),
-    (dict(position='relative', position_at='every_layer'), 'model.position relative'),
-    (dict(attention_dropout_rate=0.1), 'model.attention_dropout_rate .expected 0.')], ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        (dict(dtype='float32'), 'model.dtype float32 .expected bfloat16.'),
+        (dict(hidden_size=1024), 'heads of size 256 .expected 8, 16, ... or 128.'),
+        (dict(num_heads=8), 'heads of size 4'),
+        (dict(attention='axial', pool='gap'), 'model.attention axial .expected full.'),
+        (dict(position='relative', position_at='every_layer'), 'model.position relative'),
+        (dict(attention_dropout_rate=0.1), 'model.attention_dropout_rate .expected 0.'),
+    ],
+    ids=str,
+)
 def test_what_a_kernel_does_not_compute(fields, message):
     given = SMALL | dict(dtype='bfloat16') | fields
     models.build(given | dict(attention_kernel='xla'), 5)
@@ -201,6 +248,7 @@ def test_what_a_kernel_does_not_compute(fields, message):
 
 
 def test_unknown_kernel():
-    with pytest.raises(UserError, match="attention_kernel is 'flash'. .*one of: auto, xla, cpu, "
-                       "cudnn"):
+    with pytest.raises(
+        UserError, match="attention_kernel is 'flash'. .*one of: auto, xla, cpu, cudnn"
+    ):
         models.build(SMALL, 5, attention_kernel='flash')

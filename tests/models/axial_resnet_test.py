@@ -13,11 +13,15 @@ from vit_jax.errors import UserError
 from vit_jax.models import axial_resnet, cost, resnet, variants
 from vit_jax.weights import adapt
 
-SMALL = dict(models.fields('axial_r50'), axial_heads=2, resnet=dict(
-    variants.axial_resnet((1, 2), width=8), num_groups=4))
+SMALL = dict(
+    models.fields('axial_r50'),
+    axial_heads=2,
+    resnet=dict(variants.axial_resnet((1, 2), width=8), num_groups=4),
+)
 
-CONV = functools.partial(resnet.StdConv, fixed_padding=True, epsilon=1e-10, epsilon_on='variance',
-                         dtype='float32')
+CONV = functools.partial(
+    resnet.StdConv, fixed_padding=True, epsilon=1e-10, epsilon_on='variance', dtype='float32'
+)
 NORM = functools.partial(resnet.nn.GroupNorm, num_groups=4, epsilon=1e-5)
 
 
@@ -25,8 +29,9 @@ def images(*shape):
     return jax.random.uniform(jax.random.key(1), shape, minval=-1)
 
 
-@pytest.mark.parametrize('size', [
-    (12, 20), pytest.param((16, 24), marks=pytest.mark.slow)], ids=str)  # 3x5 points do not halve
+@pytest.mark.parametrize(
+    'size', [(12, 20), pytest.param((16, 24), marks=pytest.mark.slow)], ids=str
+)  # 3x5 points do not halve
 def test_logits_are_those_of_the_definition(size):
     batch = images(2, *size, 3)
     model = models.build(SMALL, 5)
@@ -41,14 +46,27 @@ def test_attention_along_lines(heads, length):
     x = images(2, 3, length, 16)
     layer = axial_resnet.AxialAttention(heads, CONV, NORM, 1e-5, 'float32')
     params = randomised(layer, x)
-    expected = [axial_reference.attend(np.asarray(one, np.float64), jax.tree.map(
-        lambda p: np.asarray(p, np.float64), params), heads, 4) for one in x]
+    expected = [
+        axial_reference.attend(
+            np.asarray(one, np.float64),
+            jax.tree.map(lambda p: np.asarray(p, np.float64), params),
+            heads,
+            4,
+        )
+        for one in x
+    ]
     np.testing.assert_allclose(apply(layer, {'params': params}, x), expected, atol=2e-5)
 
 
 def test_units_start_as_the_identity():
-    unit = resnet.ResidualUnit(4, 1, CONV, NORM, preactivation=False, axial=functools.partial(
-        axial_resnet.AxialAttention, 2, CONV, NORM, 1e-5, 'float32'))
+    unit = resnet.ResidualUnit(
+        4,
+        1,
+        CONV,
+        NORM,
+        preactivation=False,
+        axial=functools.partial(axial_resnet.AxialAttention, 2, CONV, NORM, 1e-5, 'float32'),
+    )
     x = np.abs(images(2, 6, 4, 16))
     (y, _), variables = jax.jit(unit.init_with_output)(jax.random.key(0), x)
     np.testing.assert_array_equal(y, x)
@@ -67,20 +85,32 @@ def test_weights_fit_images_of_another_size():
     target = jax.eval_shape(model.init, jax.random.key(0), images(1, 32, 24, 3))['params']
     fitted, changes = adapt.adapt(params, target, grid=(4, 3), source_grid=None)
     resized = {c.name for c in changes if c.action == 'resized'}
-    assert resized == {f'resnet/stage{s}/{unit}/column/position/relative'
-                       for s, unit in ((1, 'first'), (2, 'first'), (2, 'rest'))}
-    logits = jax.eval_shape(model.apply, {'params': fitted | {'head': params['head']}},
-                            images(1, 32, 24, 3))
+    assert resized == {
+        f'resnet/stage{s}/{unit}/column/position/relative'
+        for s, unit in ((1, 'first'), (2, 'first'), (2, 'rest'))
+    }
+    logits = jax.eval_shape(
+        model.apply, {'params': fitted | {'head': params['head']}}, images(1, 32, 24, 3)
+    )
     assert logits.shape == (1, 5)
     with pytest.raises(UserError, match=r'\(relative, relative\) was made with shape \(7, 1, 16\)'):
         jax.eval_shape(model.apply, {'params': params}, images(1, 32, 24, 3))
 
 
-@pytest.mark.parametrize(('change', 'message'), [
-    (dict(axial_heads=3), r'model.resnet.width 8 does not divide among 3 heads \(model.axial_head'),
-    (dict(axial_heads=-1), 'model.axial_heads is -1: expected a whole number, at least 0'),
-    (dict(resnet=SMALL['resnet'] | dict(preactivation=True)),
-     'model.resnet.preactivation is True, and units with axial attention normalise after it')])
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (
+            dict(axial_heads=3),
+            r'model.resnet.width 8 does not divide among 3 heads \(model.axial_head',
+        ),
+        (dict(axial_heads=-1), 'model.axial_heads is -1: expected a whole number, at least 0'),
+        (
+            dict(resnet=SMALL['resnet'] | dict(preactivation=True)),
+            'model.resnet.preactivation is True, and units with axial attention normalise after it',
+        ),
+    ],
+)
 def test_fields_that_do_not_fit(change, message):
     with pytest.raises(UserError, match=message):
         models.build(SMALL | change, 5)

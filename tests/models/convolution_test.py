@@ -11,10 +11,16 @@ from tests.support.programs import program_on, small_config
 from vit_jax.models.convolution import LAYOUT, convolve
 
 # kernel, stride, padding, image: of ResNets, of patches, of which the last also lacks a remainder.
-CASES = [((1, 1), 1, 'SAME', (6, 5)), ((1, 1), 2, 'SAME', (6, 5)),
-         ((1, 1), 1, [(1, 1)] * 2, (4, 4)), ((3, 3), 1, 'SAME', (6, 5)),
-         ((3, 3), 2, 'SAME', (8, 7)), ((3, 3), 2, [(1, 1)] * 2, (8, 7)),
-         ((7, 7), 2, [(3, 3)] * 2, (16, 15)), ((4, 2), (4, 2), 'VALID', (9, 7))]
+CASES = [
+    ((1, 1), 1, 'SAME', (6, 5)),
+    ((1, 1), 2, 'SAME', (6, 5)),
+    ((1, 1), 1, [(1, 1)] * 2, (4, 4)),
+    ((3, 3), 1, 'SAME', (6, 5)),
+    ((3, 3), 2, 'SAME', (8, 7)),
+    ((3, 3), 2, [(1, 1)] * 2, (8, 7)),
+    ((7, 7), 2, [(3, 3)] * 2, (16, 15)),
+    ((4, 2), (4, 2), 'VALID', (9, 7)),
+]
 
 
 def gradients(convolution, dtype, kernel, stride, padding, size):
@@ -24,8 +30,11 @@ def gradients(convolution, dtype, kernel, stride, padding, size):
     def normal(key, shape):  # the same numbers for both dtypes
         return jax.random.normal(key, shape, jnp.bfloat16).astype(dtype)
 
-    y, backward = jax.vjp(lambda x, kernel: convolution(x, kernel, strides, padding),
-                          normal(keys[0], (3, *size, 4)), normal(keys[1], (*kernel, 4, 5)))
+    y, backward = jax.vjp(
+        lambda x, kernel: convolution(x, kernel, strides, padding),
+        normal(keys[0], (3, *size, 4)),
+        normal(keys[1], (*kernel, 4, 5)),
+    )
     return y, *backward(normal(keys[2], y.shape))
 
 
@@ -35,15 +44,18 @@ def of_jax(x, kernel, strides, padding):
 
 @pytest.mark.parametrize('case', CASES, ids=str)
 def test_gradients_are_those_of_jax(case):
-    for found, expected in zip(gradients(convolve, jnp.float32, *case),
-                               gradients(of_jax, jnp.float32, *case), strict=True):
+    for found, expected in zip(
+        gradients(convolve, jnp.float32, *case), gradients(of_jax, jnp.float32, *case), strict=True
+    ):
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
-    for found, expected in zip(gradients(convolve, jnp.bfloat16, *case),
-                               gradients(of_jax, jnp.float32, *case), strict=True):
+    for found, expected in zip(
+        gradients(convolve, jnp.bfloat16, *case), gradients(of_jax, jnp.float32, *case), strict=True
+    ):
         assert found.dtype == jnp.bfloat16
-        np.testing.assert_allclose(found.astype(jnp.float32), expected,
-                                   atol=1e-2 * np.abs(expected).max())
+        np.testing.assert_allclose(
+            found.astype(jnp.float32), expected, atol=1e-2 * np.abs(expected).max()
+        )
 
 
 @pytest.mark.parametrize('case', [CASES[1], CASES[5], CASES[7]], ids=str)
@@ -52,8 +64,10 @@ def test_every_derivative_is_that_of_jax(case):
     kernel, stride, padding, size = case
     strides = (stride, stride) if isinstance(stride, int) else stride
     keys = jax.random.split(jax.random.key(0), 4)
-    primals, tangents = ((jax.random.normal(keys[i], (3, *size, 4)),
-                          jax.random.normal(keys[i + 1], (*kernel, 4, 5))) for i in (0, 2))
+    primals, tangents = (
+        (jax.random.normal(keys[i], (3, *size, 4)), jax.random.normal(keys[i + 1], (*kernel, 4, 5)))
+        for i in (0, 2)
+    )
 
     def of(convolution):
         def function(x, kernel):
@@ -62,8 +76,14 @@ def test_every_derivative_is_that_of_jax(case):
         backward = jax.grad(lambda *arguments: function(*arguments).sum(), (0, 1))
         squares = jax.grad(lambda *arguments: sum(jnp.sum(g**2) for g in backward(*arguments)))
         each = jax.vmap(lambda x, kernel: backward(x[None], kernel), (0, None))
-        return jax.jit(lambda: (jax.jvp(function, primals, tangents), squares(*primals),
-                                jax.jvp(backward, primals, tangents), each(*primals)))()
+        return jax.jit(
+            lambda: (
+                jax.jvp(function, primals, tangents),
+                squares(*primals),
+                jax.jvp(backward, primals, tangents),
+                each(*primals),
+            )
+        )()
 
     for found, expected in zip(*map(jax.tree.leaves, (of(convolve), of(of_jax))), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
@@ -83,6 +103,7 @@ def test_in_a_loop_all_have_the_form_that_is_fast(family):
 
 def test_other_platforms_compute_what_jax_derives():
     """The same convolutions, in any order; on a CPU others, which shows that this can fail."""
+
     def lowered(convolution, platform):
         x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
         gradient = jax.grad(lambda x, kernel: convolution(x, kernel, (2, 2), 'SAME').sum(), (0, 1))

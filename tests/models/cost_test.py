@@ -16,7 +16,8 @@ def test_matrix_product_convolution_and_loop():
     image = jnp.ones((2, 8, 8, 3))
     kernel = jnp.ones((3, 3, 3, 6))
     conv = lambda a, b: jax.lax.conv_general_dilated(  # noqa: E731
-        a, b, (1, 1), 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        a, b, (1, 1), 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
     assert cost.count_flops(conv, image, kernel) == 2 * 2 * 6 * 6 * 3 * 3 * 3 * 6
 
     def loop(x):
@@ -32,16 +33,22 @@ def test_what_stands_inside_other_functions():
     @jax.custom_vjp
     def squared(x):
         return x @ x
+
     squared.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
     assert cost.count_flops(squared, x) == product
     assert cost.count_flops(jax.value_and_grad(lambda x: squared(x).sum()), x) == 3 * product
     assert cost.count_flops(jax.grad(lambda x: squared(x).sum()), x) == 2 * product  # no value
     again = jax.checkpoint(lambda x: jnp.sin(x @ x))
     assert cost.count_flops(jax.value_and_grad(lambda x: again(x).sum()), x) == 4 * product
-    assert cost.count_flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x,
-                                                   lambda x: x @ x, x), x) == 2 * product
-    assert cost.count_flops(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x @ x, x),
-                            x) == 3 * product
+    assert (
+        cost.count_flops(
+            lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x), x
+        )
+        == 2 * product
+    )
+    assert (
+        cost.count_flops(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x @ x, x), x) == 3 * product
+    )
 
 
 @pytest.mark.parametrize('stride', [1, 2])
@@ -49,8 +56,10 @@ def test_gradients_of_a_convolution_cost_twice_its_value(stride):
     image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
 
     def conv(image, kernel):
-        return jax.lax.conv_general_dilated(image, kernel, (stride, stride), 'SAME',
-                                            dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        return jax.lax.conv_general_dilated(
+            image, kernel, (stride, stride), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+        )
+
     value = cost.count_flops(conv, image, kernel)
     both = jax.value_and_grad(lambda *args: conv(*args).sum(), argnums=(0, 1))
     assert cost.count_flops(both, image, kernel) == 3 * value
@@ -89,8 +98,10 @@ def lowered_flops(model, image_size):
 def line_flops(line):
     if not re.search(r'stablehlo\.(dot_general|convolution)', line):
         return 0
-    left, right, out = ([int(n) for n in shape.split('x')[:-1]] for shape in re.search(
-        r'\(tensor<(.*)>, tensor<(.*)>\) -> tensor<(.*)>', line).groups())
+    left, right, out = (
+        [int(n) for n in shape.split('x')[:-1]]
+        for shape in re.search(r'\(tensor<(.*)>, tensor<(.*)>\) -> tensor<(.*)>', line).groups()
+    )
     if 'dot_general' in line:
         contracted = re.search(r'contracting_dims = \[([\d, ]*)\]', line).group(1)
         return 2 * math.prod(out) * math.prod(left[int(i)] for i in contracted.split(','))
@@ -98,14 +109,30 @@ def line_flops(line):
     return 2 * math.prod(out) * math.prod(right) // right[order.index('o')]
 
 
-@pytest.mark.parametrize(('name', 'fields'), [
-    ('ti16', {}), ('r_ti16', {}), ('ti16', dict(num_registers=4, stem_norm=True)),
-    *(pytest.param(name, fields, marks=pytest.mark.slow) for name, fields in (
-        ('b32', dict(pool='map', representation_size=768)), ('axial_b16', {}),
-        ('ti16', dict(position='relative', position_at='every_layer', pool='gap')))),
-    *(pytest.param(name, {}, marks=[pytest.mark.slow, *marks]) for name, *marks in (
-        ('r50x1',), *((name, pytest.mark.nightly) for name in ('r50_b32', 'r50_b16', 'r101x1'))))],
-    ids=str)
+@pytest.mark.parametrize(
+    ('name', 'fields'),
+    [
+        ('ti16', {}),
+        ('r_ti16', {}),
+        ('ti16', dict(num_registers=4, stem_norm=True)),
+        *(
+            pytest.param(name, fields, marks=pytest.mark.slow)
+            for name, fields in (
+                ('b32', dict(pool='map', representation_size=768)),
+                ('axial_b16', {}),
+                ('ti16', dict(position='relative', position_at='every_layer', pool='gap')),
+            )
+        ),
+        *(
+            pytest.param(name, {}, marks=[pytest.mark.slow, *marks])
+            for name, *marks in (
+                ('r50x1',),
+                *((name, pytest.mark.nightly) for name in ('r50_b32', 'r50_b16', 'r101x1')),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_agrees_with_the_lowered_program_without_loops(name, fields):
     """And the loops over layers, which are counted by their length, change nothing."""
     looped, unrolled = (models.build(name, 1000, unroll=n, **fields) for n in (1, 40))
@@ -117,18 +144,28 @@ def test_agrees_with_the_lowered_program_without_loops(name, fields):
 @pytest.mark.parametrize('masked_target', [None, 'mean_color'])
 def test_products_of_a_kernel_are_counted(masked_target):
     def cost_by(kernel, linear='xla'):
-        model = models.build('ti16', 10, pool='gap', dtype='bfloat16', attention_kernel=kernel,
-                             linear_kernel=linear)
+        model = models.build(
+            'ti16', 10, pool='gap', dtype='bfloat16', attention_kernel=kernel, linear_kernel=linear
+        )
         if masked_target:
-            model = masked.build(model, dict(target=masked_target, rate=0.5),
-                                 dict(mean=(0.5,) * 3, std=(0.5,) * 3))
+            model = masked.build(
+                model, dict(target=masked_target, rate=0.5), dict(mean=(0.5,) * 3, std=(0.5,) * 3)
+            )
         return cost.of_model(model, (32, 32))
+
     assert cost_by('cudnn') == cost_by('xla') == cost_by('xla', 'cpu')
 
 
-@pytest.mark.parametrize(('name', 'fields', 'giga'), [
-    ('r50x1', {}, 4.1), ('r152x1', {}, 11.5), ('b16', dict(pool='gap'), 17.6),
-    ('r50_b16', dict(pool='gap'), 21.5)], ids=str)
+@pytest.mark.parametrize(
+    ('name', 'fields', 'giga'),
+    [
+        ('r50x1', {}, 4.1),
+        ('r152x1', {}, 11.5),
+        ('b16', dict(pool='gap'), 17.6),
+        ('r50_b16', dict(pool='gap'), 21.5),
+    ],
+    ids=str,
+)
 def test_known_multiplications(name, fields, giga):
     """In 10**9 at 224 px, as the field quotes them for these architectures (5 % of slack).
 

@@ -80,8 +80,9 @@ def test_extreme_rates_and_bfloat16(kernel):
 @pytest.mark.parametrize('parts', [1, 3])
 def test_stochastic_depth_keeps_the_expectation(parts):
     y = jnp.asarray(np.random.default_rng(0).normal(size=(2000 * parts, 2, 4)), jnp.float32)
-    dropped = StochasticDepth().apply({}, y, jnp.float32(0.3), 2000,
-                                      rngs={'dropout': jax.random.key(0)})
+    dropped = StochasticDepth().apply(
+        {}, y, jnp.float32(0.3), 2000, rngs={'dropout': jax.random.key(0)}
+    )
     factor = np.asarray((dropped / y).reshape(2000, -1))
     np.testing.assert_allclose(factor, np.broadcast_to(factor[:, :1], factor.shape), rtol=1e-5)
     assert set(np.unique(np.round(factor, 4))) == {0, np.float32(np.round(1 / 0.7, 4))}
@@ -100,8 +101,10 @@ def test_random_bits_are_those_of_jax(shape):
 def test_keys_of_another_generator_and_more_numbers_than_a_count_has():
     key = jax.random.key(1, impl='rbg')
     np.testing.assert_array_equal(random_bits(key, (5,)), jax.random.bits(key, (5,)))
-    many, few = (str(jax.make_jaxpr(lambda key, n=n: random_bits(key, (n, 2**16)))(
-        jax.random.key(0))) for n in (2**16, 2**16 - 1))
+    many, few = (
+        str(jax.make_jaxpr(lambda key, n=n: random_bits(key, (n, 2**16)))(jax.random.key(0)))
+        for n in (2**16, 2**16 - 1)
+    )
     assert 'random_bits' in many  # is JAX's own, and takes no memory here
     assert 'random_bits' not in few
 

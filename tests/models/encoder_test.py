@@ -15,9 +15,16 @@ from vit_jax.errors import UserError
 from vit_jax.models import dropout
 
 
-@pytest.mark.parametrize(('kind', 'place'), [
-    ('learned_1d', 'stem'), ('learned_2d', 'shared'), ('sincos_2d', 'every_layer'),
-    ('relative', 'every_layer'), ('none', 'stem')])
+@pytest.mark.parametrize(
+    ('kind', 'place'),
+    [
+        ('learned_1d', 'stem'),
+        ('learned_2d', 'shared'),
+        ('sincos_2d', 'every_layer'),
+        ('relative', 'every_layer'),
+        ('none', 'stem'),
+    ],
+)
 def test_axial(kind, place):
     assert_equals_reference(dict(attention='axial', pool='gap', position=kind, position_at=place))
 
@@ -38,28 +45,39 @@ def test_axial_equals_full_attention_on_a_one_row_image():
 
 def random_draws(function, *args):
     """Shapes of all random numbers that a function draws, a loop's body counted once."""
+
     def walk(jaxpr):
         for eqn in jaxpr.eqns:
             if eqn.primitive.name == 'random_bits':
                 yield eqn.params['shape']
             for inner in jax.extend.core.jaxprs_in_params(eqn.params):
                 yield from walk(inner)
+
     return sorted(walk(jax.make_jaxpr(function)(*args).jaxpr))
 
 
-@pytest.mark.parametrize(('field', 'draws'), [
-    # Two numbers share one of 32 bits. Of the last layer one token, then of the others: embedding,
-    # attention, and the two of the MLP.
-    ('dropout_rate', [(2, 1, 16)] * 2 + [(2, 1, 24)] + [(2, 5, 16)] * 3 + [(2, 5, 24)]),
-    ('attention_dropout_rate', [(2, 4, 1, 3), (2, 4, 5, 3)]),
-    ('stochastic_depth_rate', [(2,)] * 4)])
+@pytest.mark.parametrize(
+    ('field', 'draws'),
+    [
+        # Two numbers share one of 32 bits. First the last layer, of one token, then the others:
+        # embedding, attention, and the two of the MLP.
+        ('dropout_rate', [(2, 1, 16)] * 2 + [(2, 1, 24)] + [(2, 5, 16)] * 3 + [(2, 5, 24)]),
+        ('attention_dropout_rate', [(2, 4, 1, 3), (2, 4, 5, 3)]),
+        ('stochastic_depth_rate', [(2,)] * 4),
+    ],
+)
 def test_what_chance_acts_on(field, draws, monkeypatch):
     monkeypatch.setattr(dropout, 'random_bits', jax.random.bits)  # the same, and one operation
     images = random_images(2, 8, 8, 3)
     model = models.build(SMALL, 5, **{field: 0.5})
     params = {'params': randomised(model, images)}
-    assert random_draws(lambda key: model.apply(params, images, train=True, rngs={'dropout': key}),
-                        jax.random.key(0)) == draws
+    assert (
+        random_draws(
+            lambda key: model.apply(params, images, train=True, rngs={'dropout': key}),
+            jax.random.key(0),
+        )
+        == draws
+    )
 
 
 def test_dropout_acts_in_training_only_and_follows_its_key():
@@ -84,12 +102,12 @@ def test_stochastic_depth_drops_whole_branches_linearly_in_depth(fields):
     branches = 4 if fields else 2
     params = {'params': randomised(model, image)}
     _, outputs = jax.jit(functools.partial(model.apply, train=True, return_intermediates=True))(
-        params, jnp.tile(image, (number, 1, 1, 1)), rngs={'dropout': jax.random.key(1)})
+        params, jnp.tile(image, (number, 1, 1, 1)), rngs={'dropout': jax.random.key(1)}
+    )
     before = outputs['embedded'][None]
     layers = np.concatenate([before, outputs['tokens']])
     unchanged = (layers[1:] == layers[:-1]).all((2, 3)).mean(axis=1)
-    for found, expected in zip(unchanged, [0, (rate / 2) ** branches, rate**branches],
-                               strict=True):
+    for found, expected in zip(unchanged, [0, (rate / 2) ** branches, rate**branches], strict=True):
         assert abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / number)
 
 
@@ -98,18 +116,27 @@ def test_stochastic_depth_is_off_in_evaluation():
     params = {'params': randomised(models.build(SMALL, 5), images)}
     np.testing.assert_array_equal(
         apply(models.build(SMALL, 5, stochastic_depth_rate=0.9), params, images),
-        apply(models.build(SMALL, 5), params, images))
+        apply(models.build(SMALL, 5), params, images),
+    )
 
 
-@pytest.mark.parametrize(('fields', 'message'), [
-    (dict(num_heads=5), 'hidden_size 32 does not divide among 5 heads'),
-    (dict(num_heads=0), 'model.num_heads is 0: expected a whole number, at least 1'),
-    (dict(mlp_dim=True), 'model.mlp_dim is True'),
-    (dict(dropout_rate=1.0), 'model.dropout_rate is 1.0: expected a number, at least 0 and below'),
-    (dict(attention_dropout_rate=-0.5), 'model.attention_dropout_rate is -0.5'),
-    (dict(layer_scale_init=-1), 'model.layer_scale_init is -1: expected a finite number'),
-    (dict(droput_rate=0.1), "model has no field 'droput_rate'. Did you mean dropout_rate"),
-    (dict(gelu='exact'), "model.gelu is 'exact'. It is one of: tanh, erf")], ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        (dict(num_heads=5), 'hidden_size 32 does not divide among 5 heads'),
+        (dict(num_heads=0), 'model.num_heads is 0: expected a whole number, at least 1'),
+        (dict(mlp_dim=True), 'model.mlp_dim is True'),
+        (
+            dict(dropout_rate=1.0),
+            'model.dropout_rate is 1.0: expected a number, at least 0 and below',
+        ),
+        (dict(attention_dropout_rate=-0.5), 'model.attention_dropout_rate is -0.5'),
+        (dict(layer_scale_init=-1), 'model.layer_scale_init is -1: expected a finite number'),
+        (dict(droput_rate=0.1), "model has no field 'droput_rate'. Did you mean dropout_rate"),
+        (dict(gelu='exact'), "model.gelu is 'exact'. It is one of: tanh, erf"),
+    ],
+    ids=str,
+)
 def test_fields_that_do_not_fit(fields, message):
     with pytest.raises(UserError, match=message):
         models.build(SMALL, 5, **fields)

@@ -7,10 +7,16 @@ from vit_jax import models
 from vit_jax.models import kernels
 
 
-@pytest.mark.parametrize(('platform', 'dtype', 'expected'), [
-    ('cpu', 'float32', ('cpu', 'xla')), ('cpu', 'bfloat16', ('cpu', 'cpu')),
-    ('tpu', 'bfloat16', ('xla', 'xla')), ('gpu', 'bfloat16', ('xla', 'xla')),
-    ('rocm', 'float32', ('xla', 'xla'))])
+@pytest.mark.parametrize(
+    ('platform', 'dtype', 'expected'),
+    [
+        ('cpu', 'float32', ('cpu', 'xla')),
+        ('cpu', 'bfloat16', ('cpu', 'cpu')),
+        ('tpu', 'bfloat16', ('xla', 'xla')),
+        ('gpu', 'bfloat16', ('xla', 'xla')),
+        ('rocm', 'float32', ('xla', 'xla')),
+    ],
+)
 def test_the_fastest_of_a_platform_and_a_dtype(platform, dtype, expected):
     fields = models.fields('ti16') | {'dtype': dtype}
     for device in (None, jax.devices()[0]):  # a CPU that stands for another device
@@ -30,8 +36,9 @@ def test_what_the_compiler_is_told(flags, monkeypatch):
     expected = dict(kernels.COMPILER)
     if flags:
         del expected['xla_gpu_enable_triton_gemm']
-    by = {kernel: models.build('ti16', 3, linear_kernel=kernel)
-          for kernel in ('gpu', 'cpu', 'auto')}
+    by = {
+        kernel: models.build('ti16', 3, linear_kernel=kernel) for kernel in ('gpu', 'cpu', 'auto')
+    }
     assert kernels.compiler_options(by['gpu']) == expected
     masked_patches = types.SimpleNamespace(vit=by['gpu'])
     assert kernels.compiler_options(masked_patches) == expected
@@ -69,12 +76,19 @@ def test_cudnn_may_not_be_installed(monkeypatch):
     assert not kernels.has_cudnn(gpu('9.0'))
 
 
-@pytest.mark.parametrize(('fields', 'expected'), [
-    (dict(), ('cudnn', 'gpu')), (dict(pool='gap'), ('cudnn', 'gpu')),
-    (dict(dtype='float32'), ('xla', 'xla')), (dict(attention_dropout_rate=0.1), ('xla', 'xla')),
-    (dict(num_heads=1, hidden_size=192), ('xla', 'xla')),
-    (dict(attention='axial', pool='gap'), ('xla', 'xla')),
-    (dict(position='relative', position_at='every_layer'), ('xla', 'xla'))], ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'expected'),
+    [
+        (dict(), ('cudnn', 'gpu')),
+        (dict(pool='gap'), ('cudnn', 'gpu')),
+        (dict(dtype='float32'), ('xla', 'xla')),
+        (dict(attention_dropout_rate=0.1), ('xla', 'xla')),
+        (dict(num_heads=1, hidden_size=192), ('xla', 'xla')),
+        (dict(attention='axial', pool='gap'), ('xla', 'xla')),
+        (dict(position='relative', position_at='every_layer'), ('xla', 'xla')),
+    ],
+    ids=str,
+)
 def test_cudnn_is_the_fastest_of_what_it_computes(fields, expected, cudnn):
     fields = models.fields('b16') | dict(dtype='bfloat16') | fields
     found = kernels.fastest(fields, 'gpu', gpu('9.0'))

@@ -14,23 +14,33 @@ from vit_jax.errors import UserError
 from vit_jax.models import dropout, encoder, linear, variants, vit
 
 IMAGES = (2, 8, 12, 3)
-FIELDS = [dict(), dict(pool='gap', layer_scale_init=0.5), dict(pool='map'),
-          dict(attention='axial', pool='none'), dict(attention_dropout_rate=0.5, dropout_rate=0.1),
-          dict(position='relative', position_at='every_layer', remat_policy='products'),
-          dict(num_registers=2, stem_norm=True, gelu='quick')]
+FIELDS = [
+    dict(),
+    dict(pool='gap', layer_scale_init=0.5),
+    dict(pool='map'),
+    dict(attention='axial', pool='none'),
+    dict(attention_dropout_rate=0.5, dropout_rate=0.1),
+    dict(position='relative', position_at='every_layer', remat_policy='products'),
+    dict(num_registers=2, stem_norm=True, gelu='quick'),
+]
 
 
 def build(kernel, **fields):
     """By one kernel everywhere; attention by the CPU's, too, see cpu_attention_test.py."""
-    return models.build(SMALL | fields, 5, linear_kernel=kernel,
-                        attention_kernel='cpu' if kernel == 'cpu' else 'xla')
+    return models.build(
+        SMALL | fields,
+        5,
+        linear_kernel=kernel,
+        attention_kernel='cpu' if kernel == 'cpu' else 'xla',
+    )
 
 
 def loss(model, params, images):
     """The squares of the logits."""
-    logits = model.apply({'params': params}, images, train=True,
-                         rngs={'dropout': jax.random.key(1)})
-    return (logits ** 2).sum()
+    logits = model.apply(
+        {'params': params}, images, train=True, rngs={'dropout': jax.random.key(1)}
+    )
+    return (logits**2).sum()
 
 
 def loss_and_gradients(model, params, images):
@@ -40,8 +50,11 @@ def loss_and_gradients(model, params, images):
 
 def assert_all_close(found, expected):
     rounding = 1e-7 * max(np.abs(x).max() for x in jax.tree.leaves(expected))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(
-        a, b, atol=1e-5 * np.abs(b).max() + rounding), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + rounding),
+        found,
+        expected,
+    )
 
 
 @functools.cache
@@ -53,30 +66,45 @@ def by_xla(fields):
 
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
-@pytest.mark.parametrize('fields', [
-    pytest.param(fields, marks=pytest.mark.slow if {'pool', 'dropout_rate'} & {*fields} else ())
-    for fields in FIELDS], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        pytest.param(fields, marks=pytest.mark.slow if {'pool', 'dropout_rate'} & {*fields} else ())
+        for fields in FIELDS
+    ],
+    ids=str,
+)
 def test_a_model_has_the_same_outputs_and_gradients(fields, kernel):
     if kernel == 'gpu':  # which draws other numbers, see below
         fields = {name: value for name, value in fields.items() if name != 'dropout_rate'}
     params, expected = by_xla(tuple(fields.items()))
-    assert_all_close(loss_and_gradients(build(kernel, **fields), params, random_images(*IMAGES)),
-                     expected)
+    assert_all_close(
+        loss_and_gradients(build(kernel, **fields), params, random_images(*IMAGES)), expected
+    )
 
 
 def test_a_model_starts_with_the_same_parameters():
     fields = dict(pool='map', layer_scale_init=0.5, position='relative', position_at='every_layer')
     by_xla, *others = (
         jax.jit(build(each, **fields).init)(jax.random.key(0), random_images(*IMAGES))
-        for each in ('xla', 'cpu', 'gpu'))
+        for each in ('xla', 'cpu', 'gpu')
+    )
     for initial in others:
         jax.tree.map(np.testing.assert_array_equal, initial, by_xla)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('fields', [
-    dict(), *(pytest.param(fields, marks=pytest.mark.nightly) for fields in (
-        dict(remat_policy='products'), dict(unroll=1)))], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        dict(),
+        *(
+            pytest.param(fields, marks=pytest.mark.nightly)
+            for fields in (dict(remat_policy='products'), dict(unroll=1))
+        ),
+    ],
+    ids=str,
+)
 def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
     """Beside a model of XLA's layers whose dropout draws the same."""
     images = random_images(*IMAGES)
@@ -92,8 +120,9 @@ def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
 
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
-@pytest.mark.parametrize('fields', [
-    dict(), pytest.param(dict(pool='map'), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    'fields', [dict(), pytest.param(dict(pool='map'), marks=pytest.mark.slow)], ids=str
+)
 def test_bfloat16_is_as_exact_as_by_xla(fields, kernel):
     """Against float32: its own error is 2 ** 16 times smaller."""
     images = random_images(*IMAGES)
@@ -106,22 +135,29 @@ def test_bfloat16_is_as_exact_as_by_xla(fields, kernel):
     assert np.linalg.norm(found - exact) < 1.2 * error
 
 
-@pytest.mark.parametrize(('layer', 'shape'), [
-    ('dense', (3, 5)), ('heads', (2, 3, 8)), ('joined', (2, 3, 4, 2)), ('norm', (2, 3, 8))])
+@pytest.mark.parametrize(
+    ('layer', 'shape'),
+    [('dense', (3, 5)), ('heads', (2, 3, 8)), ('joined', (2, 3, 4, 2)), ('norm', (2, 3, 8))],
+)
 def test_layers_are_those_of_flax(layer, shape):
     xavier, normal = nn.initializers.xavier_uniform(), nn.initializers.normal(0.1)
-    make = {'dense': lambda kernel: linear.dense(kernel)(7, kernel_init=xavier, bias_init=normal),
-            'heads': lambda kernel: linear.dense(kernel)((4, 2), kernel_init=xavier),
-            'joined': lambda kernel: linear.dense(kernel)(8, axis=(-2, -1), bias_init=normal),
-            'norm': lambda kernel: linear.layer_norm(kernel)(
-                epsilon=0.1, scale_init=normal, bias_init=normal)}[layer]
+    make = {
+        'dense': lambda kernel: linear.dense(kernel)(7, kernel_init=xavier, bias_init=normal),
+        'heads': lambda kernel: linear.dense(kernel)((4, 2), kernel_init=xavier),
+        'joined': lambda kernel: linear.dense(kernel)(8, axis=(-2, -1), bias_init=normal),
+        'norm': lambda kernel: linear.layer_norm(kernel)(
+            epsilon=0.1, scale_init=normal, bias_init=normal
+        ),
+    }[layer]
     x = random_images(*shape)
     variables = make('xla').init(jax.random.key(3), x)
     for kernel in ('cpu', 'gpu'):
-        jax.tree.map(np.testing.assert_array_equal, variables,
-                     make(kernel).init(jax.random.key(3), x))
-        np.testing.assert_allclose(make(kernel).apply(variables, x),
-                                   make('xla').apply(variables, x), atol=1e-6)
+        jax.tree.map(
+            np.testing.assert_array_equal, variables, make(kernel).init(jax.random.key(3), x)
+        )
+        np.testing.assert_allclose(
+            make(kernel).apply(variables, x), make('xla').apply(variables, x), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
@@ -129,8 +165,11 @@ def test_gradients_of_parameters_are_sums_in_float32(kernel):
     """4096 numbers in bfloat16 add up to no more than a part of their sum."""
     x, bias = random_images(4096, 16) + 1, jnp.zeros(16)
     rounded = x.astype(jnp.bfloat16)
-    found = jax.grad(lambda b: (linear.broadcast(b, x.shape, jnp.bfloat16, kernel) * rounded).sum(
-        dtype=jnp.float32))(bias)
+    found = jax.grad(
+        lambda b: (linear.broadcast(b, x.shape, jnp.bfloat16, kernel) * rounded).sum(
+            dtype=jnp.float32
+        )
+    )(bias)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, np.asarray(rounded, np.float64).sum(0), rtol=1e-6)
 
@@ -139,8 +178,11 @@ def test_by_a_gpu_biases_are_added_to_matrices():
     """cuBLAS adds no other on the way."""
     layer, x = linear.dense('gpu')((4, 2)), random_images(2, 3, 8)
     variables = layer.init(jax.random.key(0), x)
-    sums = [each.outvars[0].aval.shape for each in jax.make_jaxpr(layer.apply)(variables, x).eqns
-            if each.primitive.name == 'add']
+    sums = [
+        each.outvars[0].aval.shape
+        for each in jax.make_jaxpr(layer.apply)(variables, x).eqns
+        if each.primitive.name == 'add'
+    ]
     assert sums == [(2, 3, 8)]
 
 
@@ -163,7 +205,7 @@ def test_products_round_their_result_once():
     for expected, arguments in ((exact, (a, b)), (exact + bias, (a, b, bias))):
         found = linear.product('ij,jk->ik', *arguments)
         assert found.dtype == jnp.bfloat16
-        np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=2 ** -8, atol=1e-5)
+        np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=2**-8, atol=1e-5)
     gradients = jax.grad(lambda *x: linear.product('ij,jk->ik', *x).sum(), (0, 1, 2))(a, b, bias)
     assert [x.dtype for x in gradients] == [jnp.bfloat16, jnp.float32, jnp.float32]
     np.testing.assert_allclose(gradients[1][:, 0], np.asarray(a, np.float64).sum(0), atol=1e-5)
@@ -195,12 +237,12 @@ def test_functions_of_single_numbers_are_rounded_once(form, kernel):
     x = x.astype(jnp.bfloat16)
     exact, slope = jax.vmap(jax.value_and_grad(plain))(x.astype(jnp.float32))
     if (kernel, form) == ('gpu', 'tanh'):  # in another form
-        np.testing.assert_allclose(found(x).astype(jnp.float32), exact, rtol=2 ** -8, atol=1e-6)
+        np.testing.assert_allclose(found(x).astype(jnp.float32), exact, rtol=2**-8, atol=1e-6)
     else:
         np.testing.assert_array_equal(found(x), exact.astype(jnp.bfloat16))
     gradient = jax.vmap(jax.grad(found))(x)
     assert gradient.dtype == jnp.bfloat16
-    np.testing.assert_allclose(gradient.astype(jnp.float32), slope, rtol=2 ** -8, atol=1e-5)
+    np.testing.assert_allclose(gradient.astype(jnp.float32), slope, rtol=2**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize('form', linear.GELU)
@@ -227,24 +269,36 @@ def test_by_a_gpu_the_backward_pass_of_an_mlp_keeps_products_and_bits():
     fields = build('gpu', dtype='bfloat16', dropout_rate=0.1, mlp_dim=48).block
     mlp, x = encoder.Mlp(fields), random_images(3, 5, fields.hidden_size).astype(jnp.bfloat16)
     params = jax.jit(mlp.init, static_argnums=2)(jax.random.key(0), x, False)
-    _, pull = jax.vjp(lambda params: mlp.apply(
-        params, x, True, rngs={'dropout': jax.random.key(1)}), params)
+    _, pull = jax.vjp(
+        lambda params: mlp.apply(params, x, True, rngs={'dropout': jax.random.key(1)}), params
+    )
     kept = sorted((a.dtype.name, a.size) for a in jax.tree.leaves(pull) if a.shape[:2] == (3, 5))
     hidden, outer = 3 * 5 * 48, x.size
-    assert kept == [('bfloat16', outer), ('bfloat16', hidden), ('bfloat16', hidden),
-                    ('uint8', outer // 8), ('uint8', hidden // 8)]
+    assert kept == [
+        ('bfloat16', outer),
+        ('bfloat16', hidden),
+        ('bfloat16', hidden),
+        ('uint8', outer // 8),
+        ('uint8', hidden // 8),
+    ]
 
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
-@pytest.mark.parametrize(('fields', 'shape'), [
-    (dict(patch_size=(2, 4)), (2, 8, 12, 3)), (dict(partial_patches='drop'), (2, 11, 14, 3)),
-    (dict(patch_size=(1, 1), resnet=variants.hybrid_resnet(units=(1, 1))), (2, 16, 32, 3))],
-    ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'shape'),
+    [
+        (dict(patch_size=(2, 4)), (2, 8, 12, 3)),
+        (dict(partial_patches='drop'), (2, 11, 14, 3)),
+        (dict(patch_size=(1, 1), resnet=variants.hybrid_resnet(units=(1, 1))), (2, 16, 32, 3)),
+    ],
+    ids=str,
+)
 def test_patches_are_those_of_a_convolution(fields, shape, kernel):
     images = random_images(*shape)
     params = randomised(build('xla', **fields), images)
-    expected, found = (apply(build(kernel, **fields), {'params': params}, images)
-                       for kernel in ('xla', kernel))
+    expected, found = (
+        apply(build(kernel, **fields), {'params': params}, images) for kernel in ('xla', kernel)
+    )
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
     program = str(jax.make_jaxpr(build(kernel, **fields).apply)({'params': params}, images))
     if kernel == 'gpu':

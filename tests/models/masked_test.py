@@ -13,8 +13,11 @@ PREPROCESS = {'mean': (0.4, 0.5, 0.6), 'std': (0.3, 0.2, 0.1)}
 
 
 def setup(target='mean_color', rate=0.5, **fields):
-    model = masked.build(models.build(SMALL | {'patch_size': (8, 8), 'pool': 'gap'} | fields, 5),
-                         {'target': target, 'rate': rate}, PREPROCESS)
+    model = masked.build(
+        models.build(SMALL | {'patch_size': (8, 8), 'pool': 'gap'} | fields, 5),
+        {'target': target, 'rate': rate},
+        PREPROCESS,
+    )
     pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 24, 3)).astype(np.float32) / 255
     images = (pixels - np.float32(PREPROCESS['mean'])) / np.float32(PREPROCESS['std'])
     params = randomised(model, images)
@@ -23,9 +26,16 @@ def setup(target='mean_color', rate=0.5, **fields):
 
 def patches(pixels):
     """[batch, patches, 8, 8, 3], patch by patch."""
-    return np.stack([[image[row:row + 8, column:column + 8]
-                      for row in range(0, 32, 8) for column in range(0, 24, 8)]
-                     for image in pixels])
+    return np.stack(
+        [
+            [
+                image[row : row + 8, column : column + 8]
+                for row in range(0, 32, 8)
+                for column in range(0, 24, 8)
+            ]
+            for image in pixels
+        ]
+    )
 
 
 def color(part):
@@ -44,10 +54,12 @@ def test_parameters_are_float32_where_jax_has_64_bits():
 def test_targets_equal_a_reference():
     expected = patches(setup()[-1])
     for target, of_patch in {
-            'mean_color': lambda x: [color(x)],
-            'small_patch': lambda x: [color(x[i:i + 2, j:j + 2])
-                                      for i in range(0, 8, 2) for j in range(0, 8, 2)],
-            'pixels': lambda x: 2 * x.reshape(-1) - 1}.items():
+        'mean_color': lambda x: [color(x)],
+        'small_patch': lambda x: [
+            color(x[i : i + 2, j : j + 2]) for i in range(0, 8, 2) for j in range(0, 8, 2)
+        ],
+        'pixels': lambda x: 2 * x.reshape(-1) - 1,
+    }.items():
         model, params, images, _ = setup(target)
         outputs = model.apply({'params': params}, images)
         wanted = np.array([[of_patch(x) for x in image] for image in expected])
@@ -93,13 +105,15 @@ def test_predictions_do_not_see_what_is_hidden(fields):
     model, params, images, pixels = setup(**fields)
     drawn = masked.draw(jax.random.key(0), 3, 12, 0.5)
     hidden = np.asarray(drawn.masked) & ~np.stack(
-        [np.isin(np.arange(12), row[row != np.arange(12)]) for row in np.asarray(drawn.source)])
+        [np.isin(np.arange(12), row[row != np.arange(12)]) for row in np.asarray(drawn.source)]
+    )
     assert hidden.any()
 
     def changed(where):
         grid = where.reshape(3, 4, 3).repeat(8, 1).repeat(8, 2)[..., None]
-        return np.asarray(model.apply({'params': params}, np.where(grid, 0.3, images))[
-            'predictions'])
+        return np.asarray(
+            model.apply({'params': params}, np.where(grid, 0.3, images))['predictions']
+        )
 
     before = model.apply({'params': params}, images)['predictions']
     np.testing.assert_array_equal(changed(hidden), before)
@@ -118,14 +132,28 @@ def test_draws_are_those_of_the_key():
     np.testing.assert_array_equal(corrupted(), corrupted())
 
 
-@pytest.mark.parametrize(('model', 'target', 'message'), [
-    ('r50x1', 'pixels', 'masked.target is pixels, which hides patches from a transformer'),
-    ('r50_b16', 'pixels', 'this model has a ResNet in front of it'),
-    ('b16', 'pixels', 'model.pool is cls and masked.target pixels: .* add --config.model.pool=gap'),
-    (variants.get('b16') | {'pool': 'gap', 'representation_size': 8}, 'mean_color',
-     'representation_size is 8, which is a layer of the head'),
-    (variants.get('h14') | {'pool': 'gap'}, 'small_patch',
-     r'4 x 4 parts do not divide patches of \(14, 14\) pixels')])
+@pytest.mark.parametrize(
+    ('model', 'target', 'message'),
+    [
+        ('r50x1', 'pixels', 'masked.target is pixels, which hides patches from a transformer'),
+        ('r50_b16', 'pixels', 'this model has a ResNet in front of it'),
+        (
+            'b16',
+            'pixels',
+            'model.pool is cls and masked.target pixels: .* add --config.model.pool=gap',
+        ),
+        (
+            variants.get('b16') | {'pool': 'gap', 'representation_size': 8},
+            'mean_color',
+            'representation_size is 8, which is a layer of the head',
+        ),
+        (
+            variants.get('h14') | {'pool': 'gap'},
+            'small_patch',
+            r'4 x 4 parts do not divide patches of \(14, 14\) pixels',
+        ),
+    ],
+)
 def test_models_without_patches_to_predict(model, target, message):
     with pytest.raises(UserError, match=message):
         masked.check(models.build(model, 5), target)

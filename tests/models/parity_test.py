@@ -55,12 +55,23 @@ def test_hidden_layer_of_the_head():
     assert_equal(SMALL | dict(representation_size=20), huggingface_vit)
 
 
-@pytest.mark.parametrize('fields', [
-    dict(pool='gap'), dict(pool='none'), dict(pool='map', gelu='erf', layer_norm_epsilon=1e-2),
-    dict(position='none'), dict(layer_scale_init=1e-4), dict(gelu='quick'),
-    dict(num_registers=4), dict(num_registers=1, pool='gap', norm_after_pool=True),
-    dict(num_registers=3, pool='map', position='none'), dict(stem_norm=True),
-    dict(num_registers=2, stem_norm=True, pool='gap', layer_norm_epsilon=1e-2)], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        dict(pool='gap'),
+        dict(pool='none'),
+        dict(pool='map', gelu='erf', layer_norm_epsilon=1e-2),
+        dict(position='none'),
+        dict(layer_scale_init=1e-4),
+        dict(gelu='quick'),
+        dict(num_registers=4),
+        dict(num_registers=1, pool='gap', norm_after_pool=True),
+        dict(num_registers=3, pool='map', position='none'),
+        dict(stem_norm=True),
+        dict(num_registers=2, stem_norm=True, pool='gap', layer_norm_epsilon=1e-2),
+    ],
+    ids=str,
+)
 def test_variant(fields):
     assert_equal(SMALL | fields, timm_vit)
 
@@ -72,8 +83,11 @@ def test_gradients_of_registers_and_of_a_norm_before_the_first_layer():
     images = np.random.default_rng(1).normal(size=(2, 16, 16, 3)).astype(np.float32)
     ours, theirs = models.build(fields, 7), interop.timm_vit(fields, (16, 16, 3), 7)
     params = randomised(ours, images)
-    found = interop.to_timm(jax.jit(jax.grad(
-        lambda params: (ours.apply({'params': params}, images) ** 2).mean()))(params))
+    found = interop.to_timm(
+        jax.jit(jax.grad(lambda params: (ours.apply({'params': params}, images) ** 2).mean()))(
+            params
+        )
+    )
     interop.load(theirs, interop.to_timm(params))
     (theirs(torch.from_numpy(images).permute(0, 3, 1, 2)) ** 2).mean().backward()
     expected = {name: x.grad for name, x in theirs.named_parameters()}
@@ -84,14 +98,21 @@ def test_gradients_of_registers_and_of_a_norm_before_the_first_layer():
         assert (found[name] - x).abs().max() <= 2e-5 * x.abs().max(), name
 
 
-@pytest.mark.parametrize(('units', 'patch', 'image_size'), [
-    ((), 8, (64, 96)),  # like R+Ti/16
-    ((1, 2, 3), 1, (40, 56)),  # like R50+B/16, of an image that stage 3 cannot halve
-    ((1, 1, 1, 1), 1, (32, 64)),  # like R50+B/32
-], ids=['root', 'three-stages', 'four-stages'])
+@pytest.mark.parametrize(
+    ('units', 'patch', 'image_size'),
+    [
+        ((), 8, (64, 96)),  # like R+Ti/16
+        ((1, 2, 3), 1, (40, 56)),  # like R50+B/16, of an image that stage 3 cannot halve
+        ((1, 1, 1, 1), 1, (32, 64)),  # like R50+B/32
+    ],
+    ids=['root', 'three-stages', 'four-stages'],
+)
 def test_hybrid(units, patch, image_size):
-    assert_equal(SMALL | dict(patch_size=(patch, patch), num_layers=1,
-                              resnet=HYBRID | dict(units=units)), timm_vit, (*image_size, 3))
+    assert_equal(
+        SMALL | dict(patch_size=(patch, patch), num_layers=1, resnet=HYBRID | dict(units=units)),
+        timm_vit,
+        (*image_size, 3),
+    )
 
 
 def test_bit():
@@ -103,10 +124,17 @@ def test_bit():
 @pytest.mark.parametrize('weight_epsilon_on', ['std', 'variance'])
 @pytest.mark.parametrize('family', ['hybrid', 'bit'])
 def test_epsilons_large_enough_to_show(family, weight_epsilon_on):
-    resnet = dict(units=(1, 2), group_norm_epsilon=0.1, weight_epsilon=0.01,
-                  weight_epsilon_on=weight_epsilon_on)
+    resnet = dict(
+        units=(1, 2),
+        group_norm_epsilon=0.1,
+        weight_epsilon=0.01,
+        weight_epsilon_on=weight_epsilon_on,
+    )
     if family == 'bit':
         assert_equal(dict(resnet=BIT | resnet), timm_bit, (40, 56, 3))
     else:
-        assert_equal(SMALL | dict(patch_size=(1, 1), num_layers=1, resnet=HYBRID | resnet),
-                     timm_vit, (40, 56, 3))
+        assert_equal(
+            SMALL | dict(patch_size=(1, 1), num_layers=1, resnet=HYBRID | resnet),
+            timm_vit,
+            (40, 56, 3),
+        )

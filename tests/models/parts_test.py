@@ -24,19 +24,40 @@ def test_joined_parts_are_the_batch():
     assert all((joined[name] == batch[name]).all() for name in batch)
 
 
-@pytest.mark.parametrize(('batch_size', 'devices', 'side', 'expected'), [
-    (64, 2, 224, 8), (64, 1, 224, 16), (8, 1, 224, 2), (4, 1, 224, 1),  # four images at once
-    (6, 1, 224, 2), (10, 1, 224, 5), (35, 1, 224, 1), (1, 1, 224, 1),  # 3, 2, not one alone
-    (64, 2, 384, 32), (64, 2, 112, 2), (64, 1, 32, 1)])  # 577, 50 and 5 tokens
+@pytest.mark.parametrize(
+    ('batch_size', 'devices', 'side', 'expected'),
+    [
+        (64, 2, 224, 8),
+        (64, 1, 224, 16),
+        (8, 1, 224, 2),
+        (4, 1, 224, 1),  # four images at once
+        (6, 1, 224, 2),
+        (10, 1, 224, 5),
+        (35, 1, 224, 1),
+        (1, 1, 224, 1),  # 3, 2, not one alone
+        (64, 2, 384, 32),
+        (64, 2, 112, 2),
+        (64, 1, 32, 1),
+    ],
+)  # 577, 50 and 5 tokens
 def test_a_cpu_computes_about_as_many_tokens_at_once(batch_size, devices, side, expected):
     model = models.build('ti16', 10)
     assert parts.fastest(model, batch_size, (side, side), devices, 'cpu') == expected
     assert parts.fastest(model, batch_size, (side, side), devices, 'tpu') == 1
 
 
-@pytest.mark.parametrize(('name', 'side', 'expected'), [
-    ('ti16', 224, 4), ('s32', 224, 1), ('r_ti16', 224, 4), ('r26_s32', 224, 4), ('r50x1', 224, 4),
-    ('r50x1', 480, 32), ('r50x1', 96, 1)])
+@pytest.mark.parametrize(
+    ('name', 'side', 'expected'),
+    [
+        ('ti16', 224, 4),
+        ('s32', 224, 1),
+        ('r_ti16', 224, 4),
+        ('r26_s32', 224, 4),
+        ('r50x1', 224, 4),
+        ('r50x1', 480, 32),
+        ('r50x1', 96, 1),
+    ],
+)
 def test_training_takes_about_eight_images_of_224_pixels_at_once(name, side, expected):
     model = models.build(name, 10)
     assert parts.fastest(model, 64, (side, side), 2, 'cpu', train=True) == expected
@@ -52,29 +73,37 @@ def test_outputs_of_resnets_and_hybrids_are_computed_in_large_parts(name):
 
 def test_masked_patches_are_drawn_for_the_whole_batch():
     """What an evaluation hides must not depend on the processor."""
-    preprocess = {'mean': (.5, .5, .5), 'std': (.5, .5, .5)}
-    model = masked.build(models.build('ti16', 10), {'target': 'mean_color', 'rate': .5}, preprocess)
+    preprocess = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5)}
+    model = masked.build(
+        models.build('ti16', 10), {'target': 'mean_color', 'rate': 0.5}, preprocess
+    )
     assert parts.fastest(model, 64, (224, 224), 1, 'cpu') == 1
 
 
 @pytest.mark.parametrize('pool', ['cls', 'gap', 'map', 'none'])
 def test_outputs_do_not_depend_on_parts(pool):
     """Nor are any exchanged between two devices, each of which has half of every part."""
-    model = models.build('ti16', 5, patch_size=(4,), num_layers=2, hidden_size=32, mlp_dim=64,
-                         num_heads=2, pool=pool)
+    model = models.build(
+        'ti16', 5, patch_size=(4,), num_layers=2, hidden_size=32, mlp_dim=64, num_heads=2, pool=pool
+    )
     images = jnp.asarray(np.random.default_rng(0).normal(size=(12, 16, 16, 3)), jnp.float32)
     params = randomised(model, images)
-    mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2],
-                         axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(AxisType.Auto,))
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     images = jax.device_put(images, NamedSharding(mesh, PartitionSpec('data')))
-    compiled = {n: jax.jit(lambda p, x, n=n: parts.in_parts(
-        functools.partial(model.apply, {'params': p}), x, n)).lower(params, images).compile()
-        for n in (1, 3)}
+    compiled = {
+        n: jax.jit(
+            lambda p, x, n=n: parts.in_parts(functools.partial(model.apply, {'params': p}), x, n)
+        )
+        .lower(params, images)
+        .compile()
+        for n in (1, 3)
+    }
     whole, split = (compiled[n](params, images) for n in compiled)
     np.testing.assert_allclose(split, whole, atol=1e-5 * np.abs(whole).max())
     assert split.sharding.is_equivalent_to(images.sharding, split.ndim)
     text = compiled[3].as_text()
     assert ' while(' in text
-    assert not any(name in text for name in ('all-gather', 'all-to-all', 'collective-permute',
-                                             'all-reduce'))
+    assert not any(
+        name in text for name in ('all-gather', 'all-to-all', 'collective-permute', 'all-reduce')
+    )

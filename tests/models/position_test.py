@@ -37,8 +37,9 @@ def test_permuting_patches_permutes_tokens_without_position(attention):
 
 
 def test_relative_logits_of_bfloat16_are_summed_in_float32():
-    query, table = (random_images(*shape).astype(jnp.bfloat16)
-                    for shape in [(2, 9, 2, 16), (17, 2, 16)])
+    query, table = (
+        random_images(*shape).astype(jnp.bfloat16) for shape in [(2, 9, 2, 16), (17, 2, 16)]
+    )
     exact = position.relative_logits(query.astype(jnp.float32), table.astype(jnp.float32))
     found = position.relative_logits(query, table)
     assert found.dtype == jnp.float32
@@ -53,9 +54,9 @@ def test_relative_logits_are_translation_invariant():
 
     def within_window(start):
         query = random_images(1, tokens, 2, 8, seed=3 + start)
-        query = query.at[:, start:start + window].set(contents)
+        query = query.at[:, start : start + window].set(contents)
         logits = position.relative_logits(query, table)
-        return logits[:, :, start:start + window, start:start + window]
+        return logits[:, :, start : start + window, start : start + window]
 
     expected = within_window(0)
     for start in range(1, tokens - window + 1):
@@ -70,13 +71,21 @@ def test_image_of_another_size_than_trained():
         jax.eval_shape(model.apply, params, jnp.ones((1, 12, 12, 3)))
 
 
-@pytest.mark.parametrize(('fields', 'message'), [
-    (dict(position='relativ'), "model.position is 'relativ'. Did you mean relative"),
-    (dict(position_at='every-layer'), 'Did you mean every_layer'),
-    (dict(position='relative'), 'relative cannot act at model.position_at stem: set '
-                                'model.position_at to every_layer or shared'),
-    (dict(position='none', position_at='shared'), 'set model.position_at to stem'),
-    (dict(hidden_size=30, num_heads=3, position='sincos_2d'), '30 is not divisible by 4')], ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        (dict(position='relativ'), "model.position is 'relativ'. Did you mean relative"),
+        (dict(position_at='every-layer'), 'Did you mean every_layer'),
+        (
+            dict(position='relative'),
+            'relative cannot act at model.position_at stem: set '
+            'model.position_at to every_layer or shared',
+        ),
+        (dict(position='none', position_at='shared'), 'set model.position_at to stem'),
+        (dict(hidden_size=30, num_heads=3, position='sincos_2d'), '30 is not divisible by 4'),
+    ],
+    ids=str,
+)
 def test_fields_that_do_not_fit(fields, message):
     with pytest.raises(UserError, match=message):
         models.build(SMALL, 5, **fields)

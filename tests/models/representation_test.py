@@ -13,28 +13,46 @@ from vit_jax.models import cost, representation
 
 def of(model, params, images, names):
     """{name: representation}, compiled as a whole."""
-    return jax.jit(lambda params, images: {
-        name: representation.of(model, params, images, name) for name in names})(params, images)
+    return jax.jit(
+        lambda params, images: {
+            name: representation.of(model, params, images, name) for name in names
+        }
+    )(params, images)
 
 
-@pytest.mark.parametrize('fields', [
-    dict(representation_size=20), dict(attention='axial', pool='gap'),
-    dict(num_registers=2, norm_after_pool=True, pool='gap')], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        dict(representation_size=20),
+        dict(attention='axial', pool='gap'),
+        dict(num_registers=2, norm_after_pool=True, pool='gap'),
+    ],
+    ids=str,
+)
 def test_they_are_what_the_whole_model_computes_on_its_way(fields):
     images = random_images(2, 8, 12, 3)
     model = models.build(SMALL, 5, **fields)
     params = randomised(model, images)
     logits, outputs = jax.jit(functools.partial(model.apply, return_intermediates=True))(
-        {'params': params}, images)
+        {'params': params}, images
+    )
     pooled = outputs['representation']
     prefix = (model.pool == 'cls') + fields.get('num_registers', 0)
     tokens = np.asarray(outputs['encoded'])[:, prefix:]
-    before = np.tanh(pooled @ params['pre_logits']['kernel'] + params['pre_logits']['bias']) if (
-        model.representation_size) else pooled
-    np.testing.assert_allclose(before @ params['head']['kernel'] + params['head']['bias'], logits,
-                               atol=1e-4)
-    expected = {'pre_logits': before, 'representation': pooled, 'logits': logits,
-                'patch_mean': tokens.mean(axis=1)}
+    before = (
+        np.tanh(pooled @ params['pre_logits']['kernel'] + params['pre_logits']['bias'])
+        if (model.representation_size)
+        else pooled
+    )
+    np.testing.assert_allclose(
+        before @ params['head']['kernel'] + params['head']['bias'], logits, atol=1e-4
+    )
+    expected = {
+        'pre_logits': before,
+        'representation': pooled,
+        'logits': logits,
+        'patch_mean': tokens.mean(axis=1),
+    }
     assert set(expected) == set(representation.NAMES)
     found = of(model, params, images, expected)
     for name, values in expected.items():
@@ -53,9 +71,16 @@ def test_a_resnet_has_no_patches():
         representation.check(model, 'patch_mean')
 
 
-@pytest.mark.parametrize('fields', [
-    dict(representation_size=20), dict(pool='gap'), dict(pool='none'),
-    {'resnet': dict(models.fields('r50x1')['resnet'], units=(1,), width=32)}], ids=str)
+@pytest.mark.parametrize(
+    'fields',
+    [
+        dict(representation_size=20),
+        dict(pool='gap'),
+        dict(pool='none'),
+        {'resnet': dict(models.fields('r50x1')['resnet'], units=(1,), width=32)},
+    ],
+    ids=str,
+)
 def test_what_is_sown_costs_nothing(fields):
     images = random_images(2, 8, 12, 3)
     model = models.build(fields, 4) if 'resnet' in fields else models.build(SMALL, 4, **fields)
@@ -64,13 +89,16 @@ def test_what_is_sown_costs_nothing(fields):
     def sown(params):
         logits, variables = model.apply({'params': params}, images, mutable='intermediates')
         return logits, *variables['intermediates']['representation']
+
     logits, found = jax.jit(sown)(params)
-    expected_logits, outputs = jax.jit(functools.partial(
-        model.apply, return_intermediates=True))({'params': params}, images)
+    expected_logits, outputs = jax.jit(functools.partial(model.apply, return_intermediates=True))(
+        {'params': params}, images
+    )
     np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
     np.testing.assert_allclose(found, outputs['representation'], atol=1e-5)
     assert cost.count_flops(sown, params) == cost.count_flops(
-        lambda params: model.apply({'params': params}, images), params)
+        lambda params: model.apply({'params': params}, images), params
+    )
 
 
 def test_what_a_model_does_not_have():

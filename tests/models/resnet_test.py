@@ -14,12 +14,18 @@ from vit_jax.models import cost, resnet, variants
 
 TRANSFORMER = dict(hidden_size=16, num_layers=1, mlp_dim=24, num_heads=2)
 BIT = dict(resnet=dict(variants.bit_resnet((1, 3), width=8), num_groups=4))
-HYBRID = dict(TRANSFORMER, patch_size=(1, 1),
-              resnet=dict(variants.hybrid_resnet((3, 1), width=8), num_groups=4))
+HYBRID = dict(
+    TRANSFORMER,
+    patch_size=(1, 1),
+    resnet=dict(variants.hybrid_resnet((3, 1), width=8), num_groups=4),
+)
 AXIAL = dict(axial_heads=2, resnet=dict(variants.axial_resnet((1, 2), width=8), num_groups=4))
 both = pytest.mark.parametrize('fields', [BIT, HYBRID], ids=['bit', 'hybrid'])
-each = pytest.mark.parametrize('fields', [BIT, HYBRID, pytest.param(
-    AXIAL, marks=pytest.mark.slow)], ids=['bit', 'hybrid', 'axial'])
+each = pytest.mark.parametrize(
+    'fields',
+    [BIT, HYBRID, pytest.param(AXIAL, marks=pytest.mark.slow)],
+    ids=['bit', 'hybrid', 'axial'],
+)
 
 
 def random_images(*shape):
@@ -35,16 +41,21 @@ def logits_and_gradients(family, **way):
     def loss(params):
         logits = model.apply({'params': params}, images, train=True)
         return (logits**2).mean(), logits
+
     gradient = jax.grad(loss, has_aux=True)
     return params, *jax.jit(gradient)(params), cost.count_flops(gradient, params)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', [
-    pytest.param('bit', marks=pytest.mark.nightly), 'hybrid'])
-@pytest.mark.parametrize('way', [
-    dict(unroll=2, remat_policy='nothing_saveable'),
-    pytest.param(dict(remat_policy='products'), marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize('family', [pytest.param('bit', marks=pytest.mark.nightly), 'hybrid'])
+@pytest.mark.parametrize(
+    'way',
+    [
+        dict(unroll=2, remat_policy='nothing_saveable'),
+        pytest.param(dict(remat_policy='products'), marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 def test_loops_and_rematerialisation_change_nothing(family, way):
     params, expected_gradients, expected, flops = logits_and_gradients(family)
     other_params, gradients, logits, other_flops = logits_and_gradients(family, **way)
@@ -53,13 +64,17 @@ def test_loops_and_rematerialisation_change_nothing(family, way):
     jax.tree.map(np.testing.assert_array_equal, other_params, params)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
     largest = max(np.abs(g).max() for g in jax.tree.leaves(expected_gradients))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
-                 gradients, expected_gradients)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
+        gradients,
+        expected_gradients,
+    )
 
 
 def test_kernels_are_standardised_in_float32_whatever_is_computed_in():
-    conv = resnet.StdConv(4, 3, 1, fixed_padding=True, epsilon=1e-5, epsilon_on='std',
-                          dtype='bfloat16')
+    conv = resnet.StdConv(
+        4, 3, 1, fixed_padding=True, epsilon=1e-5, epsilon_on='std', dtype='bfloat16'
+    )
     kernel = np.asarray(1 + random_images(3, 3, 2, 4))  # far from mean 0: bfloat16 would lose it
     centred = kernel - kernel.mean((0, 1, 2), dtype=np.float64)
     expected = centred / (centred.std((0, 1, 2)) + 1e-5)
@@ -91,24 +106,37 @@ def test_standardised_kernels_have_no_scale_and_no_mean(fields):
 def test_units_of_a_hybrid_start_as_the_identity():
     """Its last GroupNorm scale being zero; BiT's has none there."""
     unit = resnet.ResidualUnit(
-        4, 1, functools.partial(resnet.StdConv, fixed_padding=False, epsilon=1e-5, epsilon_on='std',
-                                dtype='float32'),
-        functools.partial(resnet.nn.GroupNorm, num_groups=2), preactivation=False)
+        4,
+        1,
+        functools.partial(
+            resnet.StdConv, fixed_padding=False, epsilon=1e-5, epsilon_on='std', dtype='float32'
+        ),
+        functools.partial(resnet.nn.GroupNorm, num_groups=2),
+        preactivation=False,
+    )
     x = jnp.abs(random_images(2, 6, 6, 16))
     (y, _), variables = unit.init_with_output(jax.random.key(0), x)
     np.testing.assert_array_equal(y, x)
     assert 'conv_proj' not in variables['params']
 
 
-@pytest.mark.parametrize(('fields', 'grids'), [
-    (BIT, [(5, 7), (5, 7), (3, 4)]), (AXIAL, [(5, 7), (5, 7), (3, 4)]),
-    (HYBRID, [(5, 7), (5, 7), (3, 4)])], ids=['bit', 'axial', 'hybrid'])
+@pytest.mark.parametrize(
+    ('fields', 'grids'),
+    [
+        (BIT, [(5, 7), (5, 7), (3, 4)]),
+        (AXIAL, [(5, 7), (5, 7), (3, 4)]),
+        (HYBRID, [(5, 7), (5, 7), (3, 4)]),
+    ],
+    ids=['bit', 'axial', 'hybrid'],
+)
 def test_every_halving_rounds_up(fields, grids):
     model = models.build(fields, 5)
     assert model.grid((18, 26)) == grids[-1]
     (logits, outputs), _ = jax.eval_shape(
-        functools.partial(model.init_with_output, return_intermediates=True), jax.random.key(0),
-        random_images(2, 18, 26, 4))
+        functools.partial(model.init_with_output, return_intermediates=True),
+        jax.random.key(0),
+        random_images(2, 18, 26, 4),
+    )
     assert logits.shape == (2, 5)
     if fields is not HYBRID:
         assert [x.shape[1:3] for x in outputs['stages']] == grids
@@ -123,8 +151,9 @@ def test_intermediates_leave_the_logits_alone():
     params = randomised(model, images)
     logits, outputs = apply(model, {'params': params}, images, return_intermediates=True)
     np.testing.assert_allclose(logits, apply(model, {'params': params}, images), rtol=1e-5)
-    np.testing.assert_array_equal(outputs['representation'],
-                                  apply(models.build(BIT, 0), {'params': params}, images))
+    np.testing.assert_array_equal(
+        outputs['representation'], apply(models.build(BIT, 0), {'params': params}, images)
+    )
 
 
 @each
@@ -144,11 +173,23 @@ def test_hybrids_take_normalised_features():
         models.build(HYBRID | dict(resnet=HYBRID['resnet'] | dict(preactivation=True)), 5)
 
 
-@pytest.mark.parametrize(('model', 'fields', 'message'), [
-    ('r50x1', dict(dropout_rate=0.1), "no field 'dropout_rate'. Its fields are: axial_heads, dty"),
-    ('r50x1', dict(hidden_size=64), "model has no field 'hidden_size'"),
-    ('b16', dict(resnet=dict(units=(1,))), 'model.resnet lacks fixed_padding, group_norm_epsilon'),
-    ({}, {}, 'model lacks hidden_size, .*start from a name')])
+@pytest.mark.parametrize(
+    ('model', 'fields', 'message'),
+    [
+        (
+            'r50x1',
+            dict(dropout_rate=0.1),
+            "no field 'dropout_rate'. Its fields are: axial_heads, dty",
+        ),
+        ('r50x1', dict(hidden_size=64), "model has no field 'hidden_size'"),
+        (
+            'b16',
+            dict(resnet=dict(units=(1,))),
+            'model.resnet lacks fixed_padding, group_norm_epsilon',
+        ),
+        ({}, {}, 'model lacks hidden_size, .*start from a name'),
+    ],
+)
 def test_fields_of_another_family(model, fields, message):
     with pytest.raises(UserError, match=message):
         models.build(model, 5, **fields)
@@ -156,7 +197,8 @@ def test_fields_of_another_family(model, fields, message):
 
 def test_head_starts_at_zero_with_the_bias_asked_for():
     params = jax.jit(models.build(BIT, 5, head_bias_init=-10.0).init)(
-        jax.random.key(0), random_images(1, 16, 16, 3))['params']
+        jax.random.key(0), random_images(1, 16, 16, 3)
+    )['params']
     np.testing.assert_array_equal(params['head']['kernel'], 0)
     np.testing.assert_array_equal(params['head']['bias'], -10)
 
@@ -165,21 +207,30 @@ def test_root_of_stride_four_under_patches_of_eight():
     """R+Ti/16: 49 tokens at 224 px."""
     model = models.build('r_ti16', 10)
     assert model.grid((224, 224)) == (7, 7)
-    with pytest.raises(UserError, match=r'the feature map \(one point for 4 pixels\) of 50x56 is '
-                                        'not divisible by patch_size 8x8. The nearest image '
-                                        'sizes are 192x224 and 224x224'):
+    with pytest.raises(
+        UserError,
+        match=r'the feature map \(one point for 4 pixels\) of 50x56 is '
+        'not divisible by patch_size 8x8. The nearest image '
+        'sizes are 192x224 and 224x224',
+    ):
         model.grid((200, 224))
 
 
-@pytest.mark.parametrize(('change', 'message'), [
-    (dict(width=10), 'model.resnet.width 10 does not divide among 4 groups'),
-    (dict(weight_epsilon_on='sd'), "model.resnet.weight_epsilon_on is 'sd'. Did you mean std"),
-    (dict(num_groups=0), 'model.resnet.num_groups is 0'),
-    (dict(units=(1, 0)), r'model.resnet.units is \(1, 0\): expected the number of residual units'),
-    (dict(units=3), 'model.resnet.units is 3'),
-    (dict(units=()), 'model.resnet.units is empty'),
-    (dict(unit=(1,)), "model.resnet has no field 'unit'. Did you mean units"),
-])
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (dict(width=10), 'model.resnet.width 10 does not divide among 4 groups'),
+        (dict(weight_epsilon_on='sd'), "model.resnet.weight_epsilon_on is 'sd'. Did you mean std"),
+        (dict(num_groups=0), 'model.resnet.num_groups is 0'),
+        (
+            dict(units=(1, 0)),
+            r'model.resnet.units is \(1, 0\): expected the number of residual units',
+        ),
+        (dict(units=3), 'model.resnet.units is 3'),
+        (dict(units=()), 'model.resnet.units is empty'),
+        (dict(unit=(1,)), "model.resnet has no field 'unit'. Did you mean units"),
+    ],
+)
 def test_fields_that_do_not_fit(change, message):
     with pytest.raises(UserError, match=message):
         models.build(dict(resnet=BIT['resnet'] | change), 5)

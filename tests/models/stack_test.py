@@ -22,23 +22,40 @@ FAMILIES = {
 def loss_and_gradients(family, **way):
     """Parameters, and the logits and gradients of a training step in which all chance acts."""
     images = random_images(2, 8, 8, 3)
-    model = models.build(SMALL, 5, **FAMILIES[family], **way, num_layers=2, dropout_rate=0.2,
-                         stochastic_depth_rate=0.3)
+    model = models.build(
+        SMALL,
+        5,
+        **FAMILIES[family],
+        **way,
+        num_layers=2,
+        dropout_rate=0.2,
+        stochastic_depth_rate=0.3,
+    )
     params = randomised(model, images)
 
     def loss(params):
-        logits = model.apply({'params': params}, images, train=True,
-                             rngs={'dropout': jax.random.key(3)})
+        logits = model.apply(
+            {'params': params}, images, train=True, rngs={'dropout': jax.random.key(3)}
+        )
         return (logits**2).mean(), logits
+
     gradient = jax.grad(loss, has_aux=True)
     return params, *jax.jit(gradient)(params), cost.count_flops(gradient, params)
 
 
 @pytest.mark.parametrize('family', ['vit', pytest.param('axial', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('way', [
-    dict(unroll=2, remat_policy='nothing_saveable'), dict(remat_policy='products'),
-    *(pytest.param(way, marks=[pytest.mark.slow, pytest.mark.nightly]) for way in (
-        dict(remat_policy='dots_with_no_batch_dims_saveable'), dict(unroll=2)))], ids=str)
+@pytest.mark.parametrize(
+    'way',
+    [
+        dict(unroll=2, remat_policy='nothing_saveable'),
+        dict(remat_policy='products'),
+        *(
+            pytest.param(way, marks=[pytest.mark.slow, pytest.mark.nightly])
+            for way in (dict(remat_policy='dots_with_no_batch_dims_saveable'), dict(unroll=2))
+        ),
+    ],
+    ids=str,
+)
 def test_loops_and_rematerialisation_change_nothing(family, way):
     """Equal parameters, outputs and gradients."""
     params, expected_gradients, expected, flops = loss_and_gradients(family)
@@ -47,15 +64,26 @@ def test_loops_and_rematerialisation_change_nothing(family, way):
     jax.tree.map(np.testing.assert_array_equal, other_params, params)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
     largest = max(np.abs(g).max() for g in jax.tree.leaves(expected_gradients))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
-                 gradients, expected_gradients)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
+        gradients,
+        expected_gradients,
+    )
 
 
 @pytest.mark.parametrize('model', [SMALL, 'r50x1'], ids=['vit', 'resnet'])
-@pytest.mark.parametrize(('fields', 'message'), [
-    (dict(unroll=-1), 'model.unroll is -1: expected a whole number, at least 0'),
-    (dict(remat_policy='full'), "model.remat_policy is 'full'. It is one of: auto, products, none"),
-    (dict(dtype='float16'), 'It is one of: float32, bfloat16')], ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        (dict(unroll=-1), 'model.unroll is -1: expected a whole number, at least 0'),
+        (
+            dict(remat_policy='full'),
+            "model.remat_policy is 'full'. It is one of: auto, products, none",
+        ),
+        (dict(dtype='float16'), 'It is one of: float32, bfloat16'),
+    ],
+    ids=str,
+)
 def test_fields_that_do_not_fit(model, fields, message):
     with pytest.raises(UserError, match=message):
         models.build(model, 5, **fields)

@@ -24,9 +24,10 @@ def compiled(function, *arguments):
 
 
 def layers(placed):
-    return (jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32,
-                                 sharding=placed(None, 'fsdp')),
-            jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=placed('fsdp')))
+    return (
+        jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32, sharding=placed(None, 'fsdp')),
+        jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=placed('fsdp')),
+    )
 
 
 def apply(kernels, x, placed):
@@ -40,13 +41,15 @@ def apply(kernels, x, placed):
 def test_forward_pass_of_a_scan(placed):
     counts = compiled(lambda w, x: apply(w, x, placed), *layers(placed))
     # Each device sends its eighth of every kernel to the seven others.
-    assert counts.sent == {'all-gather': LAYERS * 4 * WIDTH * WIDTH // 8 * 7} == {
-        'all-gather': 4480}
+    assert (
+        counts.sent == {'all-gather': LAYERS * 4 * WIDTH * WIDTH // 8 * 7} == {'all-gather': 4480}
+    )
     assert counts.calls == {'all-gather': LAYERS}
 
 
 def test_gradient_of_a_scan(placed):
     """Gathered kernels are kept, of their gradients each device keeps a part."""
+
     def loss(w, x):
         return (apply(w, x, placed) ** 2).sum()
 
@@ -57,7 +60,8 @@ def test_gradient_of_a_scan(placed):
     kernel = 4 * WIDTH * WIDTH
     assert counts.sent['all-gather'] == LAYERS * kernel // 8 * 7
     assert counts.sent.get('reduce-scatter', 0) + counts.sent.get('all-reduce', 0) / 2 == (
-        LAYERS * kernel * 7 // 8)
+        LAYERS * kernel * 7 // 8
+    )
 
 
 def test_sum_over_devices(placed):
@@ -70,10 +74,14 @@ def test_sum_over_devices(placed):
 def test_training_step_of_a_vit(mesh):
     program = program_on(small_config(), **MESHES[mesh])
     counts = collectives.count(program.train_step.as_text())
-    kernels = {name: 4 * x.size for name, x in (
-        (jax.tree_util.keystr(path, simple=True, separator='/'), x)
-        for path, x in jax.tree.leaves_with_path(program.abstract_state.params['blocks']))
-        if name.endswith('kernel')}
+    kernels = {
+        name: 4 * x.size
+        for name, x in (
+            (jax.tree_util.keystr(path, simple=True, separator='/'), x)
+            for path, x in jax.tree.leaves_with_path(program.abstract_state.params['blocks'])
+        )
+        if name.endswith('kernel')
+    }
     if mesh == 'data':
         assert 'all-gather' not in counts.sent
         params = sum(4 * x.size for x in jax.tree.leaves(program.abstract_state.params))
@@ -123,10 +131,16 @@ ENTRY %main (x.1: f32[128]) -> f32[128] {
 """
 
 
-@pytest.mark.parametrize(('groups', 'size'), [
-    ('{{0,1,2,3},{4,5,6,7}}', 4), ('[2,4]<=[8]', 4), ('[4,2]<=[2,4]T(1,0)', 2),
-    ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
-    ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b'}", 8)])
+@pytest.mark.parametrize(
+    ('groups', 'size'),
+    [
+        ('{{0,1,2,3},{4,5,6,7}}', 4),
+        ('[2,4]<=[8]', 4),
+        ('[4,2]<=[2,4]T(1,0)', 2),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b'}", 8),
+    ],
+)
 def test_trips_of_a_loop_that_does_not_say_them(groups, size):
     counts = collectives.count(LOOP.replace('GROUPS', groups))
     assert counts.calls == {'all-reduce': 3}  # 1, 3, 5
@@ -134,15 +148,23 @@ def test_trips_of_a_loop_that_does_not_say_them(groups, size):
 
 
 def test_counter_that_is_copied():
-    text = LOOP.replace('GROUPS', '[2,4]<=[8]').replace(
-        '%next = s32[] add(', '%higher = s32[] add(').replace(
-        '%x = f32', '%next = s32[] copy(%higher)\n  %x = f32')
+    text = (
+        LOOP.replace('GROUPS', '[2,4]<=[8]')
+        .replace('%next = s32[] add(', '%higher = s32[] add(')
+        .replace('%x = f32', '%next = s32[] copy(%higher)\n  %x = f32')
+    )
     assert collectives.count(text).calls == {'all-reduce': 3}
 
 
-@pytest.mark.parametrize(('line', 'other'), [
-    ('constant(7)', 'get-tuple-element(%p.1), index=2'), ('direction=LT', 'direction=NE'),
-    ('constant(2)', 'get-tuple-element(%p), index=2'), ('add(%i, %two)', 'multiply(%i, %two)')])
+@pytest.mark.parametrize(
+    ('line', 'other'),
+    [
+        ('constant(7)', 'get-tuple-element(%p.1), index=2'),
+        ('direction=LT', 'direction=NE'),
+        ('constant(2)', 'get-tuple-element(%p), index=2'),
+        ('add(%i, %two)', 'multiply(%i, %two)'),
+    ],
+)
 def test_loop_that_does_not_count_by_constants(line, other):
     text = LOOP.replace('GROUPS', '[2,4]<=[8]').replace(line, other)
     with pytest.raises(ValueError, match='sum of the compiled step is in a loop, and neither'):
@@ -151,8 +173,11 @@ def test_loop_that_does_not_count_by_constants(line, other):
 
 
 def test_what_the_compiler_says_of_a_loop_counts():
-    text = LOOP.replace('GROUPS', '[2,4]<=[8]').replace('direction=LT', 'direction=NE').replace(
-        'body=%body', 'body=%body, backend_config={"known_trip_count":{"n":"5"}}')
+    text = (
+        LOOP.replace('GROUPS', '[2,4]<=[8]')
+        .replace('direction=LT', 'direction=NE')
+        .replace('body=%body', 'body=%body, backend_config={"known_trip_count":{"n":"5"}}')
+    )
     assert collectives.count(text).calls == {'all-reduce': 5}
 
 
@@ -189,6 +214,9 @@ ENTRY %main (x: bf16[8,128], y: f32[64]) -> f32[8] {
 
 def test_one_gather_in_several_fusions_and_a_sum_of_which_a_part_is_used():
     counts = collectives.count(CHAIN.replace('G,', '[1,8]<=[8],'))
-    assert counts.sent == {'all-gather': 2 * 8 * 128 * 7, 'collective-permute': 2 * 8 * 128,
-                           'reduce-scatter': 4 * 64 * 7 // 8}
+    assert counts.sent == {
+        'all-gather': 2 * 8 * 128 * 7,
+        'collective-permute': 2 * 8 * 128,
+        'reduce-scatter': 4 * 64 * 7 // 8,
+    }
     assert counts.calls == {'all-gather': 1, 'collective-permute': 1, 'reduce-scatter': 1}

@@ -83,18 +83,26 @@ def test_fewest_parts(compiler):
 def test_what_helps(compiler):
     helps = report.what_helps(target(5000).program(small_config(batch_size=1024)), target(5000))
     by_field = {next(iter(h['change'])): h for h in helps}
-    assert by_field['mesh.fsdp'] == {'change': {'mesh.fsdp': 8, 'mesh.data': 1}, 'needed': 13_800,
-                                     'fits': False, 'least_seconds': 0.0}
+    assert by_field['mesh.fsdp'] == {
+        'change': {'mesh.fsdp': 8, 'mesh.data': 1},
+        'needed': 13_800,
+        'fits': False,
+        'least_seconds': 0.0,
+    }
     assert by_field['model.remat_policy']['fits']
     assert by_field['accum_steps']['change'] == {'accum_steps': 16}
     assert by_field['accum_steps']['needed'] == 1800
 
 
 def test_roofline():
-    work = {'flops_per_device': 989 * 10**12, 'memory_traffic': 335 * 10**10,
-            'sent_bytes': {'all-gather': 45 * 10**10, 'all-reduce': 45 * 10**10}}
-    assert estimate.step_seconds(target(0), work) == pytest.approx({
-        'arithmetic': 1.0, 'memory': 1.0, 'links': 2.0, 'least': 2.0, 'one_after_another': 4.0})
+    work = {
+        'flops_per_device': 989 * 10**12,
+        'memory_traffic': 335 * 10**10,
+        'sent_bytes': {'all-gather': 45 * 10**10, 'all-reduce': 45 * 10**10},
+    }
+    assert estimate.step_seconds(target(0), work) == pytest.approx(
+        {'arithmetic': 1.0, 'memory': 1.0, 'links': 2.0, 'least': 2.0, 'one_after_another': 4.0}
+    )
     assert chips.CHIPS['h100'].flops == 989e12
     cpu = estimate.Target('cpu', jax.devices(), True, 0)
     assert estimate.step_seconds(cpu, work) is None

@@ -13,8 +13,13 @@ words.will_be({words!r})
 
 def stderr(words, end):
     """What a process prints on stderr, its companion included."""
-    process = subprocess.run([sys.executable, '-c', PROGRAM.format(words=words) + end], text=True,
-                             capture_output=True, timeout=60, check=False)
+    process = subprocess.run(
+        [sys.executable, '-c', PROGRAM.format(words=words) + end],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
     assert not process.stdout
     return process.stderr
 

@@ -21,8 +21,12 @@ from vit_jax.workdir import metrics
 
 # SGD: Adam makes numbers of the rounding of gradients that are zero, as those of key biases. With
 # ten times this learning rate, steps enlarge what the order of sums adds from 1e-7 to 1e-4.
-FIELDS = RANDOM | {'num_steps': 24, 'eval_every': 10, 'optimizer.name': 'sgd',
-                   'optimizer.learning_rate': 0.005}
+FIELDS = RANDOM | {
+    'num_steps': 24,
+    'eval_every': 10,
+    'optimizer.name': 'sgd',
+    'optimizer.learning_rate': 0.005,
+}
 PLAIN = FIELDS | {'model.dropout_rate': 0.0}
 # What a process runs first to send itself a signal before a step or a batch of an evaluation. There
 # are 12 of these after steps 10, 20 and 24.
@@ -55,20 +59,30 @@ def start(tmp_path):
 
     def start_run(number, folder, fields=FIELDS, first=None, own=None, flags=None, devices=1):
         """Args:
-          first: {process: Python code that it runs first}.
-          own: {process: further config fields}.
-          flags: {process: further flags}.
-          devices: of each process; 0: as the fields say.
+        first: {process: Python code that it runs first}.
+        own: {process: further config fields}.
+        flags: {process: further flags}.
+        devices: of each process; 0: as the fields say.
         """
         port, starts = free_port(), []
         for i in range(number):
-            options = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={number}',
-                       f'--process_id={i}', *(flags or {}).get(i, ())]
-            starts.append(functools.partial(
-                Forked, arguments(folder, fields=fields | (own or {}).get(i, {})) + options,
-                code=f'{(first or {}).get(i, "")}\n{UNDRAWN}', optimized=False,
-                flags=f'--xla_force_host_platform_device_count={devices}' if devices else ''))
+            options = [
+                f'--coordinator=127.0.0.1:{port}',
+                f'--num_processes={number}',
+                f'--process_id={i}',
+                *(flags or {}).get(i, ()),
+            ]
+            starts.append(
+                functools.partial(
+                    Forked,
+                    arguments(folder, fields=fields | (own or {}).get(i, {})) + options,
+                    code=f'{(first or {}).get(i, "")}\n{UNDRAWN}',
+                    optimized=False,
+                    flags=f'--xla_force_host_platform_device_count={devices}' if devices else '',
+                )
+            )
         return Processes(tmp_path / f'logs{next(numbers)}', starts)
+
     return start_run
 
 
@@ -90,9 +104,13 @@ def undisturbed(tmp_path_factory):
 def final_params(workdir):
     path = workdir / 'checkpoints' / str(FIELDS['num_steps']) / 'state'
     # As arrays of this process, whatever they were saved from.
-    return ocp.PyTreeCheckpointer().restore(path, restore_args=jax.tree.map(
-        lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-        ocp.PyTreeCheckpointer().metadata(path).item_metadata.tree))['params']
+    return ocp.PyTreeCheckpointer().restore(
+        path,
+        restore_args=jax.tree.map(
+            lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+            ocp.PyTreeCheckpointer().metadata(path).item_metadata.tree,
+        ),
+    )['params']
 
 
 def assert_equal_runs(workdir, expected):
@@ -111,8 +129,10 @@ def assert_equal_runs(workdir, expected):
 
 def stopped_at(logs, name='SIGTERM'):
     """The step at which all processes stopped, from their logs."""
-    steps = {re.search(rf'stopped by {name} after step (\d+) of 24 and saved', log).group(1)
-             for log in logs}
+    steps = {
+        re.search(rf'stopped by {name} after step (\d+) of 24 and saved', log).group(1)
+        for log in logs
+    }
     assert len(steps) == 1, logs
     return int(steps.pop())
 
@@ -125,8 +145,10 @@ def assert_ended_by_the_loss(run, survivors):
         assert run.all[i].returncode in (1, -signal.SIGABRT), run.log(i)
         last = run.last_line(i)
         assert f'error: process {i} of {len(run.all)} was killed, or lost another process' in last
-        assert last.endswith('Start the same command again on all hosts: the run continues from '
-                             'its newest checkpoint.')
+        assert last.endswith(
+            'Start the same command again on all hosts: the run continues from '
+            'its newest checkpoint.'
+        )
     print(f'survivors ended after {time.monotonic() - lost:.1f} s')
 
 
@@ -150,17 +172,24 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 @pytest.mark.nightly
 @pytest.mark.parametrize('several', [2, 4])
 def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several, start, tmp_path):
-    fields = PLAIN | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'evals.fewshot.shots': '1,5',
-                      'augment.mixup': 1.0, 'augment.randaugment.num_ops': 2,
-                      'augment.randaugment.translate': 3, 'augment.randaugment.cutout': 2}
+    fields = PLAIN | {
+        'num_steps': 2,
+        'optimizer.warmup_steps': 0,
+        'evals.fewshot.shots': '1,5',
+        'augment.mixup': 1.0,
+        'augment.randaugment.num_ops': 2,
+        'augment.randaugment.translate': 3,
+        'augment.randaugment.cutout': 2,
+    }
     losses, scores = [], []
     for number in (1, several):
         with start(number, tmp_path / str(number), fields) as run:
             run.wait([0] * number)
         rows = metrics.read(tmp_path / str(number))
         losses.append([row['train/loss'] for row in rows if 'train/loss' in row])
-        scores.append({name: value for name, value in rows[-1].items()
-                       if name.startswith('fewshot/')})
+        scores.append(
+            {name: value for name, value in rows[-1].items() if name.startswith('fewshot/')}
+        )
     assert len(losses[0]) == 2
     assert len(scores[0]) == 4
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -168,12 +197,18 @@ def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('given', 'expected'), [
-    (2, 2), pytest.param(0, 1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ('given', 'expected'), [(2, 2), pytest.param(0, 1, marks=pytest.mark.nightly)]
+)
 def test_devices_of_each_process(given, expected, start, tmp_path):
     """Four of two processes where the user says two, else two: their mesh needs fsdp to divide."""
-    fields = PLAIN | {'num_steps': 2, 'optimizer.warmup_steps': 0, 'mesh.data': 1,
-                      'mesh.fsdp': 2 * expected, 'mesh.host_devices': given}
+    fields = PLAIN | {
+        'num_steps': 2,
+        'optimizer.warmup_steps': 0,
+        'mesh.data': 1,
+        'mesh.fsdp': 2 * expected,
+        'mesh.host_devices': given,
+    }
     with start(2, tmp_path, fields, devices=0) as run:
         run.wait([0, 0])
     recorded = json.loads((tmp_path / 'config.json').read_text())
@@ -181,8 +216,10 @@ def test_devices_of_each_process(given, expected, start, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('options', [[], pytest.param(
-    ['--fewshot=1', '--fewshot_split=train'], marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    'options',
+    [[], pytest.param(['--fewshot=1', '--fewshot_split=train'], marks=pytest.mark.nightly)],
+)
 def test_two_processes_score_as_one(options, undisturbed, tmp_path):
     """Also of broken images in the parts of both; process 0 alone prints and writes."""
     for split in ('train', 'test'):
@@ -193,14 +230,31 @@ def test_two_processes_score_as_one(options, undisturbed, tmp_path):
     for number in (1, 2):
         save = [] if options else [f'--save={tmp_path}/{number}.npz']
         address = f'--coordinator=127.0.0.1:{free_port()}'
-        starts = [functools.partial(Forked, [
-            f'--workdir={undisturbed}', f'--dataset={tmp_path}/data', '--split=test', '--json',
-            '--batch_size=8', *options, *save, address, f'--num_processes={number}',
-            f'--process_id={i}'], code=EVALUATE, optimized=False) for i in range(number)]
+        starts = [
+            functools.partial(
+                Forked,
+                [
+                    f'--workdir={undisturbed}',
+                    f'--dataset={tmp_path}/data',
+                    '--split=test',
+                    '--json',
+                    '--batch_size=8',
+                    *options,
+                    *save,
+                    address,
+                    f'--num_processes={number}',
+                    f'--process_id={i}',
+                ],
+                code=EVALUATE,
+                optimized=False,
+            )
+            for i in range(number)
+        ]
         with Processes(tmp_path / f'logs{number}', starts) as run:
             logs = run.wait([0] * number)
-        found = [[json.loads(line) for line in log.splitlines() if line.startswith('{')]
-                 for log in logs]
+        found = [
+            [json.loads(line) for line in log.splitlines() if line.startswith('{')] for log in logs
+        ]
         assert list(map(len, found)) == [1, 0][:number]
         results.append(found[0][0])
         saved += [dict(np.load(tmp_path / f'{number}.npz'))] if save else []
@@ -267,22 +321,41 @@ def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
 @pytest.mark.slow
 def test_split_states_go_on_on_other_meshes(start, undisturbed, tmp_path):
     """fsdp over four devices of two processes, then tensor across two processes, then one."""
-    with start(2, tmp_path, FIELDS | {'mesh.fsdp': 4}, devices=2,
-               first={0: SIGNAL_AT.format(BEFORE_STEP_9, 'SIGINT')}) as run:
+    with start(
+        2,
+        tmp_path,
+        FIELDS | {'mesh.fsdp': 4},
+        devices=2,
+        first={0: SIGNAL_AT.format(BEFORE_STEP_9, 'SIGINT')},
+    ) as run:
         assert stopped_at(run.wait([130, 130]), 'SIGINT') == 9
-    with start(2, tmp_path, FIELDS | {'mesh.tensor': 2},
-               first={1: SIGNAL_AT.format(BEFORE_STEP_16 - 9, 'SIGTERM')}) as run:
+    with start(
+        2,
+        tmp_path,
+        FIELDS | {'mesh.tensor': 2},
+        first={1: SIGNAL_AT.format(BEFORE_STEP_16 - 9, 'SIGTERM')},
+    ) as run:
         assert stopped_at(run.wait([143, 143])) == 16
     train_here(tmp_path)
     assert_equal_runs(tmp_path, undisturbed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('own', 'flags', 'messages'), [
-    ({'batch_size': 64, 'seed': 3}, [], ['the config of the processes differs. Start all with',
-                                         'batch_size: 32 on process 0, 64 on process 1',
-                                         'seed: 0 on process 0, 3 on process 1']),
-    ({}, ['--workdir=/tmp/vit_jax_other'], ["'/tmp/vit_jax_other' on process 1"])])
+@pytest.mark.parametrize(
+    ('own', 'flags', 'messages'),
+    [
+        (
+            {'batch_size': 64, 'seed': 3},
+            [],
+            [
+                'the config of the processes differs. Start all with',
+                'batch_size: 32 on process 0, 64 on process 1',
+                'seed: 0 on process 0, 3 on process 1',
+            ],
+        ),
+        ({}, ['--workdir=/tmp/vit_jax_other'], ["'/tmp/vit_jax_other' on process 1"]),
+    ],
+)
 def test_processes_that_were_started_differently(own, flags, messages, start, tmp_path):
     with start(2, tmp_path, own={1: own}, flags={1: flags}) as run:
         for log in run.wait([1, 1]):
@@ -293,10 +366,12 @@ def test_processes_that_were_started_differently(own, flags, messages, start, tm
 
 @pytest.mark.slow
 def test_an_error_on_one_process_while_the_run_is_set_up(start, tmp_path):
-    failing = ('from vit_jax import errors\nfrom vit_jax.training import program\n'
-               'def fail(*_):\n'
-               '    raise errors.UserError("the disk of this host is full")\n'
-               'program.Program.trace_train_step = fail\n')
+    failing = (
+        'from vit_jax import errors\nfrom vit_jax.training import program\n'
+        'def fail(*_):\n'
+        '    raise errors.UserError("the disk of this host is full")\n'
+        'program.Program.trace_train_step = fail\n'
+    )
     with start(2, tmp_path, first={0: failing}) as run:
         assert run.all[0].wait(240) == 1
         assert run.last_line(0) == 'error: the disk of this host is full'

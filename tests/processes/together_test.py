@@ -8,8 +8,10 @@ import pytest
 from tests.support.processes import start_programs
 
 # After a collective broke, or without a sign of life.
-LOST = ('was killed, or lost another process: one that was killed, hangs, stopped with an error',
-        'Start the same command again on all hosts: the run continues from its newest checkpoint.')
+LOST = (
+    'was killed, or lost another process: one that was killed, hangs, stopped with an error',
+    'Start the same command again on all hosts: the run continues from its newest checkpoint.',
+)
 AGREEING = """
 assert (consensus.count(), consensus.is_main()) == (1, True)
 def between_steps(step):
@@ -45,8 +47,10 @@ def between_steps(step):
 
 
 def at_step_9(name):
-    return ('import os, signal\ndef between_steps(step):\n'
-            f'    if step == 9:\n        os.kill(os.getpid(), signal.{name})\n')
+    return (
+        'import os, signal\ndef between_steps(step):\n'
+        f'    if step == 9:\n        os.kill(os.getpid(), signal.{name})\n'
+    )
 
 
 def assert_lost(run, i):
@@ -59,8 +63,12 @@ def assert_lost(run, i):
 
 @pytest.mark.slow
 def test_two_processes_decide_alike(tmp_path):
-    with start_programs(tmp_path, 2, steps=1, first={
-            i: AGREEING.format(process=i, folder=tmp_path) for i in range(2)}) as run:
+    with start_programs(
+        tmp_path,
+        2,
+        steps=1,
+        first={i: AGREEING.format(process=i, folder=tmp_path) for i in range(2)},
+    ) as run:
         for log in run.wait([0, 0]):
             assert 'left after 1' in log
             assert 'error' not in log
@@ -92,8 +100,10 @@ def test_a_process_that_hangs(process, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('process', [0, 1])
 def test_an_error_on_one_process(process, tmp_path):
-    failing = ('from vit_jax.errors import UserError\ndef between_steps(step):\n'
-               '    if step == 9:\n        raise UserError("the disk of this host is full")\n')
+    failing = (
+        'from vit_jax.errors import UserError\ndef between_steps(step):\n'
+        '    if step == 9:\n        raise UserError("the disk of this host is full")\n'
+    )
     with start_programs(tmp_path, 2, first={process: failing}) as run:
         assert run.all[process].wait(120) == 1
         start = time.monotonic()
@@ -130,7 +140,11 @@ def test_numbers_of_processes_that_differ(tmp_path):
     with start_programs(tmp_path / 'fewer', 2, numbers={0: 3}, timeout=5) as run:
         run.wait([-signal.SIGABRT] * 2, timeout=100)
         for i, number in enumerate((3, 2)):
-            assert f'error: process {i} of {number} and the others did not all connect at ' \
-                   '127.0.0.1:' in run.last_line(i)
-            assert 'within 5 s. One is missing, two have the same --process_id, or --num_pr' \
-                   'ocesses is not the same everywhere' in run.last_line(i)
+            assert (
+                f'error: process {i} of {number} and the others did not all connect at '
+                '127.0.0.1:' in run.last_line(i)
+            )
+            assert (
+                'within 5 s. One is missing, two have the same --process_id, or --num_pr'
+                'ocesses is not the same everywhere' in run.last_line(i)
+            )

@@ -32,12 +32,16 @@ def test_blocks_have_the_mean_of_their_queries_and_the_sum_of_their_keys():
     assert last[0, 0] == pytest.approx(expected, abs=0.02)
 
 
-@pytest.mark.parametrize(('grid', 'maps', 'expected'), [
-    ((14, 14), 12 * 3 * 4, (1, 1)),  # Ti/16, four photos
-    ((14, 14), 12 * 12 * 4, (2, 1)),  # B/16
-    ((14, 14), 24 * 16 * 4, (2, 2)),  # L/16
-    ((16, 16), 32 * 16 * 4, (4, 2)),  # H/14
-    ((3, 5), 10**9, (8, 8))])  # never more than the image
+@pytest.mark.parametrize(
+    ('grid', 'maps', 'expected'),
+    [
+        ((14, 14), 12 * 3 * 4, (1, 1)),  # Ti/16, four photos
+        ((14, 14), 12 * 12 * 4, (2, 1)),  # B/16
+        ((14, 14), 24 * 16 * 4, (2, 2)),  # L/16
+        ((16, 16), 32 * 16 * 4, (4, 2)),  # H/14
+        ((3, 5), 10**9, (8, 8)),
+    ],
+)  # never more than the image
 def test_a_page_stays_small(grid, maps, expected):
     found = attention.block_sizes(grid, maps, True)
     assert found == expected

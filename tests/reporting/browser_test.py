@@ -13,7 +13,7 @@ from vit_jax.reporting import page
 from vit_jax.workdir import record
 
 pytestmark = pytest.mark.slow
-WIDTH = "document.documentElement.scrollWidth"
+WIDTH = 'document.documentElement.scrollWidth'
 
 
 @pytest.fixture(scope='module')
@@ -27,12 +27,16 @@ def pages(tmp_path_factory):
     """Files: one run, one of a thousand classes, several runs, what a sweep of 19 ends with."""
     folder = tmp_path_factory.mktemp('pages')
     longer = made(names=[f'a kind of plant with a longer name, {k}' for k in range(12)])
-    for name, html in (('one', page.of_one(longer)),
-                       ('classes', page.of_one(made(num_classes=1000))),
-                       ('several', page.of_several([made(workdir=f'runs/{k}') for k in 'abc']))):
+    for name, html in (
+        ('one', page.of_one(longer)),
+        ('classes', page.of_one(made(num_classes=1000))),
+        ('several', page.of_several([made(workdir=f'runs/{k}') for k in 'abc'])),
+    ):
         record.write_text(str(folder / f'{name}.html'), html)
-    notes = {str(write_workdir(folder / f'lr=0.0{k}', accuracies=[k / 20] if k < 19 else [])): note
-             for k, note in enumerate([*[''] * 17, 'the best', 'diverges'], 1)}
+    notes = {
+        str(write_workdir(folder / f'lr=0.0{k}', accuracies=[k / 20] if k < 19 else [])): note
+        for k, note in enumerate([*[''] * 17, 'the best', 'diverges'], 1)
+    }
     reporting.conclude_all(str(folder), notes)
     (folder / 'report.html').rename(folder / 'sweep.html')
     return folder
@@ -47,12 +51,14 @@ def test_everything_is_shown_and_nothing_asked_for(name, width, dark, chromium, 
     assert all(pictures)
     charts = chromium.evaluate(
         "[...document.querySelectorAll('[data-chart]')].map((e) => e.querySelectorAll('svg path, "
-        "svg rect, svg line').length)")
+        "svg rect, svg line').length)"
+    )
     assert charts
     assert min(charts) > 5
     assert chromium.evaluate(WIDTH) <= width  # the page itself does not scroll sideways
     assert {url for url in chromium.requests if not url.startswith('data:')} == {
-        f'file://{pages}/{name}.html'}
+        f'file://{pages}/{name}.html'
+    }
     assert (chromium.messages, chromium.errors) == ([], [])
 
 
@@ -62,24 +68,33 @@ def test_day_and_night_have_their_own_colours(chromium, pages):
         chromium.open(pages / 'one.html', dark=dark)
         found[dark] = chromium.evaluate(
             "['body', '[data-chart] .mark-line path', '[data-chart] .role-axis-label text']"
-            ".map((name) => getComputedStyle(document.querySelector(name)))"
-            ".map((s, k) => [s.backgroundColor, s.stroke, s.fill][k])")
+            '.map((name) => getComputedStyle(document.querySelector(name)))'
+            '.map((s, k) => [s.backgroundColor, s.stroke, s.fill][k])'
+        )
     assert all(a != b and re.match('rgb', a) for a, b in zip(*found.values(), strict=True))
     chromium.open(pages / 'one.html', dark=False)  # and change with it, without being drawn again
     chromium.media(dark=True)
-    assert chromium.evaluate("getComputedStyle(document.querySelector("
-                             "'[data-chart] .mark-line path')).stroke") == found[True][1]
+    assert (
+        chromium.evaluate(
+            "getComputedStyle(document.querySelector('[data-chart] .mark-line path')).stroke"
+        )
+        == found[True][1]
+    )
 
 
 @pytest.mark.parametrize('dark', [False, True])
 def test_nineteen_runs_have_colours_of_their_own(dark, chromium, pages):
     """Those of the legend are those of the lines."""
     chromium.open(pages / 'sweep.html', dark=dark)
-    legend = chromium.evaluate("[...document.querySelectorAll('.legend li')].map("
-                               "(e) => getComputedStyle(e, '::before').backgroundColor)")
+    legend = chromium.evaluate(
+        "[...document.querySelectorAll('.legend li')].map("
+        "(e) => getComputedStyle(e, '::before').backgroundColor)"
+    )
     assert len(set(legend)) == 19
-    points = chromium.evaluate("[...document.querySelectorAll('#curve-0 .mark-symbol path')].map("
-                               "(e) => getComputedStyle(e).fill)")
+    points = chromium.evaluate(
+        "[...document.querySelectorAll('#curve-0 .mark-symbol path')].map("
+        '(e) => getComputedStyle(e).fill)'
+    )
     assert points == legend[:18]  # the last one has none
 
 
@@ -103,8 +118,9 @@ def test_what_the_policy_forbids_does_not_happen(chromium, pages):
 
 
 def labels(chromium):
-    return chromium.evaluate("[...document.querySelectorAll('.heads canvas')]"
-                             ".map((c) => c.getAttribute('aria-label'))")
+    return chromium.evaluate(
+        "[...document.querySelectorAll('.heads canvas')].map((c) => c.getAttribute('aria-label'))"
+    )
 
 
 def expected(photo, layer, query):
@@ -114,8 +130,10 @@ def expected(photo, layer, query):
     found = []
     for head, values in enumerate(maps, 1):
         row, column = np.unravel_index(values.argmax(), values.shape)
-        found.append(f'Head {head} looks most at row {row + 1}, column {column + 1}: '
-                     f'{100 * values.max():.1f} %')
+        found.append(
+            f'Head {head} looks most at row {row + 1}, column {column + 1}: '
+            f'{100 * values.max():.1f} %'
+        )
     return found
 
 
@@ -142,7 +160,8 @@ def test_the_explorer_answers_a_click_at_once(chromium, pages):
     assert sorted(waits)[len(waits) // 2] < 100, waits
     assert len(looks) == 5
     assert 'Layer 1, the patch in row 4, column 1. It looks most at: head 1: row' in (
-        chromium.evaluate("document.querySelector('.spoken').textContent"))
+        chromium.evaluate("document.querySelector('.spoken').textContent")
+    )
     chromium.click(*chromium.place('.photos button:nth-of-type(2)'))
     assert labels(chromium) == expected(data['explorer']['photos'][1], 1, 1 + 3 * 6)
     chromium.click(*chromium.place('.token'))
@@ -160,7 +179,7 @@ def test_the_explorer_by_keyboard(chromium, pages):
         chromium.press('Tab')
         if chromium.evaluate("document.activeElement.classList.contains('stage')"):
             break
-    assert chromium.evaluate("getComputedStyle(document.activeElement).outlineStyle") == 'solid'
+    assert chromium.evaluate('getComputedStyle(document.activeElement).outlineStyle') == 'solid'
     for key in ('ArrowRight', 'ArrowDown', 'ArrowDown', 'ArrowDown'):  # not beyond the last row
         chromium.press(key)
     assert labels(chromium) == expected(photo, 1, 1 + 3 * 6 + 4)
@@ -177,14 +196,22 @@ def test_curves_tell_their_values(chromium, pages):
     chromium.move(*chromium.place('#curve-0', 0.97, 0.5))
     chromium.until("document.querySelector('#vg-tooltip-element.visible')")
     text = chromium.evaluate("document.querySelector('#vg-tooltip-element').innerText")
-    assert re.split(r'\s+', text.strip()) == ['step', '20', 'training', '0.5000', 'evaluation',
-                                              '0.4321']
+    assert re.split(r'\s+', text.strip()) == [
+        'step',
+        '20',
+        'training',
+        '0.5000',
+        'evaluation',
+        '0.4321',
+    ]
 
 
 def test_tables_are_sorted_by_their_headers(chromium, pages):
     chromium.open(pages / 'classes.html')
-    column = ("[...document.querySelectorAll('#predictions > .tall tbody tr')]"
-              ".map((row) => row.cells[{}].textContent)")
+    column = (
+        "[...document.querySelectorAll('#predictions > .tall tbody tr')]"
+        '.map((row) => row.cells[{}].textContent)'
+    )
     header = '#predictions > .tall th:nth-of-type({}) button'
     chromium.click(*chromium.place(header.format(3)))
     numbers = [int(x) for x in chromium.evaluate(column.format(2))]
@@ -194,14 +221,19 @@ def test_tables_are_sorted_by_their_headers(chromium, pages):
     numbers = [int(x) for x in chromium.evaluate(column.format(2))]
     assert numbers == sorted(numbers, reverse=True)
     assert numbers[0] > numbers[-1]
-    sort = chromium.evaluate("[...document.querySelectorAll('#predictions > .tall th[aria-sort]')]"
-                             ".map((th) => [th.innerText, th.ariaSort])")
+    sort = chromium.evaluate(
+        "[...document.querySelectorAll('#predictions > .tall th[aria-sort]')]"
+        '.map((th) => [th.innerText, th.ariaSort])'
+    )
     assert [(name.split()[0], way) for name, way in sort] == [('evaluated', 'descending')]
 
 
 def test_names_run_nothing(chromium, tmp_path):
-    evil = ['<script>window.hacked = 1</script>', '"><img src=x onerror="window.hacked = 1">',
-            "'-window.hacked=1-'"]
+    evil = [
+        '<script>window.hacked = 1</script>',
+        '"><img src=x onerror="window.hacked = 1">',
+        "'-window.hacked=1-'",
+    ]
     record.write_text(str(tmp_path / 'evil.html'), page.of_one(made(names=evil, name=evil[1])))
     chromium.open(tmp_path / 'evil.html')
     assert chromium.evaluate('window.hacked') is None

@@ -8,29 +8,55 @@ from sklearn.metrics import confusion_matrix
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.reporting import charts
 
-ROWS = [{'step': k, 'train/loss': 3 / k, 'train/learning_rate': 1e-3, 'train/grad_norm': 1.0,
-         'train/images_per_sec': 100.0 + k} for k in range(1, 31)] + [
-    {'step': k, 'eval/loss': 2 / k, 'eval/accuracy': k / 40, 'eval/accuracy_top5': k / 30,
-     'fewshot/5shot': 0.5, 'fewshot/5shot_deviation': 0.1} for k in (10, 20, 30)]
+ROWS = [
+    {
+        'step': k,
+        'train/loss': 3 / k,
+        'train/learning_rate': 1e-3,
+        'train/grad_norm': 1.0,
+        'train/images_per_sec': 100.0 + k,
+    }
+    for k in range(1, 31)
+] + [
+    {
+        'step': k,
+        'eval/loss': 2 / k,
+        'eval/accuracy': k / 40,
+        'eval/accuracy_top5': k / 30,
+        'fewshot/5shot': 0.5,
+        'fewshot/5shot_deviation': 0.1,
+    }
+    for k in (10, 20, 30)
+]
 
 
 def points(chart):
     """(series, step) to value, of what is drawn."""
-    return {(row['series'], row['step']): row['value']
-            for row in chart['spec']['layer'][0]['data']['values']}
+    return {
+        (row['series'], row['step']): row['value']
+        for row in chart['spec']['layer'][0]['data']['values']
+    }
 
 
 def test_curves_draw_every_number():
     found = {chart['title']: chart for chart in charts.curves({'run': ROWS}, 10)}
-    assert list(found) == ['Loss', 'Accuracy', 'Few-shot accuracy', 'Learning rate',
-                           'Images per second', 'Norms']
+    assert list(found) == [
+        'Loss',
+        'Accuracy',
+        'Few-shot accuracy',
+        'Learning rate',
+        'Images per second',
+        'Norms',
+    ]
     assert points(found['Loss']) == {
         **{('training', k): 3 / k for k in range(1, 31)},
-        **{('evaluation', k): 2 / k for k in (10, 20, 30)}}
+        **{('evaluation', k): 2 / k for k in (10, 20, 30)},
+    }
     assert set(points(found['Few-shot accuracy'])) == {('5shot', k) for k in (10, 20, 30)}
     assert {name for name, _ in points(found['Accuracy'])} == {'top-1', 'top-5'}
     assert found['Accuracy']['summary'] == (
-        'Accuracy by step. top-1: from 25.00% to 75.00%. top-5: from 33.33% to 100.00%.')
+        'Accuracy by step. top-1: from 25.00% to 75.00%. top-5: from 33.33% to 100.00%.'
+    )
 
 
 def test_a_distilled_run_has_its_agreement_with_the_teacher():
@@ -56,7 +82,10 @@ def test_several_runs_and_what_is_not_a_number():
     odd = [{'step': 1, 'train/loss': 0.0}, {'step': 2, 'train/loss': float('nan')}]
     loss = charts.curves({'lr=0.1': ROWS, 'a[1].b': odd, 'empty': []}, 10)[0]
     assert [row['name'] for row in loss['series']] == [
-        'lr=0.1: training', 'lr=0.1: evaluation', 'a[1].b: training']
+        'lr=0.1: training',
+        'lr=0.1: evaluation',
+        'a[1].b: training',
+    ]
     assert loss['series'][-1]['number'] == 1
     assert loss['spec']['layer'][0]['encoding']['y']['scale'].get('type') != 'log'
     assert charts.curves({'run': []}, 10) == []
@@ -73,7 +102,8 @@ def test_a_run_has_one_colour_in_all_charts(number):
         assert dict(zip(scale['domain'], scale['range'], strict=True)) == expected
     hover = charts.curves(runs, 10)[0]['spec']['layer'][1]['data']['values']
     assert [len(row) for row in hover] == [
-        1 + number + (number - 1) * (k in (10, 20, 30)) for k in range(1, 31)]
+        1 + number + (number - 1) * (k in (10, 20, 30)) for k in range(1, 31)
+    ]
 
 
 def test_long_series_keep_their_ends():
@@ -132,17 +162,22 @@ def test_reliability_stands_in_the_bins_of_the_evaluator():
 
 def test_every_chart_is_valid_vega_lite(confusion):
     names, sparse, expected = confusion
-    found = [*charts.curves({'a': ROWS, 'b': ROWS}, 10), *charts.curves({'a': ROWS}, 10),
-             charts.counts(names, [3, 1, 4, 1, 5, 9, 2]), charts.heat(names, expected),
-             charts.reliability(calibration(np.float32([0.2, 0.9]), np.array([True, False]))[
-                 'bins']), charts.distances([[1.0, 2.0], [3.0, 4.0]])]
+    found = [
+        *charts.curves({'a': ROWS, 'b': ROWS}, 10),
+        *charts.curves({'a': ROWS}, 10),
+        charts.counts(names, [3, 1, 4, 1, 5, 9, 2]),
+        charts.heat(names, expected),
+        charts.reliability(calibration(np.float32([0.2, 0.9]), np.array([True, False]))['bins']),
+        charts.distances([[1.0, 2.0], [3.0, 4.0]]),
+    ]
     for chart in found:
         assert chart['summary']
         json.dumps(chart['spec'], allow_nan=False)
         compiled = vl_convert.vegalite_to_vega(chart['spec'])
         assert compiled['marks']
     assert charts.counts(names, [3, 1, 4, 1, 5, 9, 2])['summary'] == (
-        'Training images of each class: from 1 (<b>3) to 9 (<b>5).')
+        'Training images of each class: from 1 (<b>3) to 9 (<b>5).'
+    )
 
 
 def test_small_speeds_and_few_steps_have_ticks_of_their_own():

@@ -15,10 +15,12 @@ def workdir(tmp_path):
 
 def rows():
     """100 images/s in the first half and 50 in the second, and two evaluations of 3 s."""
-    return [{'step': 10, 'train/images_per_sec': 100.0},
-            {'step': 10, 'eval/accuracy': 0.8, 'eval/loss': 0.5, 'eval/seconds': 3.0},
-            {'step': 20, 'train/images_per_sec': 50.0},
-            {'step': 20, 'eval/accuracy': 0.7, 'eval/loss': 0.6, 'eval/seconds': 3.0}]
+    return [
+        {'step': 10, 'train/images_per_sec': 100.0},
+        {'step': 10, 'eval/accuracy': 0.8, 'eval/loss': 0.5, 'eval/seconds': 3.0},
+        {'step': 20, 'train/images_per_sec': 50.0},
+        {'step': 20, 'eval/accuracy': 0.7, 'eval/loss': 0.6, 'eval/seconds': 3.0},
+    ]
 
 
 def test_summary_of_a_run():
@@ -31,21 +33,37 @@ def test_summary_of_a_run():
 def test_summary_of_a_run_without_evaluation_and_without_rows():
     found = collect.summary(rows()[::2], 40)
     assert (found['last'], found['best'], found['seconds']) == (None, None, 12)
-    assert collect.summary([], 40) == {'last': None, 'best': None, 'steps': 0, 'seconds': None,
-                                       'images_per_sec': None}
+    assert collect.summary([], 40) == {
+        'last': None,
+        'best': None,
+        'steps': 0,
+        'seconds': None,
+        'images_per_sec': None,
+    }
 
 
 def test_what_differs_from_the_recipe_that_the_run_recorded(workdir):
     config, _ = collect.read(str(workdir))
     flat = config_lib.flatten(config)
-    (workdir / 'recipe.json').write_text(json.dumps(
-        {'file': 'configs/quickstart.py', 'config': flat | {
-            'batch_size': 128, 'seed': 7, 'dataset.num_examples': 0, 'model.unroll': 4}}))
+    (workdir / 'recipe.json').write_text(
+        json.dumps(
+            {
+                'file': 'configs/quickstart.py',
+                'config': flat
+                | {'batch_size': 128, 'seed': 7, 'dataset.num_examples': 0, 'model.unroll': 4},
+            }
+        )
+    )
     reference, name = collect.reference_of(str(workdir), flat)
     assert name == 'configs/quickstart.py'
     assert collect.differences(flat, reference) == [
-        {'field': 'seed', 'value': 0, 'reference': 7,
-         'meaning': config_lib.all_fields()['seed'].meaning}]
+        {
+            'field': 'seed',
+            'value': 0,
+            'reference': 7,
+            'meaning': config_lib.all_fields()['seed'].meaning,
+        }
+    ]
 
 
 @pytest.mark.parametrize('damage', [None, '{', '[]', '{"file": 3}'])
@@ -74,8 +92,11 @@ def test_a_run_of_an_older_version_has_the_defaults_of_newer_fields(workdir):
 
 def test_a_directory_that_is_not_a_workdir(workdir):
     for path in (workdir / 'nowhere', workdir.parent):
-        with pytest.raises(UserError, match='is not the workdir of a run: it has no config.json.*'
-                                            'Name the --workdir of python -m vit_jax.main, or a'):
+        with pytest.raises(
+            UserError,
+            match='is not the workdir of a run: it has no config.json.*'
+            'Name the --workdir of python -m vit_jax.main, or a',
+        ):
             collect.run(str(path), 0)
 
 
@@ -92,6 +113,9 @@ def test_a_directory_of_workdirs_stands_for_all_of_them(workdir):
 
 def test_without_images_neither_model_nor_data_are_used(workdir):
     found = collect.run(str(workdir), 0)
-    assert {name for name in collect.PARTS if found[name] is None} == set(found['missing']) == set(
-        collect.PARTS)
+    assert (
+        {name for name in collect.PARTS if found[name] is None}
+        == set(found['missing'])
+        == set(collect.PARTS)
+    )
     assert found['missing']['data'].endswith(f'python -m vit_jax.report {workdir} adds this part.')

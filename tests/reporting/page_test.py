@@ -13,30 +13,56 @@ EVIL = '<script>alert(1)</script>'
 
 def test_the_numbers_of_a_run():
     read, data = check(page.of_one(made()))
-    for text in ('81.25 %', 'step 20, the best', '0.4321', '1,234', '1.2 M', '16 × 16 pixels',
-                 '16 of the 16 images of test', 'checkpoint of step 20',
-                 'Nothing differs from configs/quickstart.py'):
+    for text in (
+        '81.25 %',
+        'step 20, the best',
+        '0.4321',
+        '1,234',
+        '1.2 M',
+        '16 × 16 pixels',
+        '16 of the 16 images of test',
+        'checkpoint of step 20',
+        'Nothing differs from configs/quickstart.py',
+    ):
         assert text in read.text, text
     loss = data['charts']['curve-0']['layer'][0]['data']['values']
     assert [(row['step'], row['value']) for row in loss if row['series'] == 'training'] == [
-        (5, 2.0), (10, 1.0), (15, 2 / 3), (20, 0.5)]
-    confusion = next(table for table in read.tables if table[0][1:] == ['class 0', 'class 1',
-                                                                        'class 2'])
-    assert confusion[1:] == [['class 0', '1', '1', ''], ['class 1', '', '2', '2'],
-                             ['class 2', '3', '', '3']]
+        (5, 2.0),
+        (10, 1.0),
+        (15, 2 / 3),
+        (20, 0.5),
+    ]
+    confusion = next(
+        table for table in read.tables if table[0][1:] == ['class 0', 'class 1', 'class 2']
+    )
+    assert confusion[1:] == [
+        ['class 0', '1', '1', ''],
+        ['class 1', '', '2', '2'],
+        ['class 2', '3', '', '3'],
+    ]
 
 
 def test_differences_are_named_with_what_the_fields_mean():
-    differences = [{'field': 'seed', 'value': 3, 'reference': 0, 'meaning': 'of parameters'},
-                   {'field': 'model.new', 'value': None, 'reference': [1, 2], 'meaning': ''}]
+    differences = [
+        {'field': 'seed', 'value': 3, 'reference': 0, 'meaning': 'of parameters'},
+        {'field': 'model.new', 'value': None, 'reference': [1, 2], 'meaning': ''},
+    ]
     read, _ = check(page.of_one(made(differences=differences)))
-    assert [['field', 'run', 'recipe'], ['seedof parameters', '3', '0'],
-            ['model.new', '–', '1, 2']] in read.tables
+    assert [
+        ['field', 'run', 'recipe'],
+        ['seedof parameters', '3', '0'],
+        ['model.new', '–', '1, 2'],
+    ] in read.tables
 
 
-@pytest.mark.parametrize('names', [
-    [EVIL, '"><img src=x onerror=alert(1)>', "' onclick='x"],
-    ['{{ 7 * 7 }}', '</script><h1>', '<!--'], ['ä', '犬', '\u2028']])
+@pytest.mark.parametrize(
+    'names',
+    [
+        [EVIL, '"><img src=x onerror=alert(1)>', "' onclick='x"],
+        ['{{ 7 * 7 }}', '</script><h1>', '<!--'],
+        ['ä', '犬', '\u2028'],
+    ],
+)
 def test_names_are_text(names):
     """Of classes, files and runs, also in what scripts read."""
     found = made(names=names, name=EVIL, workdir=f'/runs/{EVIL}')
@@ -95,9 +121,14 @@ def test_the_page_of_a_run_on_its_way_says_of_how_many_steps():
 
 
 def test_figures_that_do_not_apply_say_why():
-    inspection = {'filters': None, 'similarity': None, 'explorer': None,
-                  'missing': dict.fromkeys(('filters', 'similarity', 'explorer'),
-                                           'a ResNet has no attention')}
+    inspection = {
+        'filters': None,
+        'similarity': None,
+        'explorer': None,
+        'missing': dict.fromkeys(
+            ('filters', 'similarity', 'explorer'), 'a ResNet has no attention'
+        ),
+    }
     read, data = check(page.of_one(made(inspection=inspection)))
     assert 'There is nothing to explore here: a ResNet has no attention.' in read.text
     assert 'This figure does not apply: a ResNet has no attention.' in read.text
@@ -106,30 +137,45 @@ def test_figures_that_do_not_apply_say_why():
 
 def test_several_labels_have_no_confusion():
     found = made()
-    predictions = found['predictions'] | {'several_labels': True, 'classes': {
-        name: {'average_precision': score, 'num_examples': 3}
-        for name, score in zip(found['classes'], (0.25, None, 0.125), strict=True)}}
+    predictions = found['predictions'] | {
+        'several_labels': True,
+        'classes': {
+            name: {'average_precision': score, 'num_examples': 3}
+            for name, score in zip(found['classes'], (0.25, None, 0.125), strict=True)
+        },
+    }
     del predictions['confusion']
     read, _ = check(page.of_one(found | {'predictions': predictions}))
     table = next(table for table in read.tables if table[0][:2] == ['class', 'average precision'])
     assert [row[:2] for row in table[1:]] == [
-        ['class 2', ' 12.5 %'], ['class 0', ' 25.0 %'], ['class 1', '–']]
+        ['class 2', ' 12.5 %'],
+        ['class 0', ' 25.0 %'],
+        ['class 1', '–'],
+    ]
     assert 'Confusion' not in read.text
 
 
 def test_runs_side_by_side():
     other = made()
-    other = other | {'name': 'other', 'workdir': 'runs/other', 'config': other['config'] | {
-        'seed': 1, 'optimizer.learning_rate': 0.1}}
+    other = other | {
+        'name': 'other',
+        'workdir': 'runs/other',
+        'config': other['config'] | {'seed': 1, 'optimizer.learning_rate': 0.1},
+    }
     read, data = check(page.of_several([made(), other]))
     assert '2 runs side by side' in read.text
-    assert [['field', 'run', 'other'], ['optimizer.learning_rate', '0.003', '0.1'],
-            ['seed', '0', '1']] in read.tables
+    assert [
+        ['field', 'run', 'other'],
+        ['optimizer.learning_rate', '0.003', '0.1'],
+        ['seed', '0', '1'],
+    ] in read.tables
     results = read.tables[0]
     assert [row[0] for row in results] == ['run', 'run', 'other']
     assert results[1][1:3] == ['81.25 %', '81.25 %']
     assert {row['run'] for row in data['charts']['curve-0']['layer'][0]['data']['values']} == {
-        'run', 'other'}
+        'run',
+        'other',
+    }
     assert ['class', 'run', 'other'] in [table[0] for table in read.tables]
     same_name = [made(), without(made(workdir='elsewhere/run'), *collect.PARTS)]
     read, _ = check(page.of_several(same_name))
@@ -144,15 +190,19 @@ def test_hits_of_masked_patches_have_columns_and_curves_of_their_own():
     masked = made(workdir='runs/m')
     masked['config']['masked.target'] = 'mean_color'
     heads = ['accuracy', 'right colours']
-    for runs, expected in (([made(), masked], [['81.25 %', '–'], ['–', '81.25 %']]),
-                           ([masked, masked], [[None, '81.25 %']] * 2),
-                           ([made(), made()], [['81.25 %', None]] * 2)):
+    for runs, expected in (
+        ([made(), masked], [['81.25 %', '–'], ['–', '81.25 %']]),
+        ([masked, masked], [[None, '81.25 %']] * 2),
+        ([made(), made()], [['81.25 %', None]] * 2),
+    ):
         table = check(page.of_several(runs))[0].tables[0]
         found = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
         for which in ('best', 'last'):
             assert [[row.get(f'{which} {head}') for head in heads] for row in found] == expected
-    for run, title, other in ((masked, 'Right colours', 'Accuracy'),
-                              (made(), 'Accuracy', 'Right colours')):
+    for run, title, other in (
+        (masked, 'Right colours', 'Accuracy'),
+        (made(), 'Accuracy', 'Right colours'),
+    ):
         text = check(page.of_one(run))[0].text
         assert f'\n{title}\n' in text
         assert f'\n{other}\n' not in text
@@ -160,19 +210,22 @@ def test_hits_of_masked_patches_have_columns_and_curves_of_their_own():
 
 def test_colours_are_readable_by_day_and_by_night():
     """Contrast of text of at least 4.5, of lines of charts at least 3 (WCAG 2.2, 1.4.3, 1.4.11)."""
-    day, night = (dict(re.findall(r'--(\w+): (#[0-9a-f]+);', block)) for block in re.findall(
-        r':root \{(.*?)\}', (page.HERE / 'report.css').read_text(), re.S))
+    day, night = (
+        dict(re.findall(r'--(\w+): (#[0-9a-f]+);', block))
+        for block in re.findall(r':root \{(.*?)\}', (page.HERE / 'report.css').read_text(), re.S)
+    )
 
     def luminance(colour):
         digits = colour[1:] if len(colour) == 7 else ''.join(2 * x for x in colour[1:])
-        rgb = [int(digits[k:k + 2], 16) / 255 for k in (0, 2, 4)]
+        rgb = [int(digits[k : k + 2], 16) / 255 for k in (0, 2, 4)]
         linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
         return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
     assert day.keys() == night.keys()
     for colours in (day, night):
         for name, least in [(f'c{k}', 3) for k in range(8)] + [
-                (name, 4.5) for name in ('ink', 'muted', 'accent', 'bad', 'good')]:
+            (name, 4.5) for name in ('ink', 'muted', 'accent', 'bad', 'good')
+        ]:
             for behind in ('card', 'bg', 'soft') if least > 3 else ('card',):
                 high, low = sorted((luminance(colours[x]) for x in (name, behind)), reverse=True)
                 assert (high + 0.05) / (low + 0.05) >= least, (name, behind)
@@ -180,10 +233,18 @@ def test_colours_are_readable_by_day_and_by_night():
 
 def test_numbers_in_words():
     assert [page.percent(0.98611), page.percent(None), page.percent(1, 1)] == [
-        '98.61\xa0%', '–', '100.0\xa0%']
+        '98.61\xa0%',
+        '–',
+        '100.0\xa0%',
+    ]
     assert [page.duration(x) for x in (4.4, 106, 6400)] == ['4 s', '1 min 46 s', '1 h 46 min']
     assert [page.value(x) for x in ([1, 2], '', None, False, 1e-4)] == [
-        '1, 2', '–', '–', 'False', '0.0001']
+        '1, 2',
+        '–',
+        '–',
+        'False',
+        '0.0001',
+    ]
 
 
 def test_a_library_that_is_not_there_is_named(monkeypatch, tmp_path):

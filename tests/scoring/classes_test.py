@@ -6,11 +6,16 @@ from vit_jax.scoring import classes
 def test_classes_of_the_same_name_are_told_apart():
     rows = {'label': np.array([0, 0, 1, 1, 2]), 'predicted': np.array([0, 1, 1, 1, 0])}
     found = classes.by_class(rows, ['crane', 'crane', 'maillot'])
-    assert found['confusion'] == {'crane (0)': {'crane (0)': 1, 'crane (1)': 1},
-                                  'crane (1)': {'crane (1)': 2}, 'maillot': {'crane (0)': 1}}
-    assert found['classes'] == {'crane (0)': {'accuracy': 0.5, 'num_examples': 2},
-                                'crane (1)': {'accuracy': 1.0, 'num_examples': 2},
-                                'maillot': {'accuracy': 0.0, 'num_examples': 1}}
+    assert found['confusion'] == {
+        'crane (0)': {'crane (0)': 1, 'crane (1)': 1},
+        'crane (1)': {'crane (1)': 2},
+        'maillot': {'crane (0)': 1},
+    }
+    assert found['classes'] == {
+        'crane (0)': {'accuracy': 0.5, 'num_examples': 2},
+        'crane (1)': {'accuracy': 1.0, 'num_examples': 2},
+        'maillot': {'accuracy': 0.0, 'num_examples': 1},
+    }
     assert found['mean_class_accuracy'] == 0.5
     assert classes.by_class(rows, ['a', 'b', 'c', 'without images'])['mean_class_accuracy'] == 0.5
 
@@ -18,11 +23,20 @@ def test_classes_of_the_same_name_are_told_apart():
 def test_top_5_is_told_of_ten_classes_or_more():
     for count in (9, 10):
         one = {'accuracy': 0.5, 'num_examples': 3}
-        result = {'classes': {f'{k}': one for k in range(count)},
-                  'broken': [], 'calibration': {'expected_error': None}, 'dataset': 'DATA',
-                  'split': 'test', 'eval/accuracy': 0.5, 'eval/accuracy_top5': 0.9,
-                  'eval/loss': 1.0, 'eval/num_examples': 30, 'mean_class_accuracy': 0.4}
+        result = {
+            'classes': {f'{k}': one for k in range(count)},
+            'broken': [],
+            'calibration': {'expected_error': None},
+            'dataset': 'DATA',
+            'split': 'test',
+            'eval/accuracy': 0.5,
+            'eval/accuracy_top5': 0.9,
+            'eval/loss': 1.0,
+            'eval/num_examples': 30,
+            'mean_class_accuracy': 0.4,
+        }
         told = 'top-5 90.00 %  ' * (count == 10)
         assert classes.table(result).splitlines()[-1] == (
             f'accuracy 50.00 %  {told}mean of classes 40.00 %  loss 1.0000  on 30 images of DATA, '
-            'test')
+            'test'
+        )

@@ -13,13 +13,15 @@ GIVEN = dataclasses.replace(small.make('vit'), classes=None)
 
 
 def test_a_mapping_takes_a_thousand_classes_without_names_for_those_of_imagenet(
-        image_directory, tmp_path, caplog):
+    image_directory, tmp_path, caplog
+):
     """Ants are number 310, bees 309."""
     dataset = {'name': str(image_directory), 'eval_split': 'test', 'data_dir': '', 'label': ''}
     mapping = tmp_path / 'mapping.json'
     mapping.write_text(json.dumps({'ant': 'ant, emmet', 'bee': 'bee; ant'}))
     source = split.open_mapped_source(
-        dataset, dataclasses.replace(GIVEN, num_classes=1000), str(mapping))
+        dataset, dataclasses.replace(GIVEN, num_classes=1000), str(mapping)
+    )
     assert 'they are taken for those of ImageNet-1k' in caplog.text
     found = {}
     for k in range(source.num_examples):

@@ -17,9 +17,15 @@ def conv(x, p, stride=1):
     kernel = kernel / np.sqrt((kernel**2).mean((0, 1, 2)) + 1e-10)
     size = len(kernel)
     x = np.pad(x, [((size - 1) // 2,) * 2] * 2 + [(0, 0)])
-    return np.array([[np.tensordot(x[i:i + size, j:j + size], kernel, 3)
-                      for j in range(0, x.shape[1] - size + 1, stride)]
-                     for i in range(0, x.shape[0] - size + 1, stride)])
+    return np.array(
+        [
+            [
+                np.tensordot(x[i : i + size, j : j + size], kernel, 3)
+                for j in range(0, x.shape[1] - size + 1, stride)
+            ]
+            for i in range(0, x.shape[0] - size + 1, stride)
+        ]
+    )
 
 
 def norm(x, p, groups):
@@ -38,23 +44,30 @@ def attend(x, p, heads, groups):
     logits = np.zeros((3, heads, lines, length, length))
     places = list(itertools.product(range(heads), range(lines), range(length), range(length)))
     for h, line, i, j in places:
-        q, k, r = qkv[line, i, h, :d], qkv[line, j, h, d:2 * d], offsets[j - i + length - 1]
-        logits[:, h, line, i, j] = q @ k, q @ r[:d], k @ r[d:2 * d]
+        q, k, r = qkv[line, i, h, :d], qkv[line, j, h, d : 2 * d], offsets[j - i + length - 1]
+        logits[:, h, line, i, j] = q @ k, q @ r[:d], k @ r[d : 2 * d]
     for kind, h in itertools.product(range(3), range(heads)):
         logits[kind, h] *= p['scale'][kind, h] / np.sqrt(logits[kind, h].var() + 1e-5)
     weights = scipy.special.softmax(logits.sum(0), axis=-1)
     seen = np.zeros((lines, length, 2, heads, 2 * d))  # the second axis from last: values, places
     for h, line, i, j in places:
-        seen[line, i, 0, h] += weights[h, line, i, j] * qkv[line, j, h, 2 * d:]
-        seen[line, i, 1, h] += weights[h, line, i, j] * offsets[j - i + length - 1, 2 * d:]
+        seen[line, i, 0, h] += weights[h, line, i, j] * qkv[line, j, h, 2 * d :]
+        seen[line, i, 1, h] += weights[h, line, i, j] * offsets[j - i + length - 1, 2 * d :]
     y = norm(seen.reshape(lines, length, 2 * channels), p['norm_out'], groups)
     return y[..., :channels] + y[..., channels:]
 
 
 def pooled(x, stride, function):
     """What `function` makes of the points that there are in squares that do not overlap."""
-    return np.array([[function(x[i:i + stride, j:j + stride].reshape(-1, x.shape[-1]), axis=0)
-                      for j in range(0, x.shape[1], stride)] for i in range(0, x.shape[0], stride)])
+    return np.array(
+        [
+            [
+                function(x[i : i + stride, j : j + stride].reshape(-1, x.shape[-1]), axis=0)
+                for j in range(0, x.shape[1], stride)
+            ]
+            for i in range(0, x.shape[0], stride)
+        ]
+    )
 
 
 def unit(x, p, stride, heads, groups):
@@ -72,11 +85,16 @@ def axial_resnet(params, image, fields):
     """Logits of one image [height, width, channels]; `fields` has all fields of the model."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     net, groups = params['resnet'], fields['resnet']['num_groups']
-    x = np.maximum(norm(conv(np.asarray(image, np.float64), net['root_conv'], 2),
-                        net['root_norm'], groups), 0)
+    x = np.maximum(
+        norm(conv(np.asarray(image, np.float64), net['root_conv'], 2), net['root_norm'], groups), 0
+    )
     padded = np.pad(x, ((1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
-    x = np.array([[padded[i:i + 3, j:j + 3].max((0, 1)) for j in range(0, x.shape[1], 2)]
-                  for i in range(0, x.shape[0], 2)])
+    x = np.array(
+        [
+            [padded[i : i + 3, j : j + 3].max((0, 1)) for j in range(0, x.shape[1], 2)]
+            for i in range(0, x.shape[0], 2)
+        ]
+    )
     for s, units in enumerate(fields['resnet']['units']):
         stage = net[f'stage{s + 1}']
         for j in range(units):

@@ -15,9 +15,16 @@ from vit_jax.data import pipeline, sources, subsets
 
 COUNT = 53  # examples of the small sets; a prime, so that no batch or window fits
 KINDS = ('digits', 'directory', 'tfrecord', 'array_record')
-PREPROCESS = MappingProxyType({
-    'fit': 'cover', 'crop_ratio': 0.9, 'resize': 'bilinear', 'antialias': True,
-    'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5)})
+PREPROCESS = MappingProxyType(
+    {
+        'fit': 'cover',
+        'crop_ratio': 0.9,
+        'resize': 'bilinear',
+        'antialias': True,
+        'mean': (0.5, 0.5, 0.5),
+        'std': (0.5, 0.5, 0.5),
+    }
+)
 
 
 def encoded(value, kind='PNG'):
@@ -53,27 +60,42 @@ class Data:
         return list(itertools.islice(self.training(start, process, processes, split), count))
 
     def training(self, start=0, process=0, processes=1, split='train'):
-        augment = {'crop': self.crop, 'min_area': 0.3, 'pad': 0, 'flip': True,
-                   'resize': 'same',
-                   'randaugment': {'num_ops': self.num_ops, 'magnitude': 10, 'translate': 2,
-                                   'cutout': 1}}
+        augment = {
+            'crop': self.crop,
+            'min_area': 0.3,
+            'pad': 0,
+            'flip': True,
+            'resize': 'same',
+            'randaugment': {'num_ops': self.num_ops, 'magnitude': 10, 'translate': 2, 'cutout': 1},
+        }
         return pipeline.train_batches(
-            self.source(split), augment=augment, seed=self.seed, start_step=start,
-            shuffle_buffer=self.shuffle_buffer, share=(process, processes),
-            balance=self.balance, **self._common())
+            self.source(split),
+            augment=augment,
+            seed=self.seed,
+            start_step=start,
+            shuffle_buffer=self.shuffle_buffer,
+            share=(process, processes),
+            balance=self.balance,
+            **self._common(),
+        )
 
     def evaluation(self, process=0, processes=1, split='train'):
-        return pipeline.eval_batches(self.source(split), share=(process, processes),
-                                     **self._common())
+        return pipeline.eval_batches(
+            self.source(split), share=(process, processes), **self._common()
+        )
 
     def evaluated(self, process=0, processes=1, split='train'):
         """All batches of evaluation."""
         return list(self.evaluation(process, processes, split))
 
     def _common(self):
-        return {'batch_size': self.batch_size, 'image_size': self.image_size,
-                'preprocess': self.preprocess, 'files_at_once': 16,
-                'max_broken_fraction': self.max_broken_fraction}
+        return {
+            'batch_size': self.batch_size,
+            'image_size': self.image_size,
+            'preprocess': self.preprocess,
+            'files_at_once': 16,
+            'max_broken_fraction': self.max_broken_fraction,
+        }
 
 
 def make(kind, root, **settings):
@@ -95,13 +117,23 @@ def write_directory(root, count=COUNT, **settings):
 
 def write_tfds(root, file_format, count=COUNT, files=5, **settings):
     """A TFDS set on disk, without code."""
-    features = tfds.features.FeaturesDict({
-        'image': tfds.features.Image(shape=(None, None, 3)),
-        'label': tfds.features.ClassLabel(names=['a', 'b']),
-        'number': tfds.features.Scalar(np.int64)})
+    features = tfds.features.FeaturesDict(
+        {
+            'image': tfds.features.Image(shape=(None, None, 3)),
+            'label': tfds.features.ClassLabel(names=['a', 'b']),
+            'number': tfds.features.Scalar(np.int64),
+        }
+    )
     numbers = np.array_split(np.arange(count), files)
-    shards = [[features.serialize_example({'image': io.BytesIO(encoded(i)), 'label': i % 2,
-                                           'number': i}) for i in shard] for shard in numbers]
+    shards = [
+        [
+            features.serialize_example(
+                {'image': io.BytesIO(encoded(i)), 'label': i % 2, 'number': i}
+            )
+            for i in shard
+        ]
+        for shard in numbers
+    ]
     write_tfds_files(root, 'small', file_format, features, shards, ('image', 'label'))
     return Data('small', str(root), **settings)
 
@@ -110,14 +142,23 @@ def write_tfds_files(root, name, file_format, features, shards, supervised_keys=
     path = root / name / '1.0.0'
     path.mkdir(parents=True)
     template = tfds.core.ShardedFileTemplate(
-        data_dir=path, dataset_name=name, split='train', filetype_suffix=file_format)
+        data_dir=path, dataset_name=name, split='train', filetype_suffix=file_format
+    )
     for filename, examples in zip(template.sharded_filepaths(len(shards)), shards, strict=True):
         write_records(str(filename), examples, file_format)
-    split = tfds.core.SplitInfo(name='train', shard_lengths=[len(shard) for shard in shards],
-                                num_bytes=0, filename_template=template)
+    split = tfds.core.SplitInfo(
+        name='train',
+        shard_lengths=[len(shard) for shard in shards],
+        num_bytes=0,
+        filename_template=template,
+    )
     tfds.folder_dataset.write_metadata(
-        data_dir=path, features=features, split_infos=[split], supervised_keys=supervised_keys,
-        check_data=False)  # would read ArrayRecord in a way TFDS cannot
+        data_dir=path,
+        features=features,
+        split_infos=[split],
+        supervised_keys=supervised_keys,
+        check_data=False,
+    )  # would read ArrayRecord in a way TFDS cannot
 
 
 def write_records(filename, examples, file_format):
@@ -136,8 +177,13 @@ def write_records(filename, examples, file_format):
 
 def break_files(data, broken):
     """Damages the files of these numbers in a directory, each in another way."""
-    damage = [b'', b'no image', encoded(1)[:50], encoded(1, 'JPEG')[:-300],
-              encoded(1, 'WEBP')[:-20]]
+    damage = [
+        b'',
+        b'no image',
+        encoded(1)[:50],
+        encoded(1, 'JPEG')[:-300],
+        encoded(1, 'WEBP')[:-20],
+    ]
     for kind, number in enumerate(broken):
         name = f'{data.name}/train/{"ab"[number % 2]}/{number:03}.png'
         with open(name, 'wb') as file:

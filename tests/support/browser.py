@@ -20,16 +20,26 @@ import pytest
 from vit_jax.web import runtime
 
 NAMES = ('chromium', 'chromium-browser', 'google-chrome')
-FLAGS = ('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
-         '--disable-background-networking', '--disable-component-update', '--disable-sync',
-         '--disable-dev-shm-usage', '--hide-scrollbars', '--remote-debugging-pipe')
+FLAGS = (
+    '--headless',
+    '--no-sandbox',
+    '--disable-gpu',
+    '--disable-quic',
+    '--no-first-run',
+    '--disable-background-networking',
+    '--disable-component-update',
+    '--disable-sync',
+    '--disable-dev-shm-usage',
+    '--hide-scrollbars',
+    '--remote-debugging-pipe',
+)
 # Becomes the browser, which reads from 3 and writes to 4.
-START = '''import os, sys
+START = """import os, sys
 ends = [os.dup(int(x)) for x in sys.argv[1:3]]
 for end, number in zip(ends, (3, 4)):
     os.dup2(end, number)
     os.set_inheritable(number, True)  # where it is that already, nothing was done
-os.execv(sys.argv[3], sys.argv[3:])'''
+os.execv(sys.argv[3], sys.argv[3:])"""
 
 
 def find():
@@ -37,7 +47,8 @@ def find():
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         (pytest.fail if os.environ.get('VIT_JAX_CI') else pytest.skip)(
-            'needs Chromium: apt-get install chromium')
+            'needs Chromium: apt-get install chromium'
+        )
     return path
 
 
@@ -45,7 +56,8 @@ def require_runtime():
     """onnxruntime-web is kept on this machine; else the test is skipped, and fails in CI."""
     if not runtime.kept_at().exists():
         (pytest.fail if os.environ.get('VIT_JAX_CI') else pytest.skip)(
-            'needs onnxruntime-web: make .venv/onnxruntime-web')
+            'needs onnxruntime-web: make .venv/onnxruntime-web'
+        )
 
 
 class Browser:
@@ -57,32 +69,44 @@ class Browser:
         self.requests, self.messages, self.errors, self._session = [], [], [], None
         target = self._call('Target.createTarget', url='about:blank')['targetId']
         self._session = self._call('Target.attachToTarget', targetId=target, flatten=True)[
-            'sessionId']
+            'sessionId'
+        ]
         for domain in ('Page', 'Runtime', 'Log', 'Network'):
             self._call(f'{domain}.enable')
         # Workers wait until their requests are observed, too.
-        self._call('Target.setAutoAttach', autoAttach=True, waitForDebuggerOnStart=True,
-                   flatten=True)
+        self._call(
+            'Target.setAutoAttach', autoAttach=True, waitForDebuggerOnStart=True, flatten=True
+        )
 
     def open(self, address, width=1280, height=900, dark=False, touch=False):
         """Opens a file or a URL in a window of this size, and waits until all charts are drawn."""
-        self._call('Emulation.setDeviceMetricsOverride', width=width, height=height,
-                   deviceScaleFactor=1, mobile=touch)
+        self._call(
+            'Emulation.setDeviceMetricsOverride',
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=touch,
+        )
         self.media(dark)
         url = address if '://' in str(address) else f'file://{address}'
         self._call('Page.navigate', url=url)
-        self.until("document.readyState === 'complete' && !document.querySelector("
-                   "'[data-chart]:not([data-drawn])')")
+        self.until(
+            "document.readyState === 'complete' && !document.querySelector("
+            "'[data-chart]:not([data-drawn])')"
+        )
 
     def media(self, dark):
         """Day or night."""
-        self._call('Emulation.setEmulatedMedia', features=[
-            {'name': 'prefers-color-scheme', 'value': 'dark' if dark else 'light'}])
+        self._call(
+            'Emulation.setEmulatedMedia',
+            features=[{'name': 'prefers-color-scheme', 'value': 'dark' if dark else 'light'}],
+        )
 
     def evaluate(self, expression):
         """The value of an expression, a promise's when it is kept."""
-        result = self._call('Runtime.evaluate', expression=expression, returnByValue=True,
-                            awaitPromise=True)
+        result = self._call(
+            'Runtime.evaluate', expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert 'exceptionDetails' not in result, result['exceptionDetails']
         return result['result'].get('value')
 
@@ -91,7 +115,10 @@ class Browser:
         end = time.monotonic() + seconds
         while not self.evaluate(f'Boolean({expression})'):
             assert time.monotonic() < end, (
-                f'{expression} is not true after {seconds} s', self.errors, self.messages)
+                f'{expression} is not true after {seconds} s',
+                self.errors,
+                self.messages,
+            )
             time.sleep(0.02)
 
     def place(self, selector, across=0.5, down=0.5):
@@ -108,22 +135,27 @@ class Browser:
 
     def click(self, x, y):
         for kind in ('mousePressed', 'mouseReleased'):
-            self._call('Input.dispatchMouseEvent', type=kind, x=x, y=y, button='left',
-                       clickCount=1)
+            self._call('Input.dispatchMouseEvent', type=kind, x=x, y=y, button='left', clickCount=1)
 
     def press(self, key):
         code = {'Tab': 9, 'Enter': 13, 'ArrowRight': 39, 'ArrowDown': 40}[key]
         text = {'text': '\r'} if key == 'Enter' else {}
         for kind in ('keyDown', 'keyUp'):
-            self._call('Input.dispatchKeyEvent', type=kind, key=key, code=key,
-                       windowsVirtualKeyCode=code, **(text if kind == 'keyDown' else {}))
+            self._call(
+                'Input.dispatchKeyEvent',
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **(text if kind == 'keyDown' else {}),
+            )
 
     def choose(self, selector, path):
         """Chooses a file, as the window of a file input does."""
-        found = self._call('Runtime.evaluate',
-                           expression=f'document.querySelector({json.dumps(selector)})')
-        self._call('DOM.setFileInputFiles', files=[str(path)],
-                   objectId=found['result']['objectId'])
+        found = self._call(
+            'Runtime.evaluate', expression=f'document.querySelector({json.dumps(selector)})'
+        )
+        self._call('DOM.setFileInputFiles', files=[str(path)], objectId=found['result']['objectId'])
 
     def drop(self, x, y, path):
         """Drags a file from another window and drops it."""
@@ -148,8 +180,10 @@ class Browser:
     def _send(self, method, params, session):
         self._number += 1
         message = {'id': self._number, 'method': method, 'params': params}
-        os.write(self._to, json.dumps(
-            message | ({'sessionId': session} if session else {})).encode() + b'\0')
+        os.write(
+            self._to,
+            json.dumps(message | ({'sessionId': session} if session else {})).encode() + b'\0',
+        )
         return self._number
 
     def _receive(self):
@@ -168,8 +202,9 @@ class Browser:
         elif event.get('method') == 'Network.requestWillBeSent':
             self.requests.append(params['request']['url'])
         elif event.get('method') == 'Runtime.consoleAPICalled':
-            self.messages.append((params['type'], [x.get('value', x.get('description'))
-                                                   for x in params['args']]))
+            self.messages.append(
+                (params['type'], [x.get('value', x.get('description')) for x in params['args']])
+            )
         elif event.get('method') == 'Runtime.exceptionThrown':
             self.errors.append(params['exceptionDetails'])
         elif event.get('method') == 'Log.entryAdded' and params['entry']['level'] == 'error':
@@ -180,8 +215,21 @@ class Browser:
 def served(folder):
     """The address of a folder while `python -m http.server` serves it."""
     process = subprocess.Popen(
-        [sys.executable, '-u', '-m', 'http.server', '0', '--bind', '127.0.0.1', '--directory',
-         str(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        [
+            sys.executable,
+            '-u',
+            '-m',
+            'http.server',
+            '0',
+            '--bind',
+            '127.0.0.1',
+            '--directory',
+            str(folder),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         yield re.search(r'http://[\d.:]+/', process.stdout.readline())[0]
     finally:
@@ -197,9 +245,20 @@ def browser():
     (to_read, to), (back, back_write) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
-            [sys.executable, '-c', START, str(to_read), str(back_write), path, *FLAGS,
-             f'--user-data-dir={profile}'], pass_fds=(to_read, back_write),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [
+                sys.executable,
+                '-c',
+                START,
+                str(to_read),
+                str(back_write),
+                path,
+                *FLAGS,
+                f'--user-data-dir={profile}',
+            ],
+            pass_fds=(to_read, back_write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for end in (to_read, back_write):
             os.close(end)
         try:

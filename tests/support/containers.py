@@ -17,8 +17,11 @@ DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.i
 def arrays():
     rng = np.random.default_rng(0)
     drawn = {f'a.{np.dtype(t).name}/x': rng.normal(size=(3, 2, 5)).astype(t) for t in DTYPES}
-    return drawn | {'transposed': rng.normal(size=(4, 3)).T, 'scalar': np.float32(3.5).reshape(()),
-                    'empty': np.zeros((0, 3), np.float32)}
+    return drawn | {
+        'transposed': rng.normal(size=(4, 3)).T,
+        'scalar': np.float32(3.5).reshape(()),
+        'empty': np.zeros((0, 3), np.float32),
+    }
 
 
 def assert_same(found, expected):
@@ -36,18 +39,29 @@ def refused(path):
 
 def write_pickle(path, value):
     with zipfile.ZipFile(path, 'w') as file:
-        file.writestr('archive/data.pkl', value if isinstance(value, bytes) else
-                      pickle.dumps(value, protocol=2))
+        file.writestr(
+            'archive/data.pkl',
+            value if isinstance(value, bytes) else pickle.dumps(value, protocol=2),
+        )
 
 
 def tensor(shape, strides=(1,), key=b'X\x01\x00\x00\x00w'):
     """A pickle of {'w': a tensor of record 0}; `shape` and `key` may be pieces of a pickle."""
+
     def code(value):
         return value if isinstance(value, bytes) else pickle.dumps(value, protocol=2)[2:-1]
 
     storage = b'(Nctorch\nFloatStorage\nX\x01\x00\x00\x000NNtQ'
-    return (b'\x80\x02}' + key + b'ctorch._utils\n_rebuild_tensor_v2\n(' + storage + b'K\x00'
-            + code(shape) + code(strides) + b'\x89tRs.')
+    return (
+        b'\x80\x02}'
+        + key
+        + b'ctorch._utils\n_rebuild_tensor_v2\n('
+        + storage
+        + b'K\x00'
+        + code(shape)
+        + code(strides)
+        + b'\x89tRs.'
+    )
 
 
 class Touch:

@@ -24,10 +24,14 @@ def prepare_tfds(data_dir, file_format, num_train=60, num_test=12):
 
         def _info(self):
             return self.dataset_info_from_configs(
-                features=tfds.features.FeaturesDict({
-                    'image': tfds.features.Image(shape=(16, 16, 3), encoding_format='png'),
-                    'label': tfds.features.ClassLabel(names=['ant', 'bee', 'cat'])}),
-                supervised_keys=('image', 'label'))
+                features=tfds.features.FeaturesDict(
+                    {
+                        'image': tfds.features.Image(shape=(16, 16, 3), encoding_format='png'),
+                        'label': tfds.features.ClassLabel(names=['ant', 'bee', 'cat']),
+                    }
+                ),
+                supervised_keys=('image', 'label'),
+            )
 
         def _split_generators(self, dl_manager):
             return {'train': self._examples(num_train, 1), 'test': self._examples(num_test, 2)}
@@ -42,6 +46,5 @@ def prepare_tfds(data_dir, file_format, num_train=60, num_test=12):
                 yield i, {'image': image.astype(np.uint8), 'label': i % 3}
 
     builder = Dots(data_dir=str(data_dir), file_format=file_format)
-    builder.download_and_prepare(
-        download_config=tfds.download.DownloadConfig(num_shards=4))
+    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=4))
     return data_dir

@@ -24,21 +24,29 @@ def torchvision_logits(given, path, images):
         return functional.linear(x, state[f'{name}.weight'], state[f'{name}.bias'])
 
     def norm(name, x):
-        return functional.layer_norm(x, x.shape[-1:], state[f'{name}.weight'],
-                                     state[f'{name}.bias'], eps=1e-6)
+        return functional.layer_norm(
+            x, x.shape[-1:], state[f'{name}.weight'], state[f'{name}.bias'], eps=1e-6
+        )
 
     kernel = state['conv_proj.weight']
-    x = functional.conv2d(torch.from_numpy(images).permute(0, 3, 1, 2), kernel,
-                          state['conv_proj.bias'], kernel.shape[2:])
+    x = functional.conv2d(
+        torch.from_numpy(images).permute(0, 3, 1, 2),
+        kernel,
+        state['conv_proj.bias'],
+        kernel.shape[2:],
+    )
     x = torch.cat([state['class_token'].expand(len(x), -1, -1), x.flatten(2).mT], dim=1)
     x = x + state['encoder.pos_embedding']
     for i in range(given.model['num_layers']):
         layer = f'encoder.layers.encoder_layer_{i}'
-        attention = torch.nn.MultiheadAttention(x.shape[-1], given.model['num_heads'],
-                                                batch_first=True)
+        attention = torch.nn.MultiheadAttention(
+            x.shape[-1], given.model['num_heads'], batch_first=True
+        )
         prefix = f'{layer}.self_attention.'
-        attention.load_state_dict({n.removeprefix(prefix): y for n, y in state.items()
-                                   if n.startswith(prefix)}, strict=True)
+        attention.load_state_dict(
+            {n.removeprefix(prefix): y for n, y in state.items() if n.startswith(prefix)},
+            strict=True,
+        )
         y = norm(f'{layer}.ln_1', x)
         x = x + attention(y, y, y, need_weights=False)[0]
         y = functional.gelu(linear(f'{layer}.mlp.0', norm(f'{layer}.ln_2', x)))
@@ -106,8 +114,11 @@ class Described(nn.Module):
             x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
         sizes = f['num_heads'], f['mlp_dim']
         x = Encoder(self.big_vision, name='Transformer')(x, f['num_layers'], *sizes)
-        x = {'cls': lambda x: x[:, 0], 'gap': lambda x: x.mean(1),
-             'map': lambda x: Pool(name='MAPHead_0')(x, *sizes)}[f['pool']](x)
+        x = {
+            'cls': lambda x: x[:, 0],
+            'gap': lambda x: x.mean(1),
+            'map': lambda x: Pool(name='MAPHead_0')(x, *sizes),
+        }[f['pool']](x)
         if f['representation_size']:
             x = jnp.tanh(nn.Dense(f['representation_size'], name='pre_logits')(x))
         return nn.Dense(self.num_classes, name='head')(x)
@@ -125,8 +136,12 @@ def _flax_logits(given, path, images, big_vision):
     with np.load(path) as file:
         arrays = dict(file)
     if not big_vision:  # the names in the files are the older ones; Flax gives the newer
-        arrays = {name.replace('Attention_1', 'Attention_0').replace('LayerNorm_2', 'LayerNorm_1')
-                  .replace('MlpBlock_3', 'MlpBlock_0'): x for name, x in arrays.items()}
+        arrays = {
+            name.replace('Attention_1', 'Attention_0')
+            .replace('LayerNorm_2', 'LayerNorm_1')
+            .replace('MlpBlock_3', 'MlpBlock_0'): x
+            for name, x in arrays.items()
+        }
     params = flax.traverse_util.unflatten_dict(arrays, sep='/')
     model = Described(given.model, given.num_classes, big_vision)
     expected = jax.eval_shape(model.init, jax.random.key(0), images)['params']
@@ -146,11 +161,15 @@ def big_vision_resnet_logits(path, images):
     def conv(name, x, stride=1):
         kernel = arrays[f'{name}/kernel']
         kernel = kernel - kernel.mean((0, 1, 2))
-        kernel = (kernel / np.sqrt((kernel**2).mean((0, 1, 2)) + 1e-10) if paper else
-                  kernel / (kernel.std((0, 1, 2)) + 1e-5))
+        kernel = (
+            kernel / np.sqrt((kernel**2).mean((0, 1, 2)) + 1e-10)
+            if paper
+            else kernel / (kernel.std((0, 1, 2)) + 1e-5)
+        )
         pad = [(len(kernel) // 2, len(kernel) // 2)] * 2 if paper else 'SAME'
-        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), pad,
-                                            dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), pad, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+        )
 
     def norm(name, x):
         params = {leaf: arrays[f'{name}/{leaf}'].ravel() for leaf in ('scale', 'bias')}
@@ -186,5 +205,8 @@ def big_vision_resnet_logits(path, images):
     return np.asarray(x.mean((1, 2)) @ arrays['head/kernel'] + arrays['head/bias'])
 
 
-LOGITS = {'torchvision': torchvision_logits, 'big_vision': big_vision_logits,
-          'google': google_logits}
+LOGITS = {
+    'torchvision': torchvision_logits,
+    'big_vision': big_vision_logits,
+    'google': google_logits,
+}

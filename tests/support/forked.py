@@ -16,8 +16,9 @@ import pytest
 
 from tests.support.runs import environment
 
-MAIN, EVALUATE = (f'from vit_jax import cli, {name}; cli.leave({name}.main())'
-                  for name in ('main', 'evaluate'))
+MAIN, EVALUATE = (
+    f'from vit_jax import cli, {name}; cli.leave({name}.main())' for name in ('main', 'evaluate')
+)
 # Without its curves, a tenth of its time, as runs in the process of the tests.
 UNDRAWN = f'from vit_jax.workdir import curves; curves.draw = lambda *args: None; {MAIN}'
 CONTEXT = multiprocessing.get_context('forkserver')
@@ -29,18 +30,19 @@ class Forked:
 
     def __init__(self, arguments, log, code=MAIN, optimized=True, flags='', explain_after=0):
         """Args:
-          arguments: what the code finds in sys.argv behind its name.
-          log: path of the file for what it writes.
-          optimized: whether JAX compiles with all optimizations.
-          flags: further XLA_FLAGS.
-          explain_after: seconds after which it writes where all its threads are; 0: not.
+        arguments: what the code finds in sys.argv behind its name.
+        log: path of the file for what it writes.
+        optimized: whether JAX compiles with all optimizations.
+        flags: further XLA_FLAGS.
+        explain_after: seconds after which it writes where all its threads are; 0: not.
         """
         open(log, 'a').close()  # who waits for a line may read it before the process writes
         variables = environment()
         variables['XLA_FLAGS'] = f'{variables["XLA_FLAGS"]} {flags}'.strip()
         self._process = CONTEXT.Process(
-            target=_run, args=(code, list(map(str, arguments)), str(log), variables, optimized,
-                                explain_after))
+            target=_run,
+            args=(code, list(map(str, arguments)), str(log), variables, optimized, explain_after),
+        )
         with pytest.MonkeyPatch.context() as patch:  # what the server has imports reads it
             for name, value in variables.items():
                 patch.setenv(name, value)

@@ -43,8 +43,7 @@ def evaluated(encoded, image_size, preprocess):
 @functools.cache
 def _evaluation(image_size, preprocess):
     # In a graph, as in the pipeline: called eagerly, Python functions get other bytes.
-    return tf.function(lambda file: eval_image(file, image_size, dict(preprocess)),
-                       autograph=False)
+    return tf.function(lambda file: eval_image(file, image_size, dict(preprocess)), autograph=False)
 
 
 def oriented(orientation):
@@ -61,25 +60,30 @@ def _deep_png(channels):
 
 def _without_adobe_marker(jpeg):
     at = jpeg.index(b'\xff\xee')  # APP14: without it the inks of CMYK are not inverted
-    return jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2:at + 4], 'big'):]
+    return jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], 'big') :]
 
 
 def _ycck(jpeg):
     at = jpeg.index(b'Adobe') + 11
-    return jpeg[:at] + b'\x02' + jpeg[at + 1:]
+    return jpeg[:at] + b'\x02' + jpeg[at + 1 :]
 
 
 def files(size=(45, 61)):
     """(name, bytes) of small files that cover FORMATS and the modes of each."""
+
     def of(mode):
         return picture(*size, mode)
 
     more = [picture(*size, seed=7)]
     cmyk = encode(of('CMYK'), 'JPEG')
-    found = {f'png {mode}': encode(of(mode), 'PNG')
-             for mode in ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'I;16')}
-    found |= {f'png of {bits} bits with a palette': encode(of('RGB').quantize(2**bits), 'PNG',
-                                                           bits=bits) for bits in (1, 2, 4)}
+    found = {
+        f'png {mode}': encode(of(mode), 'PNG')
+        for mode in ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'I;16')
+    }
+    found |= {
+        f'png of {bits} bits with a palette': encode(of('RGB').quantize(2**bits), 'PNG', bits=bits)
+        for bits in (1, 2, 4)
+    }
     found |= {f'png of 16 bits, {n} channels': _deep_png(n) for n in (1, 2, 3, 4)}
     found |= {
         'png P, one transparent colour': encode(of('P'), 'PNG', transparency=3),
@@ -92,10 +96,14 @@ def files(size=(45, 61)):
         'jpeg quality 50': encode(of('RGB'), 'JPEG', quality=50, subsampling=2),
         'jpeg quality 100': encode(of('RGB'), 'JPEG', quality=100, subsampling=0),
         'jpeg with exif': encode(of('RGB'), 'JPEG', exif=oriented(6)),
-        'jpeg L': encode(of('L'), 'JPEG'), 'jpeg RGB': encode(of('RGB'), 'JPEG'),
-        'jpeg CMYK': cmyk, 'jpeg CMYK with exif': encode(of('CMYK'), 'JPEG', exif=oriented(8)),
-        'jpeg CMYK, not of Adobe': _without_adobe_marker(cmyk), 'jpeg YCCK': _ycck(cmyk),
-        'gif': encode(of('P'), 'GIF'), 'gif L': encode(of('L'), 'GIF'),
+        'jpeg L': encode(of('L'), 'JPEG'),
+        'jpeg RGB': encode(of('RGB'), 'JPEG'),
+        'jpeg CMYK': cmyk,
+        'jpeg CMYK with exif': encode(of('CMYK'), 'JPEG', exif=oriented(8)),
+        'jpeg CMYK, not of Adobe': _without_adobe_marker(cmyk),
+        'jpeg YCCK': _ycck(cmyk),
+        'gif': encode(of('P'), 'GIF'),
+        'gif L': encode(of('L'), 'GIF'),
         'gif animated': encode(of('P'), 'GIF', save_all=True, append_images=more),
         'gif transparent': encode(of('P'), 'GIF', transparency=3),
         'webp lossless': encode(of('RGB'), 'WEBP', lossless=True),
@@ -106,11 +114,20 @@ def files(size=(45, 61)):
         'tiff of pages': encode(of('RGB'), 'TIFF', save_all=True, append_images=more),
         'jpeg2000 codestream': encode(of('RGB'), 'JPEG2000', no_jp2=True),
     }
-    found |= {f'{kind.lower()} {mode}': encode(of(mode), kind) for kind, modes in {
-        'BMP': ('1', 'L', 'P', 'RGB', 'RGBA'), 'WEBP': ('RGB', 'RGBA', 'L'),
-        'AVIF': ('RGB', 'RGBA', 'L'), 'JPEG2000': ('L', 'LA', 'RGB', 'RGBA', 'I;16'),
-        'PPM': ('1', 'L', 'RGB', 'I;16'),
-        'TIFF': ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'CMYK', 'I;16')}.items() for mode in modes}
-    found |= {f'tiff {method}': encode(of('RGB'), 'TIFF', compression=method)
-              for method in ('tiff_lzw', 'tiff_deflate', 'jpeg', 'packbits')}
+    found |= {
+        f'{kind.lower()} {mode}': encode(of(mode), kind)
+        for kind, modes in {
+            'BMP': ('1', 'L', 'P', 'RGB', 'RGBA'),
+            'WEBP': ('RGB', 'RGBA', 'L'),
+            'AVIF': ('RGB', 'RGBA', 'L'),
+            'JPEG2000': ('L', 'LA', 'RGB', 'RGBA', 'I;16'),
+            'PPM': ('1', 'L', 'RGB', 'I;16'),
+            'TIFF': ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'CMYK', 'I;16'),
+        }.items()
+        for mode in modes
+    }
+    found |= {
+        f'tiff {method}': encode(of('RGB'), 'TIFF', compression=method)
+        for method in ('tiff_lzw', 'tiff_deflate', 'jpeg', 'packbits')
+    }
     return sorted(found.items())

@@ -61,15 +61,24 @@ def torchvision_or_stand_in():
 
 
 def _torchvision_stand_in():
-    modules = {name: AnyName(name) for name in (
-        'torchvision', 'torchvision.datasets', 'torchvision.ops', 'torchvision.ops.misc',
-        'torchvision.transforms', 'torchvision.transforms.functional')}
+    modules = {
+        name: AnyName(name)
+        for name in (
+            'torchvision',
+            'torchvision.datasets',
+            'torchvision.ops',
+            'torchvision.ops.misc',
+            'torchvision.transforms',
+            'torchvision.transforms.functional',
+        )
+    }
     for name, module in modules.items():
         parent, _, child = name.rpartition('.')
         if parent:
             setattr(modules[parent], child, module)
     modules['torchvision.transforms.functional'].InterpolationMode = enum.Enum(
-        'InterpolationMode', 'NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS')
+        'InterpolationMode', 'NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS'
+    )
     return modules
 
 
@@ -85,81 +94,119 @@ def to_timm(params, last_norm='norm'):
     resnet = resnet_to_timm(p['resnet']) if 'resnet' in p else {}
     if 'embedding' not in p:
         head = p['head']['kernel'][None, None]  # timm's is a 1x1 convolution
-        return tensors(params, resnet | {
-            'norm': norm(p['norm']), 'head': {'fc': conv(p['head'] | {'kernel': head})}})
+        return tensors(
+            params,
+            resnet | {'norm': norm(p['norm']), 'head': {'fc': conv(p['head'] | {'kernel': head})}},
+        )
     if resnet and 'stages' not in resnet:
         resnet = resnet['stem']  # R+Ti/16: timm's backbone is the stem itself
-    return tensors(params, {
-        'patch_embed': {'backbone': resnet, 'proj': conv(p['embedding'])},
-        'cls_token': p.get('cls'),
-        'reg_token': p.get('registers'),
-        'norm_pre': norm(p['stem_norm']) if 'stem_norm' in p else {},
-        'pos_embed': p.get('position', {}).get('embedding'),
-        'blocks': [{
-            'norm1': norm(block['norm1']),
-            'attn': {'qkv': to_heads(*(block['attention'][n] for n in ('query', 'key', 'value'))),
-                     'proj': from_heads(block['attention']['out'])},
-            'ls1': {'gamma': block.get('scale1')},
-            'norm2': norm(block['norm2']),
-            'mlp': mlp(block['mlp']),
-            'ls2': {'gamma': block.get('scale2')},
-        } for block in unstack(p['blocks'])],
-        last_norm: norm(p['norm']),
-        'attn_pool': pool_to_timm(p['pool']) if 'pool' in p else {},
-        'head': dense(p['head']) if 'head' in p else {},
-    })
+    return tensors(
+        params,
+        {
+            'patch_embed': {'backbone': resnet, 'proj': conv(p['embedding'])},
+            'cls_token': p.get('cls'),
+            'reg_token': p.get('registers'),
+            'norm_pre': norm(p['stem_norm']) if 'stem_norm' in p else {},
+            'pos_embed': p.get('position', {}).get('embedding'),
+            'blocks': [
+                {
+                    'norm1': norm(block['norm1']),
+                    'attn': {
+                        'qkv': to_heads(
+                            *(block['attention'][n] for n in ('query', 'key', 'value'))
+                        ),
+                        'proj': from_heads(block['attention']['out']),
+                    },
+                    'ls1': {'gamma': block.get('scale1')},
+                    'norm2': norm(block['norm2']),
+                    'mlp': mlp(block['mlp']),
+                    'ls2': {'gamma': block.get('scale2')},
+                }
+                for block in unstack(p['blocks'])
+            ],
+            last_norm: norm(p['norm']),
+            'attn_pool': pool_to_timm(p['pool']) if 'pool' in p else {},
+            'head': dense(p['head']) if 'head' in p else {},
+        },
+    )
 
 
 def resnet_to_timm(p):
     def unit(p):
         names = [n for n in p if not n.endswith('_proj')]
         return {n: conv(p[n]) if n.startswith('conv') else norm(p[n]) for n in names} | {
-            'downsample': {'conv': conv(p['conv_proj']) if 'conv_proj' in p else {},
-                           'norm': norm(p['norm_proj']) if 'norm_proj' in p else {}}}
+            'downsample': {
+                'conv': conv(p['conv_proj']) if 'conv_proj' in p else {},
+                'norm': norm(p['norm_proj']) if 'norm_proj' in p else {},
+            }
+        }
 
     stem = {'conv': conv(p['root_conv']), 'norm': norm(p['root_norm']) if 'root_norm' in p else {}}
     stages = [p[f'stage{i + 1}'] for i in range(sum(name.startswith('stage') for name in p))]
     if not stages:
         return {'stem': stem}
-    return {'stem': stem, 'stages': [
-        {'blocks': [unit(u) for u in (stage['first'], *unstack(stage.get('rest', {})))]}
-        for stage in stages]}
+    return {
+        'stem': stem,
+        'stages': [
+            {'blocks': [unit(u) for u in (stage['first'], *unstack(stage.get('rest', {})))]}
+            for stage in stages
+        ],
+    }
 
 
 def pool_to_timm(p):
     a = p['attention']
-    return {'latent': p['probe'], 'q': to_heads(a['query']), 'kv': to_heads(a['key'], a['value']),
-            'proj': from_heads(a['out']), 'norm': norm(p['norm']), 'mlp': mlp(p['mlp'])}
+    return {
+        'latent': p['probe'],
+        'q': to_heads(a['query']),
+        'kv': to_heads(a['key'], a['value']),
+        'proj': from_heads(a['out']),
+        'norm': norm(p['norm']),
+        'mlp': mlp(p['mlp']),
+    }
 
 
 def to_huggingface(params):
     """State dict of transformers' ViTForImageClassification; `pre_logits` is its pooler."""
     p = jax.tree.map(np.asarray, params)
-    return tensors(params, {
-        'vit': {
-            'embeddings': {'cls_token': p['cls'],
-                           'position_embeddings': p['position']['embedding'],
-                           'patch_embeddings': {'projection': conv(p['embedding'])}},
-            'layers': [{
-                'layernorm_before': norm(block['norm1']),
-                'attention': {'q_proj': to_heads(block['attention']['query']),
-                              'k_proj': to_heads(block['attention']['key']),
-                              'v_proj': to_heads(block['attention']['value']),
-                              'o_proj': from_heads(block['attention']['out'])},
-                'layernorm_after': norm(block['norm2']),
-                'mlp': mlp(block['mlp']),
-            } for block in unstack(p['blocks'])],
-            'layernorm': norm(p['norm']),
-            'pooler': {'dense': dense(p['pre_logits'])} if 'pre_logits' in p else {}},
-        'classifier': dense(p['head']),
-    })
+    return tensors(
+        params,
+        {
+            'vit': {
+                'embeddings': {
+                    'cls_token': p['cls'],
+                    'position_embeddings': p['position']['embedding'],
+                    'patch_embeddings': {'projection': conv(p['embedding'])},
+                },
+                'layers': [
+                    {
+                        'layernorm_before': norm(block['norm1']),
+                        'attention': {
+                            'q_proj': to_heads(block['attention']['query']),
+                            'k_proj': to_heads(block['attention']['key']),
+                            'v_proj': to_heads(block['attention']['value']),
+                            'o_proj': from_heads(block['attention']['out']),
+                        },
+                        'layernorm_after': norm(block['norm2']),
+                        'mlp': mlp(block['mlp']),
+                    }
+                    for block in unstack(p['blocks'])
+                ],
+                'layernorm': norm(p['norm']),
+                'pooler': {'dense': dense(p['pre_logits'])} if 'pre_logits' in p else {},
+            },
+            'classifier': dense(p['head']),
+        },
+    )
 
 
 def tensors(params, tree):
     """{'blocks.0.norm1.weight': tensor}; fails unless `tree` has as many numbers as `params`."""
     torch = require('torch')
-    state = {jax.tree_util.keystr(path, simple=True, separator='.'): torch.from_numpy(np.array(x))
-             for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+    state = {
+        jax.tree_util.keystr(path, simple=True, separator='.'): torch.from_numpy(np.array(x))
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
     ours = sum(x.size for x in jax.tree.leaves(params))
     theirs = sum(x.numel() for x in state.values())
     assert ours == theirs, f'{ours:,} numbers in our parameters and {theirs:,} in {list(state)}'
@@ -190,9 +237,12 @@ def conv(p):
 
 def to_heads(*projections):
     """One linear layer for several projections, its outputs ordered by projection, then head."""
-    return {'weight': np.concatenate([p['kernel'].reshape(len(p['kernel']), -1).T
-                                      for p in projections]),
-            'bias': np.concatenate([p['bias'].ravel() for p in projections])}
+    return {
+        'weight': np.concatenate(
+            [p['kernel'].reshape(len(p['kernel']), -1).T for p in projections]
+        ),
+        'bias': np.concatenate([p['bias'].ravel() for p in projections]),
+    }
 
 
 def from_heads(p):
@@ -209,28 +259,40 @@ def timm_vit(fields, image_shape, num_classes):
     pool, position = fields.get('pool', 'cls'), fields.get('position', 'learned_1d')
     embed = timm.layers.PatchEmbed
     if fields.get('resnet'):
-        embed = functools.partial(timm.layers.HybridEmbed,
-                                  backbone=timm_resnet(fields['resnet'], channels))
+        embed = functools.partial(
+            timm.layers.HybridEmbed, backbone=timm_resnet(fields['resnet'], channels)
+        )
     return timm.models.vision_transformer.VisionTransformer(
-        img_size=tuple(image_size), patch_size=fields['patch_size'], in_chans=channels,
-        num_classes=num_classes, embed_dim=fields['hidden_size'], depth=fields['num_layers'],
+        img_size=tuple(image_size),
+        patch_size=fields['patch_size'],
+        in_chans=channels,
+        num_classes=num_classes,
+        embed_dim=fields['hidden_size'],
+        depth=fields['num_layers'],
         num_heads=fields['num_heads'],
         mlp_ratio=(fields['mlp_dim'] + 0.5) / fields['hidden_size'],  # timm rounds down
         act_layer={'tanh': 'gelu_tanh', 'erf': 'gelu', 'quick': 'quick_gelu'}[
-            fields.get('gelu', 'tanh')],
-        norm_layer=functools.partial(timm.layers.LayerNorm,
-                                     eps=fields.get('layer_norm_epsilon', 1e-6)),
-        init_values=fields.get('layer_scale_init') or None, embed_layer=embed,
+            fields.get('gelu', 'tanh')
+        ],
+        norm_layer=functools.partial(
+            timm.layers.LayerNorm, eps=fields.get('layer_norm_epsilon', 1e-6)
+        ),
+        init_values=fields.get('layer_scale_init') or None,
+        embed_layer=embed,
         pos_embed={'learned_1d': 'learn', 'none': 'none'}[position],
         global_pool={'cls': 'token', 'gap': 'avg', 'map': 'map', 'none': ''}[pool],
-        class_token=pool == 'cls', fc_norm=fields.get('norm_after_pool', False),
-        reg_tokens=fields.get('num_registers', 0), pre_norm=fields.get('stem_norm', False))
+        class_token=pool == 'cls',
+        fc_norm=fields.get('norm_after_pool', False),
+        reg_tokens=fields.get('num_registers', 0),
+        pre_norm=fields.get('stem_norm', False),
+    )
 
 
 def timm_bit(fields, image_shape, num_classes):
     """timm's ResNetV2 of the same sizes."""
-    return timm_resnet(fields['resnet'], image_shape[-1], num_classes=num_classes,
-                       global_pool='avg')
+    return timm_resnet(
+        fields['resnet'], image_shape[-1], num_classes=num_classes, global_pool='avg'
+    )
 
 
 def timm_model(weights):
@@ -247,16 +309,26 @@ def timm_resnet(resnet, channels, num_classes=0, global_pool=''):
     if resnet['weight_epsilon_on'] == 'std':
         convolution = divided_by_std(convolution)
     shared = dict(
-        stem_type='fixed' if fixed else 'same', preact=resnet['preactivation'],
+        stem_type='fixed' if fixed else 'same',
+        preact=resnet['preactivation'],
         conv_layer=functools.partial(convolution, eps=resnet['weight_epsilon']),
-        norm_layer=functools.partial(timm.layers.GroupNormAct, num_groups=resnet['num_groups'],
-                                     eps=resnet['group_norm_epsilon']))
+        norm_layer=functools.partial(
+            timm.layers.GroupNormAct,
+            num_groups=resnet['num_groups'],
+            eps=resnet['group_norm_epsilon'],
+        ),
+    )
     if not resnet['units']:
         return timm.models.resnetv2.create_resnetv2_stem(channels, resnet['width'], **shared)
     return timm.models.resnetv2.ResNetV2(
-        resnet['units'], channels=[4 * resnet['width'] * 2**i for i in range(len(resnet['units']))],
-        stem_chs=resnet['width'], in_chans=channels, num_classes=num_classes,
-        global_pool=global_pool, **shared)
+        resnet['units'],
+        channels=[4 * resnet['width'] * 2**i for i in range(len(resnet['units']))],
+        stem_chs=resnet['width'],
+        in_chans=channels,
+        num_classes=num_classes,
+        global_pool=global_pool,
+        **shared,
+    )
 
 
 def divided_by_std(convolution):
@@ -281,13 +353,20 @@ def huggingface_vit(fields, image_shape, num_classes):
     *image_size, channels = image_shape
     representation_size = fields.get('representation_size', 0)
     config = transformers.ViTConfig(
-        hidden_size=fields['hidden_size'], num_hidden_layers=fields['num_layers'],
-        num_attention_heads=fields['num_heads'], intermediate_size=fields['mlp_dim'],
+        hidden_size=fields['hidden_size'],
+        num_hidden_layers=fields['num_layers'],
+        num_attention_heads=fields['num_heads'],
+        intermediate_size=fields['mlp_dim'],
         hidden_act={'tanh': 'gelu_pytorch_tanh', 'erf': 'gelu', 'quick': 'quick_gelu'}[
-            fields.get('gelu', 'tanh')],
-        layer_norm_eps=fields.get('layer_norm_epsilon', 1e-6), image_size=tuple(image_size),
-        patch_size=tuple(fields['patch_size']), num_channels=channels, num_labels=num_classes,
-        pooler_output_size=representation_size or None)
+            fields.get('gelu', 'tanh')
+        ],
+        layer_norm_eps=fields.get('layer_norm_epsilon', 1e-6),
+        image_size=tuple(image_size),
+        patch_size=tuple(fields['patch_size']),
+        num_channels=channels,
+        num_labels=num_classes,
+        pooler_output_size=representation_size or None,
+    )
     model = transformers.ViTForImageClassification(config)
     if representation_size:  # its pooler, a dense layer and tanh, stands before no head there
         model.vit = transformers.ViTModel(config)

@@ -55,15 +55,19 @@ class Read(html.parser.HTMLParser):
                 self.tables[-1][-1][-1] += data
 
     def of(self, tag, **wanted):
-        return [found for name, found in self.elements if name == tag and all(
-            found.get(key) == x for key, x in wanted.items())]
+        return [
+            found
+            for name, found in self.elements
+            if name == tag and all(found.get(key) == x for key, x in wanted.items())
+        ]
 
 
 def observed(layers=2, heads=3, grid=(4, 6), class_token=True, registers=0, seed=0):
     """Attention of one image that no model paid."""
     tokens = math.prod(grid) + class_token + registers
-    weights = np.random.default_rng(seed).dirichlet(np.full(tokens, 0.3),
-                                                    (layers, 1, heads, tokens))
+    weights = np.random.default_rng(seed).dirichlet(
+        np.full(tokens, 0.3), (layers, 1, heads, tokens)
+    )
     return Observed(None, weights.astype(np.float32), None, grid, class_token)
 
 
@@ -83,8 +87,16 @@ def write_workdir(path, config=None, accuracies=(0.25, 0.5)):
     config = resolved(config, config.dataset.num_examples or 1437, 10)
     for name, content in (('config', config.to_dict()), ('classes', list('0123456789'))):
         (path / f'{name}.json').write_text(json.dumps(content))
-    rows = [{'step': 800 * k, 'eval/accuracy': accuracy, 'eval/loss': 1 / k, 'eval/seconds': 1.0,
-             'eval/num_examples': 360.0} for k, accuracy in enumerate(accuracies, 1)]
+    rows = [
+        {
+            'step': 800 * k,
+            'eval/accuracy': accuracy,
+            'eval/loss': 1 / k,
+            'eval/seconds': 1.0,
+            'eval/num_examples': 360.0,
+        }
+        for k, accuracy in enumerate(accuracies, 1)
+    ]
     (path / 'metrics.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
     return path
 
@@ -94,40 +106,92 @@ def made(num_classes=3, names=None, **changes):
     rng = np.random.default_rng(0)
     names = names or [f'class {k}' for k in range(num_classes)]
     config = config_lib.flatten(resolved(load('quickstart').get_config(), 1437, 10))
-    rows = [{'step': 5 * k, 'train/loss': 2.0 / k, 'train/images_per_sec': 1234.0}
-            for k in range(1, 5)] + [{'step': 20, 'eval/accuracy': 0.8125, 'eval/loss': 0.4321,
-                                      'eval/accuracy_top5': 0.9, 'eval/num_examples': 16.0,
-                                      'eval/seconds': 1.0}]
-    confusion = {name: {names[other]: 1 + k % 3 for other in {k, (k + 1) % len(names)}}
-                 for k, name in enumerate(names)}
+    rows = [
+        {'step': 5 * k, 'train/loss': 2.0 / k, 'train/images_per_sec': 1234.0} for k in range(1, 5)
+    ] + [
+        {
+            'step': 20,
+            'eval/accuracy': 0.8125,
+            'eval/loss': 0.4321,
+            'eval/accuracy_top5': 0.9,
+            'eval/num_examples': 16.0,
+            'eval/seconds': 1.0,
+        }
+    ]
+    confusion = {
+        name: {names[other]: 1 + k % 3 for other in {k, (k + 1) % len(names)}}
+        for k, name in enumerate(names)
+    }
     picture = pictures.uri(np.zeros((4, 4, 3), np.uint8))
-    example = {'image': picture, 'predicted': names[0], 'confidence': 0.75, 'label': names[1],
-               'label_confidence': 0.125, 'name': f'{names[1]}.png',
-               'path': f'/images/{names[1]}.png'}
-    photos = [{'image': pictures.uri(rng.integers(0, 256, (32, 48, 3)).astype(np.uint8)),
-               'label': name, 'rollout': picture,
-               **attention.photo(observed(seed=seed), (1, 1))} for seed, name in enumerate(
-                   names[:2])]
-    explorer = {'photos': photos, 'heads': 3, 'blocks': (1, 1),
-                'distances': [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]}
+    example = {
+        'image': picture,
+        'predicted': names[0],
+        'confidence': 0.75,
+        'label': names[1],
+        'label_confidence': 0.125,
+        'name': f'{names[1]}.png',
+        'path': f'/images/{names[1]}.png',
+    }
+    photos = [
+        {
+            'image': pictures.uri(rng.integers(0, 256, (32, 48, 3)).astype(np.uint8)),
+            'label': name,
+            'rollout': picture,
+            **attention.photo(observed(seed=seed), (1, 1)),
+        }
+        for seed, name in enumerate(names[:2])
+    ]
+    explorer = {
+        'photos': photos,
+        'heads': 3,
+        'blocks': (1, 1),
+        'distances': [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]],
+    }
     return {
-        'name': 'run', 'workdir': 'runs/run', 'config': config, 'classes': names, 'rows': rows,
-        'compared_with': 'configs/quickstart.py', 'differences': [],
-        'num_steps': 20, 'summary': collect.summary(rows, 128), 'missing': {},
+        'name': 'run',
+        'workdir': 'runs/run',
+        'config': config,
+        'classes': names,
+        'rows': rows,
+        'compared_with': 'configs/quickstart.py',
+        'differences': [],
+        'num_steps': 20,
+        'summary': collect.summary(rows, 128),
+        'missing': {},
         'model': {'step': 20, 'parameters': 1_234_567, 'image_size': [16, 16]},
-        'data': {'name': 'digits', 'mixup': 0.0, 'samples': [{'image': picture, 'label': names[0]}],
-                 'splits': [{'split': 'train', 'num_examples': 9, 'counts': [3] * len(names)},
-                            {'split': 'test', 'num_examples': 16, 'counts': None}]},
+        'data': {
+            'name': 'digits',
+            'mixup': 0.0,
+            'samples': [{'image': picture, 'label': names[0]}],
+            'splits': [
+                {'split': 'train', 'num_examples': 9, 'counts': [3] * len(names)},
+                {'split': 'test', 'num_examples': 16, 'counts': None},
+            ],
+        },
         'predictions': {
-            'split': 'test', 'num_images': 16, 'of': 16, 'several_labels': False,
+            'split': 'test',
+            'num_images': 16,
+            'of': 16,
+            'several_labels': False,
             'metrics': {'eval/accuracy': 0.8125, 'eval/loss': 0.4321},
-            'classes': {name: {'accuracy': 0.5, 'num_examples': sum(row.values())}
-                        for name, row in confusion.items()}, 'confusion': confusion,
-            'calibration': calibration(rng.uniform(0, 1, 16).astype(np.float32),
-                                       rng.uniform(0, 1, 16) > 0.5),
-            'mistakes': [example], 'hits': [example]},
-        'inspection': {'filters': picture, 'similarity': picture, 'explorer': explorer,
-                       'missing': {}}} | changes
+            'classes': {
+                name: {'accuracy': 0.5, 'num_examples': sum(row.values())}
+                for name, row in confusion.items()
+            },
+            'confusion': confusion,
+            'calibration': calibration(
+                rng.uniform(0, 1, 16).astype(np.float32), rng.uniform(0, 1, 16) > 0.5
+            ),
+            'mistakes': [example],
+            'hits': [example],
+        },
+        'inspection': {
+            'filters': picture,
+            'similarity': picture,
+            'explorer': explorer,
+            'missing': {},
+        },
+    } | changes
 
 
 def without(found, *parts):
@@ -142,7 +206,7 @@ def check(source):
             address = attributes.get(name, '#')
             assert re.match(r'#|data:', address), address
         assert not [name for name in attributes if name.startswith('on')]
-    style = source[source.index('<style>'):source.index('</style>')]
+    style = source[source.index('<style>') : source.index('</style>')]
     assert not re.search(r'url\(|@import', style)
     assert not re.search(r'\bfetch\(|XMLHttpRequest|import\(', read.scripts[-1])
     policy = read.of('meta', **{'http-equiv': 'Content-Security-Policy'})[0]['content']
@@ -150,13 +214,20 @@ def check(source):
     assert 'unsafe-eval' not in policy
     ids = [attributes['id'] for _, attributes in read.elements if 'id' in attributes]
     assert len(ids) == len(set(ids))
-    referred = [word for _, attributes in read.elements for name in (
-        'aria-labelledby', 'aria-describedby', 'for') for word in attributes.get(name, '').split()]
+    referred = [
+        word
+        for _, attributes in read.elements
+        for name in ('aria-labelledby', 'aria-describedby', 'for')
+        for word in attributes.get(name, '').split()
+    ]
     referred += [a['href'][1:] for a in read.of('a')]
     assert set(referred) <= set(ids)
     assert all(image.get('alt') for image in read.of('img'))
-    assert all(chart['role'] == 'img' and chart['aria-label'] for chart in read.of('div')
-               if 'data-chart' in chart)
+    assert all(
+        chart['role'] == 'img' and chart['aria-label']
+        for chart in read.of('div')
+        if 'data-chart' in chart
+    )
     assert all(head.get('scope') for head in read.of('th'))
     levels = [int(tag[1]) for tag, _ in read.elements if re.fullmatch(r'h\d', tag)]
     assert levels[0] == 1

@@ -20,12 +20,15 @@ def photos():
     for name in ('flowers17', 'clothing'):
         with tarfile.open(DATA / f'{name}.tar') as file:
             members = [m for m in file.getmembers() if m.name.endswith('.jpg')]
-            for number, member in enumerate(members[::len(members) // 10][:10]):
+            for number, member in enumerate(members[:: len(members) // 10][:10]):
                 photo = Image.open(io.BytesIO(file.extractfile(member).read())).convert('RGB')
-                change = {1: lambda x: x.convert('L').convert('RGB'),
-                          2: lambda x: x.resize((150, 100)), 3: lambda x: x.resize((90, 200)),
-                          4: lambda x: x.crop((0, 100, x.width, 160)),
-                          5: lambda x: x.crop((90, 0, 160, x.height))}.get(number, lambda x: x)
+                change = {
+                    1: lambda x: x.convert('L').convert('RGB'),
+                    2: lambda x: x.resize((150, 100)),
+                    3: lambda x: x.resize((90, 200)),
+                    4: lambda x: x.crop((0, 100, x.width, 160)),
+                    5: lambda x: x.crop((90, 0, 160, x.height)),
+                }.get(number, lambda x: x)
                 found.append(change(photo))
     assert len(found) == 20
     return found

@@ -46,7 +46,7 @@ class Processes:
 
     def __init__(self, folder, starts):
         """Args:
-          starts: functions that start one process each, given the path of its log.
+        starts: functions that start one process each, given the path of its log.
         """
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,8 +97,13 @@ class Processes:
 def started(command, log, **variables):
     """A process that runs a command and writes to a log."""
     with open(log, 'w') as output:
-        return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
-                                env=environment() | variables)
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment() | variables,
+        )
 
 
 def start_programs(folder, number, first=None, numbers=None, steps=100_000, timeout=60):
@@ -111,6 +116,21 @@ def start_programs(folder, number, first=None, numbers=None, steps=100_000, time
       timeout: of the start, in seconds.
     """
     coordinator = f'127.0.0.1:{free_port()}'
-    return Processes(folder, [functools.partial(Forked, [], code=PROGRAM.format(
-        first=(first or {}).get(i, ''), coordinator=coordinator, process=i, steps=steps,
-        number=(numbers or {}).get(i, number), timeout=timeout)) for i in range(number)])
+    return Processes(
+        folder,
+        [
+            functools.partial(
+                Forked,
+                [],
+                code=PROGRAM.format(
+                    first=(first or {}).get(i, ''),
+                    coordinator=coordinator,
+                    process=i,
+                    steps=steps,
+                    number=(numbers or {}).get(i, number),
+                    timeout=timeout,
+                ),
+            )
+            for i in range(number)
+        ],
+    )

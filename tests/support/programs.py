@@ -41,5 +41,4 @@ def program_on(config, teacher=None, **mesh):
     """The program on as many of the eight devices as the mesh has."""
     number = int(np.prod(list(mesh.values())))
     config = config_lib.changed(config, {f'mesh.{axis}': size for axis, size in mesh.items()})
-    return Program(config, sharding.make_mesh(config.mesh, jax.devices()[:number]),
-                   teacher=teacher)
+    return Program(config, sharding.make_mesh(config.mesh, jax.devices()[:number]), teacher=teacher)

@@ -57,8 +57,10 @@ def positions(p, kind, grid, prefix, hidden_size):
             embedding.append(np.concatenate([p['row'][row, 0], p['column'][0, column]]))
         else:
             quarter = hidden_size // 4
-            angles = [[place / 10_000 ** (i / (quarter - 1)) for i in range(quarter)]
-                      for place in (column, row)]
+            angles = [
+                [place / 10_000 ** (i / (quarter - 1)) for i in range(quarter)]
+                for place in (column, row)
+            ]
             embedding.append(np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)]))
     return np.stack(embedding)
 
@@ -95,7 +97,7 @@ def vit(params, image, fields):
     tokens += [*params['registers'][0]] if 'registers' in params else []
     prefix = len(tokens)
     for row, column in itertools.product(range(grid[0]), range(grid[1])):
-        pixels = image[row * patch[0]:, column * patch[1]:][:patch[0], :patch[1]]
+        pixels = image[row * patch[0] :, column * patch[1] :][: patch[0], : patch[1]]
         tokens.append(np.tensordot(pixels, kernel, 3) + params['embedding'].get('bias', 0))
     z, all_weights = np.stack(tokens), []
     if place == 'stem' and kind != 'none':
@@ -110,8 +112,11 @@ def vit(params, image, fields):
             table = own.get('relative')
         elif place != 'stem':
             z = z + positions(own, kind, grid, prefix, hidden_size)
-        z, weights = (axial_block(z, p, fields, grid) if fields['attention'] == 'axial' else
-                      block(z, p, fields, table))
+        z, weights = (
+            axial_block(z, p, fields, grid)
+            if fields['attention'] == 'axial'
+            else block(z, p, fields, table)
+        )
         all_weights.append(weights)
 
     if not fields['norm_after_pool']:

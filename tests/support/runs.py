@@ -20,18 +20,34 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 # A model and a run that take seconds, with augmentation and several epochs.
 TINY = {
-    'batch_size': 32, 'num_steps': 48, 'num_epochs': 0, 'log_every': 1, 'eval_every': 20,
-    'checkpoint_every': 6, 'model.hidden_size': 16, 'model.num_layers': 2, 'model.mlp_dim': 32,
-    'model.num_heads': 2, 'optimizer.warmup_steps': 4,
-    'optimizer.schedule': 'constant', 'model.unroll': 1,  # which takes less time to compile
+    'batch_size': 32,
+    'num_steps': 48,
+    'num_epochs': 0,
+    'log_every': 1,
+    'eval_every': 20,
+    'checkpoint_every': 6,
+    'model.hidden_size': 16,
+    'model.num_layers': 2,
+    'model.mlp_dim': 32,
+    'model.num_heads': 2,
+    'optimizer.warmup_steps': 4,
+    'optimizer.schedule': 'constant',
+    'model.unroll': 1,  # which takes less time to compile
 }
 
 # With dropout, which makes compilation half as long again: for runs that are compared with others.
 RANDOM = TINY | {'model.dropout_rate': 0.2}
 
 # Measured against the clock or the machine: these differ between equal runs.
-TIMED = ('train/images_per_sec', 'train/data_wait', 'train/eta_sec', 'train/flops_per_sec',
-         'train/mfu', 'train/memory_gb', 'eval/seconds')
+TIMED = (
+    'train/images_per_sec',
+    'train/data_wait',
+    'train/eta_sec',
+    'train/flops_per_sec',
+    'train/mfu',
+    'train/memory_gb',
+    'eval/seconds',
+)
 
 
 def arguments(workdir, config='configs/quickstart.py', **fields):
@@ -40,8 +56,11 @@ def arguments(workdir, config='configs/quickstart.py', **fields):
     Without its report, which takes longer than a short run, unless asked for.
     """
     overrides = {'report': False} | fields.pop('fields', {}) | fields
-    return [f'--config={ROOT / config}', f'--workdir={workdir}',
-            *(f'--config.{k}={v}' for k, v in overrides.items())]
+    return [
+        f'--config={ROOT / config}',
+        f'--workdir={workdir}',
+        *(f'--config.{k}={v}' for k, v in overrides.items()),
+    ]
 
 
 def command(workdir, **kwargs):
@@ -56,10 +75,16 @@ def environment(as_a_user=False):
       as_a_user: without what makes compilation faster: other code generation, fewer of LLVM's
         optimizations, and a cache of what the processes of the tests have compiled.
     """
-    flags = [] if as_a_user else [flag for flag in os.environ['XLA_FLAGS'].split()
-                                  if 'device_count' not in flag]
-    return os.environ | {'XLA_FLAGS': ' '.join(flags), 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0',
-                         'JAX_ENABLE_COMPILATION_CACHE': str(not as_a_user).lower()}
+    flags = (
+        []
+        if as_a_user
+        else [flag for flag in os.environ['XLA_FLAGS'].split() if 'device_count' not in flag]
+    )
+    return os.environ | {
+        'XLA_FLAGS': ' '.join(flags),
+        'JAX_DISABLE_MOST_OPTIMIZATIONS': '0',
+        'JAX_ENABLE_COMPILATION_CACHE': str(not as_a_user).lower(),
+    }
 
 
 def run_here(*argv, command=main, optimized=False):
@@ -77,9 +102,11 @@ def run_here(*argv, command=main, optimized=False):
     handlers, logger.handlers = logger.handlers, []  # the command makes its own, for its stderr
     first, unoptimised = jax.devices()[:1], jax.config.read('jax_disable_most_optimizations')
     jax.config.update('jax_disable_most_optimizations', not optimized)
-    with (pytest.MonkeyPatch.context() as patch,
-          contextlib.redirect_stdout(io.StringIO()) as output,
-          contextlib.redirect_stderr(io.StringIO()) as log):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as output,
+        contextlib.redirect_stderr(io.StringIO()) as log,
+    ):
         patch.setattr(jax, 'devices', lambda: first)
         try:
             code = command.main(argv)

@@ -37,14 +37,31 @@ MODELS = {
     'axial': VIT | dict(attention='axial', pool='gap', position='learned_2d'),
     'axial-resnet': dict(resnet=variants.axial_resnet((1, 2), **WIDTH), axial_heads=4),
 }
-IMAGES = {'rectangle': (16, 12, 5), 'root': (24, 24, 3), 'hybrid': (32, 24, 3), 'bit': (24, 24, 3),
-          'axial-resnet': (24, 16, 3)}
-PATHS = {'google': 'x.npz', 'big_vision': 'x.npz', 'timm': 'x', 'huggingface': 'x',
-         'torchvision': 'x.safetensors', 'vit_jax': 'x.safetensors'}
+IMAGES = {
+    'rectangle': (16, 12, 5),
+    'root': (24, 24, 3),
+    'hybrid': (32, 24, 3),
+    'bit': (24, 24, 3),
+    'axial-resnet': (24, 16, 3),
+}
+PATHS = {
+    'google': 'x.npz',
+    'big_vision': 'x.npz',
+    'timm': 'x',
+    'huggingface': 'x',
+    'torchvision': 'x.safetensors',
+    'vit_jax': 'x.safetensors',
+}
 FILES = [*PATHS.items(), ('timm', 'x.safetensors'), ('timm', 'x.pth'), ('torchvision', 'x.pth')]
 CLASSES = ['ant', 'bee', 'cat', 'dog', 'elk', 'fox', 'gnu']
-PREPROCESS = dict(fit='squash', crop_ratio=0.8, resize='bicubic', antialias=True,
-                  mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.1))
+PREPROCESS = dict(
+    fit='squash',
+    crop_ratio=0.8,
+    resize='bicubic',
+    antialias=True,
+    mean=(0.4, 0.5, 0.6),
+    std=(0.3, 0.2, 0.1),
+)
 
 
 @functools.cache
@@ -55,26 +72,39 @@ def make(name, **change):
     model = with_defaults(given)
     num_classes = 0 if name == 'headless' else 7
     params = randomised(models.build(model, num_classes), np.zeros((1, *image_size, channels)))
-    return Weights(jax.tree.map(np.asarray, params), model, num_classes,
-                   CLASSES if num_classes else None,
-                   dict(PREPROCESS, image_size=tuple(image_size)), 'test', name)
+    return Weights(
+        jax.tree.map(np.asarray, params),
+        model,
+        num_classes,
+        CLASSES if num_classes else None,
+        dict(PREPROCESS, image_size=tuple(image_size)),
+        'test',
+        name,
+    )
 
 
 def with_classes(weights, classes):
     """The weights with a random head for other classes."""
     rows = len(weights.params['head']['kernel'])
-    head = {'kernel': np.random.default_rng(3).normal(0, 0.3, (rows, len(classes))),
-            'bias': np.zeros(len(classes))}
-    return dataclasses.replace(weights, num_classes=len(classes), classes=classes, params={
-        **weights.params, 'head': {name: x.astype(np.float32) for name, x in head.items()}})
+    head = {
+        'kernel': np.random.default_rng(3).normal(0, 0.3, (rows, len(classes))),
+        'bias': np.zeros(len(classes)),
+    }
+    return dataclasses.replace(
+        weights,
+        num_classes=len(classes),
+        classes=classes,
+        params={**weights.params, 'head': {name: x.astype(np.float32) for name, x in head.items()}},
+    )
 
 
 def with_nan(weights):
     """The weights with a single value that is not a number."""
     scale = weights.params['norm']['scale'].copy()
     scale[3] = np.nan
-    return dataclasses.replace(weights, params=weights.params | {
-        'norm': weights.params['norm'] | {'scale': scale}})
+    return dataclasses.replace(
+        weights, params=weights.params | {'norm': weights.params['norm'] | {'scale': scale}}
+    )
 
 
 def images(weights, number=2):
@@ -106,8 +136,9 @@ def position_in_class_token(given):
     position = params['position']['embedding'].copy()
     cls = params['cls'] + position[:, :1]
     position[:, :1] = 0
-    return dataclasses.replace(given, params=params | {
-        'cls': cls, 'position': {'embedding': position}})
+    return dataclasses.replace(
+        given, params=params | {'cls': cls, 'position': {'embedding': position}}
+    )
 
 
 def message(function, *args):

@@ -27,16 +27,25 @@ def setup(seed=0, ema=False, lr_factors='', optimizer_name='sgd', **model_fields
     factors = optimizer.lr_factors(params, lr_factors)
     tx = optimizer.make_optimizer(config.optimizer, schedule, factors)
     state = jax.jit(lambda: train_state.init_state(model, tx, (8, 8, 3), seed, ema))()
-    step = functools.partial(steps.train_step, model=model, tx=tx, schedule=schedule,
-                             loss=losses.make_loss(**config.loss), seed=seed,
-                             factors=factors)
+    step = functools.partial(
+        steps.train_step,
+        model=model,
+        tx=tx,
+        schedule=schedule,
+        loss=losses.make_loss(**config.loss),
+        seed=seed,
+        factors=factors,
+    )
     return state, step, model, config
 
 
 def random_batch(size, seed=0):
     rng = np.random.default_rng(seed)
-    return {'image': rng.uniform(-1, 1, (size, 8, 8, 3)).astype(np.float32),
-            'label': rng.integers(0, 3, size).astype(np.int32), 'mask': np.ones(size, bool)}
+    return {
+        'image': rng.uniform(-1, 1, (size, 8, 8, 3)).astype(np.float32),
+        'label': rng.integers(0, 3, size).astype(np.int32),
+        'mask': np.ones(size, bool),
+    }
 
 
 def assert_close(a, b, rtol=1e-5):

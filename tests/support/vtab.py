@@ -21,7 +21,10 @@ SIZES = {
     'eurosat/rgb': {'train': 27_000},
     'resisc45': {'train': 31_500},
     'diabetic_retinopathy_detection/btgraham-300': {
-        'train': 35_126, 'validation': 10_906, 'test': 42_670},
+        'train': 35_126,
+        'validation': 10_906,
+        'test': 42_670,
+    },
     'clevr': {'train': 70_000, 'validation': 15_000, 'test': 15_000},
     'dmlab': {'train': 65_550, 'validation': 22_628, 'test': 22_735},
     'dsprites': {'train': 737_280},
@@ -39,17 +42,22 @@ def write(root, name, sizes=None):
     folder = root / builder.data_path.relative_to(root)
     folder.mkdir(parents=True)
     features, rng = builder.info.features, np.random.default_rng(0)
-    examples = [{key: _value(feature, number, rng) for key, feature in features.items()}
-                for number in range(max(sizes.values()) if sizes else 12)]
-    records = [features.serialize_example(features.encode_example(example))
-               for example in examples]
+    examples = [
+        {key: _value(feature, number, rng) for key, feature in features.items()}
+        for number in range(max(sizes.values()) if sizes else 12)
+    ]
+    records = [features.serialize_example(features.encode_example(example)) for example in examples]
     splits = []
     for split, size in (sizes or SIZES[name.split(':')[0]]).items():
         template = tfds.core.ShardedFileTemplate(
-            data_dir=folder, dataset_name=builder.name, split=split, filetype_suffix='tfrecord')
+            data_dir=folder, dataset_name=builder.name, split=split, filetype_suffix='tfrecord'
+        )
         write_records(str(template.sharded_filepaths(1)[0]), records[:size], 'tfrecord')
-        splits.append(tfds.core.SplitInfo(
-            name=split, shard_lengths=[size], num_bytes=0, filename_template=template))
+        splits.append(
+            tfds.core.SplitInfo(
+                name=split, shard_lengths=[size], num_bytes=0, filename_template=template
+            )
+        )
     builder.info.set_splits(tfds.core.splits.SplitDict(splits))
     builder.info.write_to_directory(folder)
     return examples
@@ -76,7 +84,8 @@ def _value(feature, number, rng):
         return f'{number}'
     # Distances: CLEVR's of 7 to 12, KITTI's up to 80 m.
     return rng.choice([rng.uniform(7, 12), rng.uniform(1, 80)], size=feature.shape).astype(
-        np.float32)
+        np.float32
+    )
 
 
 def _encoded(pixels):

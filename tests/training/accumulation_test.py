@@ -16,16 +16,20 @@ class Program:
         self.fastest_parts = fastest_parts
 
     def with_accum_steps(self, accum_steps):
-        return Program(self.config.batch_size, self.mesh.shape['data'], self.curve, accum_steps,
-                       self.asked)
+        return Program(
+            self.config.batch_size, self.mesh.shape['data'], self.curve, accum_steps, self.asked
+        )
 
     @property
     def train_step(self):
         part = self.config.batch_size // self.mesh.shape['data'] // self.config.accum_steps
         self.asked.append(part)
         analysis = types.SimpleNamespace(
-            argument_size_in_bytes=900, output_size_in_bytes=600, alias_size_in_bytes=500,
-            temp_size_in_bytes=100 * part + self.curve * part**2)
+            argument_size_in_bytes=900,
+            output_size_in_bytes=600,
+            alias_size_in_bytes=500,
+            temp_size_in_bytes=100 * part + self.curve * part**2,
+        )
         return types.SimpleNamespace(memory_analysis=lambda: analysis)
 
 
@@ -35,8 +39,9 @@ def choose(monkeypatch, program, usable, reserved=0):
     return accumulation.choose(program, reserved).config.accum_steps
 
 
-@pytest.mark.parametrize(('usable', 'accum_steps'), [
-    (1e9, 1), (7400, 1), (7399, 2), (4200, 2), (4199, 4), (1100, 64)])
+@pytest.mark.parametrize(
+    ('usable', 'accum_steps'), [(1e9, 1), (7400, 1), (7399, 2), (4200, 2), (4199, 4), (1100, 64)]
+)
 @pytest.mark.parametrize('reserved', [0, 5000])
 def test_fewest_parts_that_fit(usable, accum_steps, reserved, monkeypatch):
     program = Program(batch_size=256, devices=4)
@@ -56,15 +61,18 @@ def test_no_fewer_than_are_computed_fastest(usable, expected, monkeypatch):
 
 def test_what_compiling_takes_is_not_free_any_more(monkeypatch):
     program = Program(batch_size=256, devices=4)
-    monkeypatch.setattr(accumulation, 'memory_limit', lambda: (
-        9000 if not program.asked else 4200.5) / accumulation.HEADROOM)
+    monkeypatch.setattr(
+        accumulation,
+        'memory_limit',
+        lambda: (9000 if not program.asked else 4200.5) / accumulation.HEADROOM,
+    )
     assert accumulation.choose(program).config.accum_steps == 2
 
 
 def test_takes_more_parts_when_the_line_promised_too_much(monkeypatch):
     # The line through 8 and 16 images underestimates 64.
     program = Program(batch_size=64, devices=1, curve=2)
-    needed = {n: 1000 + 100 * (64 // n) + 2 * (64 // n)**2 for n in (1, 2, 4)}
+    needed = {n: 1000 + 100 * (64 // n) + 2 * (64 // n) ** 2 for n in (1, 2, 4)}
     assert needed[1] > 10_000 > needed[2]
     assert choose(monkeypatch, program, 10_000) == 2
     assert sorted(program.asked) == sorted(set(program.asked))  # no step is compiled twice
@@ -78,6 +86,9 @@ def test_nothing_fits(monkeypatch):
 def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch):
     monkeypatch.setattr(accumulation, 'memory_limit', lambda: 24e9)
     accumulation.check_fits(23e9, 'a step')
-    with pytest.raises(UserError, match='a step needs 135 GB of a device, and 24 GB are available: '
-                                        'lower batch_size .*--config.accum_steps=0'):
+    with pytest.raises(
+        UserError,
+        match='a step needs 135 GB of a device, and 24 GB are available: '
+        'lower batch_size .*--config.accum_steps=0',
+    ):
         accumulation.check_fits(135e9, 'a step')

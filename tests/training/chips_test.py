@@ -3,10 +3,21 @@ import pytest
 from vit_jax.training import chips
 
 
-@pytest.mark.parametrize(('kind', 'tera'), [
-    ('TPU v4', 275), ('TPU v5 lite', 197), ('TPU v5e', 197), ('TPU v5p', 459), ('TPU v5', 459),
-    ('TPU v6 lite', 918), ('NVIDIA A100-SXM4-80GB', 312), ('NVIDIA H100 80GB HBM3', 989),
-    ('NVIDIA H200', 989), ('NVIDIA B200', 2250)])
+@pytest.mark.parametrize(
+    ('kind', 'tera'),
+    [
+        ('TPU v4', 275),
+        ('TPU v5 lite', 197),
+        ('TPU v5e', 197),
+        ('TPU v5p', 459),
+        ('TPU v5', 459),
+        ('TPU v6 lite', 918),
+        ('NVIDIA A100-SXM4-80GB', 312),
+        ('NVIDIA H100 80GB HBM3', 989),
+        ('NVIDIA H200', 989),
+        ('NVIDIA B200', 2250),
+    ],
+)
 def test_peak(kind, tera):
     assert chips.peak_flops(kind) == tera * 1e12
 

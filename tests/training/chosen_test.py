@@ -13,19 +13,32 @@ from vit_jax.workdir import record
 FIELDS = ('unroll', 'remat_policy')
 
 
-@pytest.mark.parametrize(('model', 'platform', 'expected'), [
-    ('b16', 'cpu', (12, 'none')), ('b16', 'tpu', (1, 'products')), ('b16', 'gpu', (1, 'products')),
-    ('b16', 'rocm', (1, 'products')), ('l16', 'cpu', (1, 'none')), ('r50x1', 'cpu', (1, 'none')),
-    ('r50_b16', 'cpu', (1, 'none')), ('r50x1', 'tpu', (1, 'products'))])
+@pytest.mark.parametrize(
+    ('model', 'platform', 'expected'),
+    [
+        ('b16', 'cpu', (12, 'none')),
+        ('b16', 'tpu', (1, 'products')),
+        ('b16', 'gpu', (1, 'products')),
+        ('b16', 'rocm', (1, 'products')),
+        ('l16', 'cpu', (1, 'none')),
+        ('r50x1', 'cpu', (1, 'none')),
+        ('r50_b16', 'cpu', (1, 'none')),
+        ('r50x1', 'tpu', (1, 'products')),
+    ],
+)
 def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected):
     config = config_lib.base(model)
     found = chosen.for_platform(config, platform)
     assert tuple(found.model[field] for field in FIELDS) == expected
     assert config.model.unroll == 0  # the user's stays as it is
     assert config_lib.flatten(found) == config_lib.flatten(config) | {
-        f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)} | (
-            {f'model.{field}': value
-             for field, value in kernels.fastest(config.model, platform).items()})
+        f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)
+    } | (
+        {
+            f'model.{field}': value
+            for field, value in kernels.fastest(config.model, platform).items()
+        }
+    )
 
 
 def test_the_root_of_a_resnet_needs_no_loop():
@@ -36,30 +49,47 @@ def test_the_root_of_a_resnet_needs_no_loop():
 
 def test_what_the_config_says_is_not_chosen():
     config = config_lib.base('b16')
-    config.model.update(unroll=3, remat_policy='dots_saveable', attention_kernel='cudnn',
-                        linear_kernel='xla', dtype='bfloat16')
+    config.model.update(
+        unroll=3,
+        remat_policy='dots_saveable',
+        attention_kernel='cudnn',
+        linear_kernel='xla',
+        dtype='bfloat16',
+    )
     for platform in chosen.CHOICES:
         assert config_lib.flatten(chosen.for_platform(config, platform)) == config_lib.flatten(
-            config)
+            config
+        )
 
 
 def test_a_continued_run_keeps_what_it_has_recorded():
     recorded = {'unroll': 1, 'remat_policy': 'nothing_saveable', 'num_layers': 12}
     config = config_lib.base('b16')
     assert chosen.kept(config.model, recorded) == {
-        'model.unroll': 1, 'model.remat_policy': 'nothing_saveable',
-        'model.attention_kernel': 'xla', 'model.linear_kernel': 'xla'}
+        'model.unroll': 1,
+        'model.remat_policy': 'nothing_saveable',
+        'model.attention_kernel': 'xla',
+        'model.linear_kernel': 'xla',
+    }
     assert chosen.kept(config.model, {'attention_kernel': 'cudnn', 'linear_kernel': 'cpu'}) == {
-        'model.attention_kernel': 'cudnn', 'model.linear_kernel': 'cpu'}
+        'model.attention_kernel': 'cudnn',
+        'model.linear_kernel': 'cpu',
+    }
     config.model.update(unroll=4, attention_kernel='xla', linear_kernel='xla')
     recorded['attention_kernel'] = 'cudnn'
     assert chosen.kept(config.model, recorded) == {'model.remat_policy': 'nothing_saveable'}
     assert chosen.kept(config.model, {}) == {}
 
 
-@pytest.mark.parametrize(('platform', 'dtype', 'expected'), [
-    ('cpu', 'bfloat16', 'cpu'), ('cpu', 'float32', 'xla'), ('tpu', 'bfloat16', 'xla'),
-    ('gpu', 'bfloat16', 'xla')])
+@pytest.mark.parametrize(
+    ('platform', 'dtype', 'expected'),
+    [
+        ('cpu', 'bfloat16', 'cpu'),
+        ('cpu', 'float32', 'xla'),
+        ('tpu', 'bfloat16', 'xla'),
+        ('gpu', 'bfloat16', 'xla'),
+    ],
+)
 def test_linear_layers_are_computed_by_the_fastest_of_a_dtype(platform, dtype, expected):
     config = config_lib.changed(config_lib.base(), {'model.dtype': dtype})
     assert chosen.for_platform(config, platform).model.linear_kernel == expected
@@ -75,20 +105,27 @@ def test_kernels_that_a_device_has(monkeypatch):
     for model in (dict(attention_kernel='auto'), dict(attention_kernel='xla'), {}):  # a ResNet
         chosen.check_kernel(model, DEVICE)
     model = dict(attention_kernel='cudnn')
-    with pytest.raises(UserError, match=r'attention_kernel is cudnn, .* this is gpu '
-                       r'.Accelerator X., which has: xla, cpu\.'):
+    with pytest.raises(
+        UserError,
+        match=r'attention_kernel is cudnn, .* this is gpu '
+        r'.Accelerator X., which has: xla, cpu\.',
+    ):
         chosen.check_kernel(model, DEVICE)
     monkeypatch.setattr(kernels, 'has_cudnn', lambda device: device is DEVICE)
     chosen.check_kernel(model, DEVICE)
 
 
-@pytest.mark.parametrize(('model', 'dtype', 'expected'), [
-    ('b16', 'bfloat16', (48, 'none', 'cudnn', 'gpu')),
-    ('h14', 'bfloat16', (48, 'none', 'cudnn', 'gpu')),
-    ('r50_b16', 'bfloat16', (1, 'products', 'cudnn', 'gpu')),
-    ('b16*5', 'bfloat16', (1, 'products', 'cudnn', 'gpu')),
-    ('b16', 'float32', (1, 'products', 'xla', 'xla')),
-    ('axial_b16', 'bfloat16', (1, 'products', 'xla', 'xla'))])
+@pytest.mark.parametrize(
+    ('model', 'dtype', 'expected'),
+    [
+        ('b16', 'bfloat16', (48, 'none', 'cudnn', 'gpu')),
+        ('h14', 'bfloat16', (48, 'none', 'cudnn', 'gpu')),
+        ('r50_b16', 'bfloat16', (1, 'products', 'cudnn', 'gpu')),
+        ('b16*5', 'bfloat16', (1, 'products', 'cudnn', 'gpu')),
+        ('b16', 'float32', (1, 'products', 'xla', 'xla')),
+        ('axial_b16', 'bfloat16', (1, 'products', 'xla', 'xla')),
+    ],
+)
 def test_what_is_chosen_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch):
     """Without a loop over layers, but for the residual units of a hybrid and many layers."""
     monkeypatch.setattr(kernels, 'has_cudnn', lambda device: device is DEVICE)
@@ -112,12 +149,23 @@ def narrow(fields):
     return config_lib.changed(config_lib.base(), {'model.hidden_size': 384} | fields)
 
 
-@pytest.mark.parametrize(('fields', 'cores', 'expected'), [
-    ({}, 2, 2), ({}, 64, 2), ({}, 1, 1),
-    ({'batch_size': 511}, 2, 1), ({'accum_steps': 256}, 2, 2), ({'accum_steps': 512}, 2, 1),
-    ({'model.hidden_size': 768}, 2, 1),
-    ({'mesh.data': 1}, 2, 1), ({'mesh.fsdp': 2}, 2, 1), ({'mesh.tensor': -1}, 2, 1),
-    ({'mesh.host_devices': 3}, 2, 3), ({'mesh.host_devices': 1}, 2, 1)])
+@pytest.mark.parametrize(
+    ('fields', 'cores', 'expected'),
+    [
+        ({}, 2, 2),
+        ({}, 64, 2),
+        ({}, 1, 1),
+        ({'batch_size': 511}, 2, 1),
+        ({'accum_steps': 256}, 2, 2),
+        ({'accum_steps': 512}, 2, 1),
+        ({'model.hidden_size': 768}, 2, 1),
+        ({'mesh.data': 1}, 2, 1),
+        ({'mesh.fsdp': 2}, 2, 1),
+        ({'mesh.tensor': -1}, 2, 1),
+        ({'mesh.host_devices': 3}, 2, 3),
+        ({'mesh.host_devices': 1}, 2, 1),
+    ],
+)
 def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected, monkeypatch):
     """Unless the mesh says otherwise, the batch (512) cannot be split or the model is wide."""
     monkeypatch.setattr(machine, 'cores', lambda: cores)
@@ -142,21 +190,30 @@ def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path, monkeypatch)
     assert chosen.host_devices({workdir: with_devices(2)}) == 2
 
 
-@pytest.mark.parametrize(('recorded', 'cores', 'expected'), [
-    ([], 2, 2), ([], 1, 1), ([2], 1, 2), ([1], 2, 1), ([None], 2, 1), ([0], 2, 2), ([4, 2], 1, 2)])
-def test_runs_of_one_process_go_on_as_those_that_have_begun(recorded, cores, expected, tmp_path,
-                                                            monkeypatch):
+@pytest.mark.parametrize(
+    ('recorded', 'cores', 'expected'),
+    [([], 2, 2), ([], 1, 1), ([2], 1, 2), ([1], 2, 1), ([None], 2, 1), ([0], 2, 2), ([4, 2], 1, 2)],
+)
+def test_runs_of_one_process_go_on_as_those_that_have_begun(
+    recorded, cores, expected, tmp_path, monkeypatch
+):
     """0: on a GPU; None: by a version without the field. Others have not begun."""
     monkeypatch.setattr(machine, 'cores', lambda: cores)
     for number, devices in enumerate(recorded):
-        begin(tmp_path / str(number), with_devices(devices or 0),
-              without=['host_devices'] if devices is None else [])
+        begin(
+            tmp_path / str(number),
+            with_devices(devices or 0),
+            without=['host_devices'] if devices is None else [],
+        )
     configs = {str(tmp_path / str(number)): narrow({}) for number in range(4)}
     assert chosen.host_devices(configs) == expected
     assert chosen.host_devices({workdir: with_devices(3) for workdir in configs}) == 3
     configs['other'] = with_devices(3)
-    with pytest.raises(UserError, match=r'mesh.host_devices is \[0, 3\] for runs of one process, '
-                                        'which can have one number: train those of each by'):
+    with pytest.raises(
+        UserError,
+        match=r'mesh.host_devices is \[0, 3\] for runs of one process, '
+        'which can have one number: train those of each by',
+    ):
         chosen.host_devices(configs)
 
 

@@ -11,16 +11,28 @@ from vit_jax.workdir import metrics
 
 def config(root, **fields):
     made = load('quickstart').get_config()
-    made.update_from_flattened_dict(TINY | {
-        'num_epochs': 0.0, 'num_steps': 4, 'eval_every': 2, 'batch_size': 24,
-        'optimizer.warmup_steps': 0,
-        'dataset.name': str(root), 'evals.fewshot.shots': (1, 5)} | fields)
+    made.update_from_flattened_dict(
+        TINY
+        | {
+            'num_epochs': 0.0,
+            'num_steps': 4,
+            'eval_every': 2,
+            'batch_size': 24,
+            'optimizer.warmup_steps': 0,
+            'dataset.name': str(root),
+            'evals.fewshot.shots': (1, 5),
+        }
+        | fields
+    )
     return made
 
 
 def rows(workdir):
-    return [{name: value for name, value in row.items() if name.startswith('fewshot/')}
-            for row in metrics.read(workdir) if 'eval/accuracy' in row]
+    return [
+        {name: value for name, value in row.items() if name.startswith('fewshot/')}
+        for row in metrics.read(workdir)
+        if 'eval/accuracy' in row
+    ]
 
 
 @pytest.mark.slow
@@ -32,22 +44,35 @@ def test_a_run_without_it_goes_on_with_it(image_directory, tmp_path, caplog):
     assert loop.train(config(image_directory), str(tmp_path)) == 0
     first, second = rows(tmp_path)
     assert first == {}
-    assert set(second) == {'fewshot/1shot', 'fewshot/1shot_deviation',
-                           'fewshot/5shot', 'fewshot/5shot_deviation'}
+    assert set(second) == {
+        'fewshot/1shot',
+        'fewshot/1shot_deviation',
+        'fewshot/5shot',
+        'fewshot/5shot_deviation',
+    }
     assert f'fewshot/5shot {100 * second["fewshot/5shot"]:.2f} %' in caplog.text
 
 
 @pytest.mark.slow
 def test_labels_that_are_read_with_the_images_are_counted_then(image_directory, tmp_path):
-    run, _ = run_lib.resolve(config(image_directory, **{
-        'evals.fewshot.shots': ()}), str(tmp_path))
+    run, _ = run_lib.resolve(config(image_directory, **{'evals.fewshot.shots': ()}), str(tmp_path))
     run.train_data.labels = None  # as a TFDS set has them
     program = run.program
-    program.config = (config_lib.complete(config_lib.checked(config(
-        image_directory, **{'evals.fewshot.shots': (21,)})), 60, 3))
-    evaluate = fewshot.evaluator(program, run.train_data, run.eval_data, dict(
-        batch_size=24, image_size=program.config.image_size, files_at_once=1,
-        preprocess=program.config.preprocess, max_broken_fraction=0.0))
+    program.config = config_lib.complete(
+        config_lib.checked(config(image_directory, **{'evals.fewshot.shots': (21,)})), 60, 3
+    )
+    evaluate = fewshot.evaluator(
+        program,
+        run.train_data,
+        run.eval_data,
+        dict(
+            batch_size=24,
+            image_size=program.config.image_size,
+            files_at_once=1,
+            preprocess=program.config.preprocess,
+            max_broken_fraction=0.0,
+        ),
+    )
     with pytest.raises(UserError, match='21 shots are more than'):
         evaluate(program.initial_state().params, lambda: False)
 
@@ -57,8 +82,12 @@ def test_another_data_set_in_several_devices_and_parts(image_directory, tmp_path
     """Its classes are its own; the accuracy does not depend on how batches are split."""
     write_images(tmp_path / 'few' / 'a', ['red', 'blue'], 9, seed=3)
     write_images(tmp_path / 'few' / 'b', ['red', 'blue'], 7, seed=4)
-    fields = {'evals.fewshot.dataset': str(tmp_path / 'few'), 'evals.fewshot.train_split': 'a',
-              'evals.fewshot.test_split': 'b', 'optimizer.name': 'sgd'}
+    fields = {
+        'evals.fewshot.dataset': str(tmp_path / 'few'),
+        'evals.fewshot.train_split': 'a',
+        'evals.fewshot.test_split': 'b',
+        'optimizer.name': 'sgd',
+    }
     found = []
     for name, more in [('all', {}), ('one', {'accum_steps': 3})]:
         run, _ = run_lib.resolve(config(image_directory, **fields, **more), str(tmp_path / name))
@@ -71,17 +100,23 @@ def test_another_data_set_in_several_devices_and_parts(image_directory, tmp_path
 
 def test_settings_that_cannot_be(image_directory, tmp_path):
     for fields, message in [
-            ({'shots': (1, 21)}, r'21 shots are more than .*, train, has of 3 of 3 classes: '
-                                 r'ant \(20\), bee \(20\), cat \(20\). Ask for at most 20 shots'),
-            ({'shots': (0,)}, 'evals.fewshot.shots is .*: expected whole numbers, at least 1'),
-            ({'seeds': 0}, 'evals.fewshot.seeds is 0'),
-            ({'l2': 0.0}, 'evals.fewshot.l2 is 0.0'),
-            ({'representation': 'cls'}, "evals.fewshot.representation is 'cls'"),
-            ({'dataset': 'digits'}, 'add evals.fewshot.train_split and evals.fewshot.test_split'),
-            ({'dataset': '/no/set', 'train_split': 'a', 'test_split': 'b'},
-             r"few-shot needs /no/set .*: no directory '/no/set'.*gits'\. Without .*shots=$"),
-            ({'test_split': 'train'}, 'it would learn from train and be scored on train, which'),
-            ({'test_split': 'train[50%:]'}, r'be scored on train\[50%:\], which have images in')]:
+        (
+            {'shots': (1, 21)},
+            r'21 shots are more than .*, train, has of 3 of 3 classes: '
+            r'ant \(20\), bee \(20\), cat \(20\). Ask for at most 20 shots',
+        ),
+        ({'shots': (0,)}, 'evals.fewshot.shots is .*: expected whole numbers, at least 1'),
+        ({'seeds': 0}, 'evals.fewshot.seeds is 0'),
+        ({'l2': 0.0}, 'evals.fewshot.l2 is 0.0'),
+        ({'representation': 'cls'}, "evals.fewshot.representation is 'cls'"),
+        ({'dataset': 'digits'}, 'add evals.fewshot.train_split and evals.fewshot.test_split'),
+        (
+            {'dataset': '/no/set', 'train_split': 'a', 'test_split': 'b'},
+            r"few-shot needs /no/set .*: no directory '/no/set'.*gits'\. Without .*shots=$",
+        ),
+        ({'test_split': 'train'}, 'it would learn from train and be scored on train, which'),
+        ({'test_split': 'train[50%:]'}, r'be scored on train\[50%:\], which have images in'),
+    ]:
         fields = {f'evals.fewshot.{name}': value for name, value in fields.items()}
         with pytest.raises(UserError, match=message):
             run_lib.resolve(config(image_directory, **fields), str(tmp_path))

@@ -21,8 +21,9 @@ from vit_jax.workdir import curves, metrics
 def make_config(**fields):
     config = load('quickstart').get_config()
     fields = {name.replace('__', '.'): value for name, value in fields.items()}
-    config.update_from_flattened_dict(TINY | {'num_epochs': 0.0, 'num_steps': 12,
-                                              'eval_every': 100} | fields)
+    config.update_from_flattened_dict(
+        TINY | {'num_epochs': 0.0, 'num_steps': 12, 'eval_every': 100} | fields
+    )
     return config
 
 
@@ -37,8 +38,13 @@ def directory_config(root, **fields):
 def finished(tmp_path_factory):
     """The workdir of a complete run, whose evaluations and checkpoints do not meet."""
     workdir = tmp_path_factory.mktemp('finished')
-    assert loop.train(config(eval_every=4, checkpoint_every=5, keep_best=True, keep_checkpoints=1),
-                      str(workdir)) == 0
+    assert (
+        loop.train(
+            config(eval_every=4, checkpoint_every=5, keep_best=True, keep_checkpoints=1),
+            str(workdir),
+        )
+        == 0
+    )
     return workdir
 
 
@@ -51,17 +57,32 @@ def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
     assert loop.train(config(checkpoint_every=5, keep_every=4, log_every=4), str(tmp_path)) == 0
     assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir()) == ['10', '12', '4', '8']
     assert {'config.json', 'classes.json', 'metrics.jsonl', 'curves.png'} <= {
-        p.name for p in tmp_path.iterdir()}
+        p.name for p in tmp_path.iterdir()
+    }
     assert any('tfevents' in p.name for p in tmp_path.iterdir())
     training = rows(tmp_path, 'train/loss')
     assert [row['step'] for row in training] == [4, 8, 12]
-    assert {'train/loss', 'train/learning_rate', 'train/grad_norm', 'train/update_norm',
-            'train/images_per_sec', 'train/data_wait', 'train/eta_sec', 'train/flops_per_sec',
-            'train/memory_gb', 'step'} == set(training[0])
+    assert {
+        'train/loss',
+        'train/learning_rate',
+        'train/grad_norm',
+        'train/update_norm',
+        'train/images_per_sec',
+        'train/data_wait',
+        'train/eta_sec',
+        'train/flops_per_sec',
+        'train/memory_gb',
+        'step',
+    } == set(training[0])
     # 360 images in batches of 32: the last one is padded, and every image counts once.
     assert [row['eval/num_examples'] for row in rows(tmp_path, 'eval/accuracy')] == [360]
-    for text in ('  blocks     2 layers ', '1437 training images, 360 evaluation images',
-                 'done: 12 steps', 'curves.png', 'checkpoints/12'):
+    for text in (
+        '  blocks     2 layers ',
+        '1437 training images, 360 evaluation images',
+        'done: 12 steps',
+        'curves.png',
+        'checkpoints/12',
+    ):
         assert text in caplog.text
     # How often it logs may change.
     assert loop.train(config(checkpoint_every=5, keep_every=4, log_every=2), str(tmp_path)) == 0
@@ -72,24 +93,33 @@ def test_a_run_leaves_everything_it_promises(tmp_path, caplog):
 def labelled(tmp_path):
     """A directory of images with one, two or three labels."""
     names = ['ant', 'bee', 'cat']
+
+    def labels_of(i):
+        return ';'.join(n for k, n in enumerate(names) if i + 1 >> k & 1 or k == i % 3)
+
     for split, count in (('train', 24), ('test', 10)):
         write_images(tmp_path / 'data', [split], count)
-        (tmp_path / 'data' / split / 'labels.csv').write_text(''.join(
-            f'{i:03}.png,{";".join(n for k, n in enumerate(names) if i + 1 >> k & 1 or k == i % 3)}'
-            '\n' for i in range(count)))
+        (tmp_path / 'data' / split / 'labels.csv').write_text(
+            ''.join(f'{i:03}.png,{labels_of(i)}\n' for i in range(count))
+        )
     return tmp_path / 'data'
 
 
 @pytest.mark.slow
 def test_images_with_several_labels(labelled, tmp_path):
     """Also of a run that ends early and is continued: bit for bit the same."""
-    fields = dict(loss__name='sigmoid', batch_size=8, optimizer__warmup_steps=1,
-                  model__dropout_rate=0.2)
+    fields = dict(
+        loss__name='sigmoid', batch_size=8, optimizer__warmup_steps=1, model__dropout_rate=0.2
+    )
     found = {}
     for name, lengths in (('whole', [6]), ('extended', [4, 6])):
         for length in lengths:
-            assert loop.train(directory_config(labelled, num_steps=length, **fields),
-                              str(tmp_path / name)) == 0
+            assert (
+                loop.train(
+                    directory_config(labelled, num_steps=length, **fields), str(tmp_path / name)
+                )
+                == 0
+            )
         found[name] = rows(tmp_path / name, 'eval/mean_average_precision')[-1]
         del found[name]['eval/seconds']
     assert 0 < found['whole']['eval/mean_average_precision'] <= 1
@@ -106,8 +136,13 @@ def test_mixup_goes_on_bit_for_bit(tmp_path):
     losses = {}
     for name, alpha, lengths in (('whole', 0.5, [4]), ('extended', 0.5, [2, 4]), ('off', 0.0, [4])):
         for length in lengths:
-            made = config(num_steps=length, accum_steps=2, augment__mixup=alpha,
-                          model__dropout_rate=0.2, optimizer__warmup_steps=1)
+            made = config(
+                num_steps=length,
+                accum_steps=2,
+                augment__mixup=alpha,
+                model__dropout_rate=0.2,
+                optimizer__warmup_steps=1,
+            )
             assert loop.train(made, str(tmp_path / name)) == 0
         losses[name] = [row['train/loss'] for row in rows(tmp_path / name, 'train/loss')]
     assert losses['whole'] == losses['extended'] != losses['off']
@@ -118,8 +153,9 @@ def test_several_labels_that_do_not_fit_the_run(labelled, tmp_path):
         loop.train(directory_config(labelled), str(tmp_path / 'run'))
     shutil.rmtree(labelled / 'test')
     write_images(labelled / 'test', ['ant', 'bee', 'cat'], 2)
-    with pytest.raises(UserError, match='images of train have several labels each, those of test '
-                       'one label'):
+    with pytest.raises(
+        UserError, match='images of train have several labels each, those of test one label'
+    ):
         loop.train(directory_config(labelled, loss__name='sigmoid'), str(tmp_path / 'run'))
 
 
@@ -135,12 +171,19 @@ def test_same_seed_same_run_other_seed_other_run(finished, tmp_path):
 
 
 def test_not_finite_stops_with_the_step_and_the_last_good_checkpoint(tmp_path):
-    broken = config(optimizer__name='sgd', optimizer__learning_rate=1e25, optimizer__clip_norm=0.0,
-                    checkpoint_every=1, log_every=100, optimizer__warmup_steps=3)
+    broken = config(
+        optimizer__name='sgd',
+        optimizer__learning_rate=1e25,
+        optimizer__clip_norm=0.0,
+        checkpoint_every=1,
+        log_every=100,
+        optimizer__warmup_steps=3,
+    )
     with pytest.raises(UserError) as error:
         loop.train(broken, str(tmp_path))
-    step, last = re.search(r'at step (\d+). The last good checkpoint, of step (\d+), is in',
-                           str(error.value)).groups()
+    step, last = re.search(
+        r'at step (\d+). The last good checkpoint, of step (\d+), is in', str(error.value)
+    ).groups()
     assert int(last) == int(step) - 1 >= 1
     assert 'lower optimizer.learning_rate' in str(error.value)
     assert max(int(p.name) for p in (tmp_path / 'checkpoints').iterdir()) == int(last)
@@ -159,8 +202,14 @@ def test_steps_are_not_lost_with_their_evaluation(tmp_path, monkeypatch):
 
 def test_an_update_that_is_too_large_and_finite_shows_in_the_evaluation(tmp_path):
     """Its loss is not finite: the model is neither scored nor saved."""
-    broken = config(optimizer__name='sgd', optimizer__learning_rate=1e12, optimizer__clip_norm=0.0,
-                    optimizer__warmup_steps=0, num_steps=1, evals__fewshot__shots=(1,))
+    broken = config(
+        optimizer__name='sgd',
+        optimizer__learning_rate=1e12,
+        optimizer__clip_norm=0.0,
+        optimizer__warmup_steps=0,
+        num_steps=1,
+        evals__fewshot__shots=(1,),
+    )
     with pytest.raises(DivergedError, match='eval/loss is (nan|inf) at step 1. No checkpoint had'):
         loop.train(broken, str(tmp_path))
     assert not rows(tmp_path, 'eval/loss')
@@ -169,8 +218,14 @@ def test_an_update_that_is_too_large_and_finite_shows_in_the_evaluation(tmp_path
 
 @pytest.mark.slow
 def test_not_finite_before_any_checkpoint(tmp_path):
-    broken = config(optimizer__name='sgd', optimizer__learning_rate=1e25, optimizer__clip_norm=0.0,
-                    checkpoint_every=100, log_every=100, optimizer__warmup_steps=0)
+    broken = config(
+        optimizer__name='sgd',
+        optimizer__learning_rate=1e25,
+        optimizer__clip_norm=0.0,
+        checkpoint_every=100,
+        log_every=100,
+        optimizer__warmup_steps=0,
+    )
     with pytest.raises(UserError, match='No checkpoint had been written yet'):
         loop.train(broken, str(tmp_path))
 
@@ -193,9 +248,10 @@ def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_p
     assert rows(tmp_path / 'run', 'eval/loss') == []
     monkeypatch.setattr(classification, 'total', total)
     assert loop.train(config(eval_every=6), str(tmp_path / 'run')) == 0
-    both = [[{k: v for k, v in row.items() if k not in TIMED}
-             for row in metrics.read(tmp_path / name)]
-            for name in ('undisturbed', 'run')]
+    both = [
+        [{k: v for k, v in row.items() if k not in TIMED} for row in metrics.read(tmp_path / name)]
+        for name in ('undisturbed', 'run')
+    ]
     assert both[0] == both[1]
 
 
@@ -212,8 +268,9 @@ def test_signal_as_the_run_ends(tmp_path, monkeypatch, caplog):
     assert loop.train(config(num_steps=6), str(tmp_path)) == 143
     assert [row['step'] for row in rows(tmp_path, 'eval/loss')] == [6]
     assert (tmp_path / 'checkpoints' / '6').is_dir()
-    assert caplog.messages[-1] == ('the run is complete; python -m vit_jax.report '
-                                   f'{tmp_path} writes its page')
+    assert caplog.messages[-1] == (
+        f'the run is complete; python -m vit_jax.report {tmp_path} writes its page'
+    )
     assert loop.train(config(num_steps=6), str(tmp_path)) == 0
 
 
@@ -227,8 +284,9 @@ def test_automatic_accumulation_is_recorded(tmp_path, monkeypatch):
     needed = []
     monkeypatch.setattr(accumulation, 'memory_limit', lambda: 1e12)
     original = accumulation.bytes_needed
-    monkeypatch.setattr(accumulation, 'bytes_needed', lambda c: needed.append(original(c))
-                        or needed[-1])
+    monkeypatch.setattr(
+        accumulation, 'bytes_needed', lambda c: needed.append(original(c)) or needed[-1]
+    )
     big = config(accum_steps=0, num_steps=5, batch_size=512)
     loop.train(big, str(tmp_path / 'fits'))
     monkeypatch.setattr(run_lib, 'bytes_besides', lambda program: 0)
@@ -249,9 +307,16 @@ def test_best_is_kept_when_evaluations_and_checkpoints_do_not_meet(finished):
 @pytest.mark.nightly
 def test_a_run_that_gets_no_better_ends_early_and_goes_on_with_more_patience(tmp_path, caplog):
     """As it would have, bit for bit; the metrics that may decide are those that it logs."""
-    still = dict(optimizer__learning_rate=1e-30, eval_every=1, checkpoint_every=100,
-                 best_metric='fewshot/1shot', keep_best=True, num_steps=40,
-                 dataset__train_split='train[:100]', dataset__eval_split='test[:50]')
+    still = dict(
+        optimizer__learning_rate=1e-30,
+        eval_every=1,
+        checkpoint_every=100,
+        best_metric='fewshot/1shot',
+        keep_best=True,
+        num_steps=40,
+        dataset__train_split='train[:100]',
+        dataset__eval_split='test[:50]',
+    )
     made = config(**still, evals__fewshot__shots=(1,))
     for name, patience in [('whole', 2), ('parts', 1), ('parts', 2)]:
         made.patience = patience
@@ -261,27 +326,36 @@ def test_a_run_that_gets_no_better_ends_early_and_goes_on_with_more_patience(tmp
         assert (tmp_path / name / 'checkpoints' / str(last)).is_dir()
     assert loop.train(made, str(tmp_path / 'whole')) == 0
     assert 'the run is complete at step 3: to continue, raise patience' in caplog.text
-    whole, parts = ([{k: v for k, v in row.items() if k not in TIMED}
-                     for row in metrics.read(tmp_path / name)] for name in ('whole', 'parts'))
+    whole, parts = (
+        [{k: v for k, v in row.items() if k not in TIMED} for row in metrics.read(tmp_path / name)]
+        for name in ('whole', 'parts')
+    )
     assert whole == parts
     assert [row['step'] for row in whole if 'eval/loss' in row] == [1, 2, 3]
     evaluation = {name for row in whole for name in row if name.startswith(('eval/', 'fewshot/'))}
     assert evaluation - {'eval/num_examples', 'fewshot/1shot_deviation'} == set(
-        run_lib.metric_names(made))
+        run_lib.metric_names(made)
+    )
 
 
 @pytest.mark.slow
 def test_fewer_steps_than_done(finished):
     with pytest.raises(UserError, match='is at step 12 already and the config asks for 8'):
-        loop.train(config(num_steps=8, eval_every=4, checkpoint_every=5, keep_best=True,
-                          keep_checkpoints=1), str(finished))
+        loop.train(
+            config(
+                num_steps=8, eval_every=4, checkpoint_every=5, keep_best=True, keep_checkpoints=1
+            ),
+            str(finished),
+        )
 
 
 @pytest.mark.slow
 def test_average_is_what_is_evaluated(tmp_path, caplog):
     loop.train(config(ema_decay=1.0), str(tmp_path))  # the average never leaves the start
-    assert ('ema_decay 1 is high for 12 steps: at the end 100 % of the average, which is what is '
-            'evaluated, will be the initial weights. Try 0.1667, or 0') in caplog.text
+    assert (
+        'ema_decay 1 is high for 12 steps: at the end 100 % of the average, which is what is '
+        'evaluated, will be the initial weights. Try 0.1667, or 0'
+    ) in caplog.text
     (row,) = rows(tmp_path, 'eval/loss')
     assert row['eval/loss'] == pytest.approx(2.302585, abs=1e-5)  # a head of zeros: ln 10
 
@@ -293,8 +367,12 @@ def test_one_truncated_jpeg_is_skipped_counted_and_named(tmp_path, caplog):
     path = tmp_path / 'data' / 'train' / 'bee' / '059.jpg'
     Image.open(path.with_name('058.png')).resize((64, 64)).save(path)
     path.write_bytes(path.read_bytes()[:-300])
-    assert loop.train(directory_config(tmp_path / 'data', batch_size=32, num_steps=8),
-                     str(tmp_path / 'run')) == 0
+    assert (
+        loop.train(
+            directory_config(tmp_path / 'data', batch_size=32, num_steps=8), str(tmp_path / 'run')
+        )
+        == 0
+    )
     assert re.search(r'skipped broken image .*bee/059.jpg: .* \(1 of 121\)', caplog.text)
 
 
@@ -324,7 +402,7 @@ def test_workdir_of_another_config(tmp_path):
 def test_class_folder_missing_in_the_eval_split(tmp_path):
     write_images(tmp_path / 'data' / 'train', ['ant', 'bee'], 5)
     write_images(tmp_path / 'data' / 'test', ['ant'], 5)
-    with pytest.raises(UserError, match="has no folder for class.* bee; .*create an empty folder"):
+    with pytest.raises(UserError, match='has no folder for class.* bee; .*create an empty folder'):
         loop.train(directory_config(tmp_path / 'data'), str(tmp_path / 'run'))
 
 

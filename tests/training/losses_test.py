@@ -33,11 +33,14 @@ def test_values(name, smoothing):
 def test_distillation(temperature):
     """As in big_vision, but for what its limit of 1e-8 on probabilities adds."""
     found, wanted = (np.random.default_rng(k).normal(0, 3, (6, 5)) for k in (0, 1))
-    p, log_q = (f(x / temperature, -1) for f, x in (
-        (scipy.special.softmax, wanted), (scipy.special.log_softmax, found)))
+    p, log_q = (
+        f(x / temperature, -1)
+        for f, x in ((scipy.special.softmax, wanted), (scipy.special.log_softmax, found))
+    )
     expected = temperature**2 * (p * (np.log(np.maximum(p, 1e-8)) - log_q)).sum(-1)
-    np.testing.assert_allclose(losses.distillation(*map(jnp.float32, (found, wanted)), temperature),
-                               expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        losses.distillation(*map(jnp.float32, (found, wanted)), temperature), expected, rtol=1e-5
+    )
     np.testing.assert_allclose(losses.distillation(*[jnp.float32(found)] * 2, temperature), 0)
 
 
@@ -47,7 +50,8 @@ def test_large_logits_stay_finite():
     for name in losses.LOSSES:
         loss = losses.make_loss(name)
         value, grad = jax.value_and_grad(lambda x, loss=loss: loss(x, jnp.array([1])).sum())(
-            jnp.array([[1e4, -1e4]]))
+            jnp.array([[1e4, -1e4]])
+        )
         assert np.isfinite(value)
         assert np.isfinite(grad).all()
 
@@ -81,7 +85,8 @@ def test_class_weights_of_several_labels_are_those_of_pytorch():
     logits = rng.normal(0, 3, (6, 5)).astype(np.float32)
     labels = rng.integers(0, 2, (6, 5)).astype(np.float32)
     expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(WEIGHTS), reduction='none')(
-        torch.from_numpy(logits), torch.from_numpy(labels)).sum(-1)
+        torch.from_numpy(logits), torch.from_numpy(labels)
+    ).sum(-1)
     ours = losses.make_loss('sigmoid', class_weights=WEIGHTS)(jnp.asarray(logits), labels)
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
 
@@ -89,5 +94,8 @@ def test_class_weights_of_several_labels_are_those_of_pytorch():
 @pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
 def test_equal_weights_are_none(name):
     logits, labels = jax.random.normal(jax.random.key(0), (6, 5)) * 3, jnp.arange(6) % 5
-    np.testing.assert_allclose(losses.make_loss(name, 0.1, (1,) * 5)(logits, labels),
-                               losses.make_loss(name, 0.1)(logits, labels), rtol=1e-6)
+    np.testing.assert_allclose(
+        losses.make_loss(name, 0.1, (1,) * 5)(logits, labels),
+        losses.make_loss(name, 0.1)(logits, labels),
+        rtol=1e-6,
+    )

@@ -7,22 +7,27 @@ from vit_jax.training import masked
 
 def outputs(parts=4):
     rng = np.random.default_rng(0)
-    return {'predictions': rng.normal(size=(3, 5, parts, 512)).astype(np.float32),
-            'targets': rng.integers(0, 512, (3, 5, parts)).astype(np.int32),
-            'corrupted': np.array([[1, 0, 0, 0, 0], [1, 1, 0, 1, 0], [1, 1, 1, 1, 1]], bool)}
+    return {
+        'predictions': rng.normal(size=(3, 5, parts, 512)).astype(np.float32),
+        'targets': rng.integers(0, 512, (3, 5, parts)).astype(np.int32),
+        'corrupted': np.array([[1, 0, 0, 0, 0], [1, 1, 0, 1, 0], [1, 1, 1, 1, 1]], bool),
+    }
 
 
 def test_loss_is_the_mean_over_the_corrupted_patches():
     given = outputs()
-    log_p = np.take_along_axis(log_softmax(given['predictions'], -1), given['targets'][..., None],
-                               -1)[..., 0]
+    log_p = np.take_along_axis(
+        log_softmax(given['predictions'], -1), given['targets'][..., None], -1
+    )[..., 0]
     expected = [-log_p[i][given['corrupted'][i]].mean() for i in range(3)]
     np.testing.assert_allclose(masked.loss(given, None), expected, rtol=1e-5)
 
 
 def test_loss_of_pixels_is_the_squared_error():
-    given = outputs(1) | {'predictions': np.ones((3, 5, 12), np.float32),
-                          'targets': np.full((3, 5, 12), -0.5, np.float32)}
+    given = outputs(1) | {
+        'predictions': np.ones((3, 5, 12), np.float32),
+        'targets': np.full((3, 5, 12), -0.5, np.float32),
+    }
     np.testing.assert_allclose(masked.loss(given, None), [2.25] * 3)
 
 

@@ -9,8 +9,10 @@ from vit_jax.training import mixup
 
 def shares(alpha, number):
     """What is drawn with different keys: seen in an image that is mixed with zeros."""
-    batch = {'image': np.array([1.0, 0.0], np.float32)[:, None, None, None],
-             'label': np.array([0, 1], np.int32)}
+    batch = {
+        'image': np.array([1.0, 0.0], np.float32)[:, None, None, None],
+        'label': np.array([0, 1], np.int32),
+    }
     keys = jax.random.split(jax.random.key(3), number)
     mixed = jax.jit(jax.vmap(lambda key: mixup.mix(batch, alpha, key, 2)['image'][0, 0, 0, 0]))
     return np.asarray(mixed(keys), np.float64)
@@ -30,8 +32,10 @@ def test_mixed_with_itself(other, size, several_labels):
     assert 0.01 < share < 0.5
     mixed = mixup.mix(batch, 0.4, key, 3, other)
     for found, x in [(mixed['image'], batch['image']), (mixed['label'], one_hot)]:
-        expected = {'reversed': share * x + (1 - share) * np.flip(x, axis=0),
-                    'next': (1 - share) * x + share * np.roll(x, 1, axis=0)}[other]
+        expected = {
+            'reversed': share * x + (1 - share) * np.flip(x, axis=0),
+            'next': (1 - share) * x + share * np.roll(x, 1, axis=0),
+        }[other]
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(mixed['mask'], batch['mask'])

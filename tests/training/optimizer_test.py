@@ -22,20 +22,28 @@ def test_schedule(schedule):
     lr = optimizer.make_schedule(config, 110)
     np.testing.assert_allclose([lr(k) for k in range(11)], np.arange(11) * 0.2, rtol=1e-6)
     t = (np.arange(10, 111) - 10) / 100
-    expected = {'linear': 2 + (0.5 - 2) * t, 'constant': np.full_like(t, 2.0),
-                'cosine': 0.5 + 1.5 * (1 + np.cos(np.pi * t)) / 2}[schedule]
+    expected = {
+        'linear': 2 + (0.5 - 2) * t,
+        'constant': np.full_like(t, 2.0),
+        'cosine': 0.5 + 1.5 * (1 + np.cos(np.pi * t)) / 2,
+    }[schedule]
     np.testing.assert_allclose([lr(k) for k in range(10, 111)], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize('schedule', ['linear', 'cosine', 'rsqrt', 'constant'])
 def test_schedules_with_cooldown_are_those_of_big_vision(schedule):
     """utils.create_learning_rate_schedule, at every step."""
-    config = settings(learning_rate=2.0, warmup_steps=10, schedule=schedule, cooldown_steps=40,
-                      timescale=7)
+    config = settings(
+        learning_rate=2.0, warmup_steps=10, schedule=schedule, cooldown_steps=40, timescale=7
+    )
     step = np.arange(110)
     progress = np.clip((step - 10) / 100, 0, 1)
-    expected = {'linear': 2 * (1 - progress), 'cosine': 1 + np.cos(np.pi * progress),
-                'rsqrt': 2 / np.sqrt(1 + np.maximum(step - 10, 0) / 7), 'constant': 2}[schedule]
+    expected = {
+        'linear': 2 * (1 - progress),
+        'cosine': 1 + np.cos(np.pi * progress),
+        'rsqrt': 2 / np.sqrt(1 + np.maximum(step - 10, 0) / 7),
+        'constant': 2,
+    }[schedule]
     expected = expected * np.minimum(1, step / 10) * np.minimum(1, (110 - step) / 40)
     lr = optimizer.make_schedule(config, 110)
     np.testing.assert_allclose(jax.vmap(lr)(jnp.array(step)), expected, rtol=1e-5, atol=1e-7)
@@ -54,21 +62,34 @@ def test_decay_that_does_not_depend_on_the_peak():
             np.testing.assert_allclose(updates['kernel'], -share * 1e-4 * x, rtol=1e-5)
 
 
-@pytest.mark.parametrize(('boundaries', 'supports'), [  # big_transfer's bit_hyperrule.py
-    ((0.4, 0.6, 0.8), [100, 200, 300, 400, 500]),
-    ((0.3, 0.6, 0.9), [500, 3000, 6000, 9000, 10_000]),
-    ((0.3, 0.6, 0.9), [500, 6000, 12_000, 18_000, 20_000])])
+@pytest.mark.parametrize(
+    ('boundaries', 'supports'),
+    [  # big_transfer's bit_hyperrule.py
+        ((0.4, 0.6, 0.8), [100, 200, 300, 400, 500]),
+        ((0.3, 0.6, 0.9), [500, 3000, 6000, 9000, 10_000]),
+        ((0.3, 0.6, 0.9), [500, 6000, 12_000, 18_000, 20_000]),
+    ],
+)
 def test_staircase_is_that_of_bit(boundaries, supports):
     """At every step around a boundary; the update at it still has the rate before."""
     warmup, *stairs, end = supports
-    config = settings(learning_rate=0.003, warmup_steps=warmup, schedule='staircase',
-                      staircase_boundaries=boundaries)
+    config = settings(
+        learning_rate=0.003,
+        warmup_steps=warmup,
+        schedule='staircase',
+        staircase_boundaries=boundaries,
+    )
     lr = optimizer.make_schedule(config, end)
     steps = sorted({min(max(s + d, 0), end - 1) for s in [0, *supports] for d in range(-2, 3)})
-    expected = [0.003 * step / warmup if step < warmup else
-                0.003 / 10 ** len([s for s in stairs if s < step]) for step in steps]
-    np.testing.assert_allclose(jax.jit(jax.vmap(lr))(jnp.array(steps)), expected, rtol=1e-6,
-                               atol=1e-9)  # the rounding of 0.003 - x to float32
+    expected = [
+        0.003 * step / warmup
+        if step < warmup
+        else 0.003 / 10 ** len([s for s in stairs if s < step])
+        for step in steps
+    ]
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(lr))(jnp.array(steps)), expected, rtol=1e-6, atol=1e-9
+    )  # the rounding of 0.003 - x to float32
     assert lr(stairs[-1] + 1) < lr(stairs[-1]) / 9 == pytest.approx(lr(stairs[-2] + 1) / 9)
 
 
@@ -79,16 +100,24 @@ def test_adam_with_decoupled_decay_on_kernels_by_hand():
     state, m, v = tx.init(params), np.zeros(3), np.zeros(3)
     p = np.array([2.0, -1.0, 3.0])
     for t, grad in enumerate([np.array([3.0, 0.0, 4.0]), np.array([0.1, 0.2, -0.3])], 1):
-        updates, state = tx.update({'dense': {'kernel': jnp.asarray(grad[:2], jnp.float32),
-                                              'bias': jnp.asarray(grad[2:], jnp.float32)}},
-                                   state, params)
+        updates, state = tx.update(
+            {
+                'dense': {
+                    'kernel': jnp.asarray(grad[:2], jnp.float32),
+                    'bias': jnp.asarray(grad[2:], jnp.float32),
+                }
+            },
+            state,
+            params,
+        )
         params = {'dense': {k: params['dense'][k] + updates['dense'][k] for k in updates['dense']}}
         grad = grad / max(1.0, np.linalg.norm(grad))
         m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
         direction = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
         p = p - 0.1 * (direction + 0.3 * p * [1, 1, 0])
-        np.testing.assert_allclose(np.concatenate([params['dense']['kernel'],
-                                                   params['dense']['bias']]), p, rtol=1e-5)
+        np.testing.assert_allclose(
+            np.concatenate([params['dense']['kernel'], params['dense']['bias']]), p, rtol=1e-5
+        )
 
 
 def test_sgd_with_momentum_by_hand():
@@ -103,14 +132,23 @@ def test_sgd_with_momentum_by_hand():
 
 def test_decay_in_the_gradient_by_hand():
     """SGD as BiT's, whose momentum takes the decay along: on kernels, after clipping."""
-    config = settings(name='sgd', learning_rate=0.5, schedule='constant', weight_decay=0.1,
-                      decay_scaling='gradient', clip_norm=1.0)
+    config = settings(
+        name='sgd',
+        learning_rate=0.5,
+        schedule='constant',
+        weight_decay=0.1,
+        decay_scaling='gradient',
+        clip_norm=1.0,
+    )
     tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
     params = {'kernel': jnp.array([2.0]), 'bias': jnp.array([-3.0])}
     state, x, momentum = tx.init(params), np.array([2.0, -3.0]), 0.0
     for grad in np.array([[3.0, 4.0], [0.1, -0.2], [0.0, 0.0]]):
-        updates, state = tx.update({'kernel': jnp.array(grad[:1], jnp.float32),
-                                    'bias': jnp.array(grad[1:], jnp.float32)}, state, params)
+        updates, state = tx.update(
+            {'kernel': jnp.array(grad[:1], jnp.float32), 'bias': jnp.array(grad[1:], jnp.float32)},
+            state,
+            params,
+        )
         params = jax.tree.map(jnp.add, params, updates)
         momentum = 0.9 * momentum + grad / max(1, np.linalg.norm(grad)) + 0.1 * x * [1, 0]
         x = x - 0.5 * momentum
@@ -133,7 +171,7 @@ def adafactor(grads, b1, b2):
     large = sorted(range(len(shape)), key=lambda axis: shape[axis])[-2:]
     factored = len(large) == 2 and shape[large[0]] >= 32
     for t, grad in enumerate(grads, 1):
-        keep, square = min(b2, 1 - t**-0.8), grad.astype(np.float64)**2 + 1e-30
+        keep, square = min(b2, 1 - t**-0.8), grad.astype(np.float64) ** 2 + 1e-30
         if factored:
             row = keep * row + (1 - keep) * square.mean(large[0], keepdims=True)
             column = keep * column + (1 - keep) * square.mean(large[1], keepdims=True)
@@ -149,12 +187,19 @@ def test_adafactor_is_that_of_big_vision_for_each_layer():
     """Forty layers: so many that they would be the rows of a matrix of their biases."""
     config = settings(name='adafactor', learning_rate=1.0, schedule='constant', b2=0.6)
     tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
-    shapes = {('blocks', 'query', 'kernel'): (40, 48, 2, 33), ('blocks', 'query', 'bias'): (40, 64),
-              ('blocks', 'dense', 'kernel'): (40, 20, 64), ('position', 'embedding'): (1, 50, 40),
-              ('embedding', 'kernel'): (4, 4, 3, 48), ('head', 'bias'): (7,)}
+    shapes = {
+        ('blocks', 'query', 'kernel'): (40, 48, 2, 33),
+        ('blocks', 'query', 'bias'): (40, 64),
+        ('blocks', 'dense', 'kernel'): (40, 20, 64),
+        ('position', 'embedding'): (1, 50, 40),
+        ('embedding', 'kernel'): (4, 4, 3, 48),
+        ('head', 'bias'): (7,),
+    }
     rng = np.random.default_rng(0)
-    grads = [{path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
-             for _ in range(4)]
+    grads = [
+        {path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
+        for _ in range(4)
+    ]
     params = traverse_util.unflatten_dict(grads[0])
     state, found = tx.init(params), []
     for grad in grads:
@@ -164,21 +209,36 @@ def test_adafactor_is_that_of_big_vision_for_each_layer():
         for layer in range(40) if path[0] == 'blocks' else [...]:
             expected = adafactor([grad[path][layer] for grad in grads], 0.9, 0.6)
             for step, update in enumerate(found):
-                np.testing.assert_allclose(update[path][layer], -expected[step], rtol=2e-4,
-                                           atol=1e-5)
+                np.testing.assert_allclose(
+                    update[path][layer], -expected[step], rtol=2e-4, atol=1e-5
+                )
 
 
 def test_layers_learn_the_slower_the_lower_they_are():
-    config = settings(name='sgd', learning_rate=1.0, schedule='constant', momentum=0.0,
-                      layer_decay=0.5, lr_factors='pre_logits=0')
-    params = {'embedding': {'kernel': jnp.ones(2)}, 'pre_logits': {'bias': jnp.ones(2)},
-              'head': {'bias': jnp.ones(2)}, 'blocks': {'norm1': {'scale': jnp.ones((3, 2))}}}
-    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10),
-                                  optimizer.lr_factors(params, config.lr_factors))
+    config = settings(
+        name='sgd',
+        learning_rate=1.0,
+        schedule='constant',
+        momentum=0.0,
+        layer_decay=0.5,
+        lr_factors='pre_logits=0',
+    )
+    params = {
+        'embedding': {'kernel': jnp.ones(2)},
+        'pre_logits': {'bias': jnp.ones(2)},
+        'head': {'bias': jnp.ones(2)},
+        'blocks': {'norm1': {'scale': jnp.ones((3, 2))}},
+    }
+    tx = optimizer.make_optimizer(
+        config, optimizer.make_schedule(config, 10), optimizer.lr_factors(params, config.lr_factors)
+    )
     updates, _ = tx.update(params, tx.init(params), params)
     assert updates['embedding']['kernel'].tolist() == [-1 / 16] * 2
-    assert updates['blocks']['norm1']['scale'].tolist() == [[-1 / 8] * 2, [-1 / 4] * 2,
-                                                            [-1 / 2] * 2]
+    assert updates['blocks']['norm1']['scale'].tolist() == [
+        [-1 / 8] * 2,
+        [-1 / 4] * 2,
+        [-1 / 2] * 2,
+    ]
     assert updates['head']['bias'].tolist() == [-1.0] * 2
     assert updates['pre_logits']['bias'].tolist() == [0.0] * 2
 
@@ -186,18 +246,34 @@ def test_layers_learn_the_slower_the_lower_they_are():
 @pytest.mark.parametrize('name', ['sgd', 'adam', 'adafactor', 'lion'])
 def test_learning_rates_by_parameter(name):
     """Frozen ones stay, have no state and no part in the clipping; others are multiplied."""
-    config = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,
-                      weight_decay=0.2, lr_factors='^head/=1,norm=0.5,.=0')
-    plain = settings(name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0,
-                     weight_decay=0.2)
-    params = {'head': {'kernel': jnp.array([2.0, 1.0])}, 'blocks': {'kernel': jnp.array([3.0])},
-              'norm': {'scale': jnp.array([1.0])}}
-    grads = {'head': {'kernel': jnp.array([3.0, 0.0])}, 'blocks': {'kernel': jnp.array([100.0])},
-             'norm': {'scale': jnp.array([4.0])}}
+    config = settings(
+        name=name,
+        learning_rate=0.1,
+        schedule='constant',
+        clip_norm=1.0,
+        weight_decay=0.2,
+        lr_factors='^head/=1,norm=0.5,.=0',
+    )
+    plain = settings(
+        name=name, learning_rate=0.1, schedule='constant', clip_norm=1.0, weight_decay=0.2
+    )
+    params = {
+        'head': {'kernel': jnp.array([2.0, 1.0])},
+        'blocks': {'kernel': jnp.array([3.0])},
+        'norm': {'scale': jnp.array([1.0])},
+    }
+    grads = {
+        'head': {'kernel': jnp.array([3.0, 0.0])},
+        'blocks': {'kernel': jnp.array([100.0])},
+        'norm': {'scale': jnp.array([4.0])},
+    }
 
     def update(config, params, grads):
-        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10),
-                                      optimizer.lr_factors(params, config.lr_factors))
+        tx = optimizer.make_optimizer(
+            config,
+            optimizer.make_schedule(config, 10),
+            optimizer.lr_factors(params, config.lr_factors),
+        )
         state = tx.init(params)
         return tx.update(grads, state, params)[0], state
 
@@ -211,12 +287,17 @@ def test_learning_rates_by_parameter(name):
     assert count(state) == count(small_state)
 
 
-@pytest.mark.parametrize(('rule', 'message'), [
-    ('head', "'head' cannot be read .*expected REGEX=FACTOR,... as in"),
-    ('.=0', "lr_factors '.=0' freezes all parameters: put first what is to be trained"),
-    ('head=nan', 'with a factor of at least 0'), ('(=1', 'cannot be read'),
-    ('head=-1', 'with a factor of at least 0'),
-    ('haed=1', r"'haed=1' matches no parameter. Their paths are: head/kernel")])
+@pytest.mark.parametrize(
+    ('rule', 'message'),
+    [
+        ('head', "'head' cannot be read .*expected REGEX=FACTOR,... as in"),
+        ('.=0', "lr_factors '.=0' freezes all parameters: put first what is to be trained"),
+        ('head=nan', 'with a factor of at least 0'),
+        ('(=1', 'cannot be read'),
+        ('head=-1', 'with a factor of at least 0'),
+        ('haed=1', r"'haed=1' matches no parameter. Their paths are: head/kernel"),
+    ],
+)
 def test_learning_rate_rules_that_make_no_sense(rule, message):
     with pytest.raises(UserError, match=message):
         optimizer.lr_factors({'head': {'kernel': jnp.ones(2)}}, rule)
@@ -228,13 +309,20 @@ def test_paths_of_the_state_are_those_of_checkpoints():
 
     def paths(rules):
         config = settings(name='adam', weight_decay=0.1)
-        tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10),
-                                      optimizer.lr_factors(params, rules))
+        tx = optimizer.make_optimizer(
+            config, optimizer.make_schedule(config, 10), optimizer.lr_factors(params, rules)
+        )
         leaves = jax.tree.leaves_with_path(tx.init(params))
         return [jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves]
 
-    moments = ['1/count', '1/mu/head/kernel', '1/mu/norm/scale', '1/nu/head/kernel',
-               '1/nu/norm/scale', '3/count']
+    moments = [
+        '1/count',
+        '1/mu/head/kernel',
+        '1/mu/norm/scale',
+        '1/nu/head/kernel',
+        '1/nu/norm/scale',
+        '3/count',
+    ]
     assert paths('') == moments
     assert paths('norm=0.5') == [f'0/inner_state/{path}' for path in moments]
     assert paths('norm=0') == [f'0/inner_state/{path}' for path in moments if 'norm' not in path]
@@ -253,10 +341,14 @@ def test_the_mean_of_gradients_in_bfloat16(name, of_mean):
         for _ in range(5):
             gradient = {'kernel': jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)}
             updates, state = tx.update(gradient, state, params)
-        dtypes = {jax.tree_util.keystr(path): x.dtype for path, x in jax.tree.leaves_with_path(
-            state) if x.ndim}
+        dtypes = {
+            jax.tree_util.keystr(path): x.dtype
+            for path, x in jax.tree.leaves_with_path(state)
+            if x.ndim
+        }
         assert {key: str(x) for key, x in dtypes.items()} == {
-            key: dtype if of_mean in key else 'float32' for key in dtypes}
+            key: dtype if of_mean in key else 'float32' for key in dtypes
+        }
         found[dtype] = updates['kernel']
     assert found['bfloat16'].dtype == jnp.float32
     error = np.abs(found['bfloat16'] - found['float32'])
@@ -265,9 +357,13 @@ def test_the_mean_of_gradients_in_bfloat16(name, of_mean):
 
 def test_norm_and_clipping_are_those_of_optax():
     rng = np.random.default_rng(0)
-    tree = {'kernel': jnp.asarray(rng.normal(size=(3, 40, 50)), jnp.float32),
-            'bias': jnp.asarray(rng.normal(size=70), jnp.float32), 'scale': jnp.float32(0.5),
-            'nothing': jnp.zeros((0, 4)), 'mean': jnp.ones((4, 5), jnp.bfloat16)}
+    tree = {
+        'kernel': jnp.asarray(rng.normal(size=(3, 40, 50)), jnp.float32),
+        'bias': jnp.asarray(rng.normal(size=70), jnp.float32),
+        'scale': jnp.float32(0.5),
+        'nothing': jnp.zeros((0, 4)),
+        'mean': jnp.ones((4, 5), jnp.bfloat16),
+    }
     np.testing.assert_allclose(optimizer.norm(tree), optax.tree.norm(tree), rtol=1e-6)
     assert optimizer.norm({}) == 0
     del tree['mean']  # the momentum would make it float32

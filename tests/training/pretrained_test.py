@@ -38,15 +38,26 @@ def digits_file(tmp_path_factory):
     """Random weights of such a model, for what reads no more of them than their fields."""
     fields = {'patch_size': (4, 4), 'hidden_size': 16, 'mlp_dim': 32}
     path = str(tmp_path_factory.mktemp('pretrained') / 'digits.safetensors')
-    weights.save(small.with_classes(small.make('vit', gelu='erf', **fields),
-                                    [str(k) for k in range(10)]), path, 'vit_jax')
+    weights.save(
+        small.with_classes(small.make('vit', gelu='erf', **fields), [str(k) for k in range(10)]),
+        path,
+        'vit_jax',
+    )
     return path
 
 
 def finetune(run_main, workdir, source, data, **fields):
-    return run_main(workdir, fields=FIELDS | {
-        'pretrained': source, 'dataset.name': data, 'image_size': 24,
-        'transfer.take': ('model.gelu', 'preprocess.crop_ratio')} | fields)
+    return run_main(
+        workdir,
+        fields=FIELDS
+        | {
+            'pretrained': source,
+            'dataset.name': data,
+            'image_size': 24,
+            'transfer.take': ('model.gelu', 'preprocess.crop_ratio'),
+        }
+        | fields,
+    )
 
 
 @pytest.mark.slow
@@ -54,16 +65,26 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
     """From a workdir, with larger images; the run goes on without the weights."""
     source = shutil.copytree(digits_run, tmp_path / 'digits')
     frozen = {'optimizer.lr_factors': '^head/=1,.=0'}
-    result = finetune(run_main, tmp_path / 'run', source, image_directory, num_steps=3,
-                      **frozen, **{'optimizer.warmup_steps': 1})
+    result = finetune(
+        run_main,
+        tmp_path / 'run',
+        source,
+        image_directory,
+        num_steps=3,
+        **frozen,
+        **{'optimizer.warmup_steps': 1},
+    )
     assert result.returncode == 0, result.stderr
     assert 'resized      position/embedding               (1, 37, 16), was (1, 17, 16)' in (
-        result.stderr)
+        result.stderr
+    )
     assert 'training 51 of 5,923 parameters' in result.stderr
     config = json.loads((tmp_path / 'run' / 'config.json').read_text())
     assert config['model']['gelu'] == 'erf'  # the config file says tanh
-    assert ("model.gelu is 'erf' from the weights, instead of 'tanh': to keep yours, leave it out "
-            'of transfer.take') in result.stderr
+    assert (
+        "model.gelu is 'erf' from the weights, instead of 'tanh': to keep yours, leave it out "
+        'of transfer.take'
+    ) in result.stderr
     assert 'preprocess.crop_ratio is' not in result.stderr  # the same in both
     before, after = (weights.load(str(w)) for w in (source, tmp_path / 'run'))
     assert (before.num_classes, after.num_classes) == (10, 3)
@@ -72,8 +93,14 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
     assert np.abs(after.params['head']['kernel']).max() > 0
 
     shutil.rmtree(source)
-    result = finetune(run_main, tmp_path / 'run', source, image_directory, **frozen,
-                      **{'optimizer.warmup_steps': 1})
+    result = finetune(
+        run_main,
+        tmp_path / 'run',
+        source,
+        image_directory,
+        **frozen,
+        **{'optimizer.warmup_steps': 1},
+    )
     assert result.returncode == 0, result.stderr
     assert 'continuing from the checkpoint of step 3' in result.stderr
 
@@ -81,8 +108,9 @@ def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_ma
 def test_a_run_does_not_begin_with_values_that_are_not_finite(tmp_path):
     path = str(tmp_path / 'x.safetensors')
     weights.save(small.with_nan(small.make('vit')), path, 'vit_jax')
-    config = cli.read_config([f'--config={ROOT}/configs/quickstart.py',
-                              f'--config.pretrained={path}'])
+    config = cli.read_config(
+        [f'--config={ROOT}/configs/quickstart.py', f'--config.pretrained={path}']
+    )
     with pytest.raises(UserError, match='values that are not finite: 1 of 128 in norm/scale'):
         pretrained.take_fields(config, None)
 
@@ -98,26 +126,34 @@ def test_nothing_is_taken(digits_file):
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_keeps_what_it_began_with(digits_run):
-    config = cli.read_config([
-        f'--config={ROOT}/configs/quickstart.py', f'--config.pretrained={digits_run}',
-        "--config.transfer.take=('model.gelu', 'preprocess.mean')"])
+    config = cli.read_config(
+        [
+            f'--config={ROOT}/configs/quickstart.py',
+            f'--config.pretrained={digits_run}',
+            "--config.transfer.take=('model.gelu', 'preprocess.mean')",
+        ]
+    )
     taken, loaded = pretrained.take_fields(config, None)
     assert taken == {'model.gelu': 'erf', 'preprocess.mean': (0.5, 0.5, 0.5)}
     assert loaded.num_classes == 10
     begun = {'model': {'gelu': 'tanh'}, 'preprocess': {'mean': [0.1, 0.2, 0.3]}}
     assert pretrained.take_fields(config, begun) == (
-        {'model.gelu': 'tanh', 'preprocess.mean': (0.1, 0.2, 0.3)}, None)
+        {'model.gelu': 'tanh', 'preprocess.mean': (0.1, 0.2, 0.3)},
+        None,
+    )
 
 
-def test_local_paths_are_recorded_absolute_and_any_spelling_goes_on(digits_file, tmp_path,
-                                                                     monkeypatch):
+def test_local_paths_are_recorded_absolute_and_any_spelling_goes_on(
+    digits_file, tmp_path, monkeypatch
+):
     """Also in workdirs of older versions; from elsewhere the path is that of the beginning."""
     name, workdir = os.path.basename(digits_file), tmp_path / 'run'
 
     def resolve(path):
         config = load('quickstart').get_config()
-        config.update_from_flattened_dict(TINY | {
-            'num_epochs': 0.0, 'pretrained': path, 'teacher.weights': path})
+        config.update_from_flattened_dict(
+            TINY | {'num_epochs': 0.0, 'pretrained': path, 'teacher.weights': path}
+        )
         return run_lib.resolve(config, str(workdir))[0]
 
     monkeypatch.chdir(os.path.dirname(digits_file))
@@ -146,23 +182,30 @@ def test_what_is_no_local_path_stays_as_it_is(address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if ':' in address:
         pathlib.Path(address).mkdir(parents=True)
-    config = config_lib.changed(config_lib.base(), {
-        'pretrained': address, 'teacher.weights': address})
+    config = config_lib.changed(
+        config_lib.base(), {'pretrained': address, 'teacher.weights': address}
+    )
     pretrained.complete_paths(config, None)
     assert (config.pretrained, config.teacher.weights) == (address, address)
 
 
-def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(digits_file, tmp_path,
-                                                                     monkeypatch):
+def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(
+    digits_file, tmp_path, monkeypatch
+):
     """Not those of the run that it happens to stand in."""
     (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
     (tmp_path / 'config.json').write_text('{"model": {"gelu": "tanh"}, "preprocess": {}}')
     (tmp_path / 'classes.json').write_text('[]')
     monkeypatch.chdir(tmp_path)
-    config = cli.read_config([
-        f'--config={ROOT}/configs/quickstart.py', f'--config.pretrained={digits_file}',
-        '--config.transfer.take=model.gelu', '--config.dataset.num_examples=9',
-        '--config.dataset.num_classes=3'])
+    config = cli.read_config(
+        [
+            f'--config={ROOT}/configs/quickstart.py',
+            f'--config.pretrained={digits_file}',
+            '--config.transfer.take=model.gelu',
+            '--config.dataset.num_examples=9',
+            '--config.dataset.num_classes=3',
+        ]
+    )
     assert plan.resolve(config).model.gelu == 'erf'
 
 
@@ -170,13 +213,17 @@ def initial_params(loaded, model, image_size):
     config = config_lib.base()
     config.image_size = image_size
     config.model = ConfigDict(model)
-    shapes = jax.eval_shape(models.build(model, 7).init, jax.random.key(0),
-                            np.zeros((1, *image_size, 3)))['params']
+    shapes = jax.eval_shape(
+        models.build(model, 7).init, jax.random.key(0), np.zeros((1, *image_size, 3))
+    )['params']
     return pretrained.initial_params(loaded, config, shapes)
 
 
-@pytest.mark.parametrize(('stated', 'action', 'guessed'), [
-    ((8, 32), 'loaded', False), ((16, 16), 'resized', False), (None, 'resized', True)], ids=str)
+@pytest.mark.parametrize(
+    ('stated', 'action', 'guessed'),
+    [((8, 32), 'loaded', False), ((16, 16), 'resized', False), (None, 'resized', True)],
+    ids=str,
+)
 def test_another_grid_with_as_many_patches(stated, action, guessed, caplog):
     """2x2 patches where the weights say so or nothing at all, 1x4 where they say that."""
     caplog.set_level('INFO', logger='vit_jax')
@@ -189,13 +236,20 @@ def test_another_grid_with_as_many_patches(stated, action, guessed, caplog):
 
 
 def test_weights_of_another_size_are_named():
-    shapes = jax.eval_shape(models.build('ti16', 7).init, jax.random.key(0),
-                            np.zeros((1, 32, 32, 3)))['params']
+    shapes = jax.eval_shape(
+        models.build('ti16', 7).init, jax.random.key(0), np.zeros((1, 32, 32, 3))
+    )['params']
     given = dataclasses.replace(
-        small.make('vit'), model=models.fields('ti16'), preprocess=None,
-        params=jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), shapes))
-    with pytest.raises(UserError, match='has shape .*\n.* look like ti16: choose that model, as in '
-                                        '--config=configs/finetune.py:ti16,DATASET'):
+        small.make('vit'),
+        model=models.fields('ti16'),
+        preprocess=None,
+        params=jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), shapes),
+    )
+    with pytest.raises(
+        UserError,
+        match='has shape .*\n.* look like ti16: choose that model, as in '
+        '--config=configs/finetune.py:ti16,DATASET',
+    ):
         initial_params(given, models.fields('s16'), (32, 32))
 
 
@@ -208,53 +262,100 @@ def test_weights_of_another_family(names):
     assert 'another architecture' in str(error.value)
 
 
-@pytest.mark.parametrize(('name', 'field', 'value'), [
-    ('registers', 'num_registers', 2), ('clip', 'stem_norm', True),
-    ('registers-gap', 'norm_after_pool', True)])
+@pytest.mark.parametrize(
+    ('name', 'field', 'value'),
+    [
+        ('registers', 'num_registers', 2),
+        ('clip', 'stem_norm', True),
+        ('registers-gap', 'norm_after_pool', True),
+    ],
+)
 def test_weights_with_another_part_say_which_field_gives_it(name, field, value):
-    with pytest.raises(UserError, match=rf'model.{field} is {value} there and (0|False) in the '
-                                        rf'config.*--config.model.{field}={value}'):
+    with pytest.raises(
+        UserError,
+        match=rf'model.{field} is {value} there and (0|False) in the '
+        rf'config.*--config.model.{field}={value}',
+    ):
         initial_params(small.make(name), small.make('vit').model, (16, 16))
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tmp_path):
-    result = finetune(run_main, tmp_path / 'run', digits_run, image_directory, num_steps=5,
-                      ema_decay=1.0, **{'image_size': 16})
+    result = finetune(
+        run_main,
+        tmp_path / 'run',
+        digits_run,
+        image_directory,
+        num_steps=5,
+        ema_decay=1.0,
+        **{'image_size': 16},
+    )
     assert result.returncode == 0, result.stderr
     before, after = (weights.load(str(w)) for w in (digits_run, tmp_path / 'run'))
     jax.tree.map(np.testing.assert_array_equal, before.params['blocks'], after.params['blocks'])
 
 
-@pytest.mark.parametrize(('fields', 'message'), [
-    ({'model.hidden_size': 32}, 'in the pre-trained weights and'),
-    ({'model.pool': 'map', 'model.position': 'none'},
-     "model.pool is 'cls' there and 'map' in the config, model.position is 'learned_1d' there and "
-     "'none' in the config. Add --config.model.pool=cls --config.model.position=learned_1d."),
-    ({'model.pool': 'gap', 'masked.target': 'mean_color'}, "'gap' in the config. Patches are "
-     'predicted by models that average tokens: start from weights of such, or from none.'),
-    pytest.param({'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz', marks=pytest.mark.slow),
-    pytest.param({'pretrained': ''}, 'this recipe starts from pre-trained weights: add '
-                 '--config.pretrained', marks=pytest.mark.slow),
-    pytest.param({'transfer.take': ('model.gleu',)}, "'model.gleu', which the config does not "
-                 'have. Did you mean model.gelu', marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'model.hidden_size': 32}, 'in the pre-trained weights and'),
+        (
+            {'model.pool': 'map', 'model.position': 'none'},
+            "model.pool is 'cls' there and 'map' in the config, model.position is "
+            "'learned_1d' there and "
+            "'none' in the config. Add --config.model.pool=cls --config.model.position=learned_1d.",
+        ),
+        (
+            {'model.pool': 'gap', 'masked.target': 'mean_color'},
+            "'gap' in the config. Patches are "
+            'predicted by models that average tokens: start from weights of such, or from none.',
+        ),
+        pytest.param(
+            {'pretrained': '/nowhere/b16.npz'}, '/nowhere/b16.npz', marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {'pretrained': ''},
+            'this recipe starts from pre-trained weights: add --config.pretrained',
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {'transfer.take': ('model.gleu',)},
+            "'model.gleu', which the config does not have. Did you mean model.gelu",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
 def test_bad_input(fields, message, digits_file, image_directory, run_main, tmp_path, monkeypatch):
     """Is found before steps are compiled to see how the batch is to be split, a minute of B/16."""
     monkeypatch.setattr(accumulation, 'choose', None)
-    result = finetune(run_main, tmp_path / 'run', digits_file, image_directory,
-                      **{'accum_steps': 0} | fields)
+    result = finetune(
+        run_main, tmp_path / 'run', digits_file, image_directory, **{'accum_steps': 0} | fields
+    )
     assert result.returncode == 1
     assert message in result.stderr
     assert 'Traceback' not in result.stderr
 
 
 SMALL = {
-    'vit': ('ti16', {'patch_size': (4, 4), 'hidden_size': 32, 'num_layers': 2, 'mlp_dim': 64,
-                     'num_heads': 2}),
-    'hybrid': ('r_ti16', {'patch_size': (1, 1), 'hidden_size': 32, 'num_layers': 2, 'mlp_dim': 64,
-                          'num_heads': 2, 'resnet.units': (1,), 'resnet.width': 8,
-                          'resnet.num_groups': 4}),
+    'vit': (
+        'ti16',
+        {'patch_size': (4, 4), 'hidden_size': 32, 'num_layers': 2, 'mlp_dim': 64, 'num_heads': 2},
+    ),
+    'hybrid': (
+        'r_ti16',
+        {
+            'patch_size': (1, 1),
+            'hidden_size': 32,
+            'num_layers': 2,
+            'mlp_dim': 64,
+            'num_heads': 2,
+            'resnet.units': (1,),
+            'resnet.width': 8,
+            'resnet.num_groups': 4,
+        },
+    ),
     'resnet': ('r50x1', {'resnet.units': (1, 1), 'resnet.width': 8, 'resnet.num_groups': 4}),
 }
 
@@ -272,21 +373,40 @@ def as_files(image, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', ['vit', *(
-    pytest.param(family, marks=pytest.mark.nightly) for family in ('resnet', 'hybrid'))])
-def test_pretrain_finetune_evaluate_and_name_what_is_on_photos(family, image_directory, run_main,
-                                                               tmp_path, capsys):
+@pytest.mark.parametrize(
+    'family',
+    ['vit', *(pytest.param(family, marks=pytest.mark.nightly) for family in ('resnet', 'hybrid'))],
+)
+def test_pretrain_finetune_evaluate_and_name_what_is_on_photos(
+    family, image_directory, run_main, tmp_path, capsys
+):
     name, model = SMALL[family]
     model = {f'model.{field}': value for field, value in {**model, 'unroll': 1}.items()}
-    result = run_main(tmp_path / 'digits', config=f'configs/quickstart.py:{family}', fields={
-        **model, 'num_steps': 6, 'optimizer.warmup_steps': 2, 'batch_size': 32})
+    result = run_main(
+        tmp_path / 'digits',
+        config=f'configs/quickstart.py:{family}',
+        fields={**model, 'num_steps': 6, 'optimizer.warmup_steps': 2, 'batch_size': 32},
+    )
     assert result.returncode == 0, result.stderr
     workdir = tmp_path / 'run'
-    result = run_main(workdir, config=f'configs/finetune.py:{name},directory', fields=model | {
-        'pretrained': tmp_path / 'digits', 'dataset.name': image_directory, 'image_size': 24,
-        'dataset.train_split': 'train', 'dataset.eval_split': 'test', 'batch_size': 30,
-        'num_steps': 80, 'eval_every': 0, 'checkpoint_every': 0, 'optimizer.warmup_steps': 8,
-        'optimizer.learning_rate': 0.1})
+    result = run_main(
+        workdir,
+        config=f'configs/finetune.py:{name},directory',
+        fields=model
+        | {
+            'pretrained': tmp_path / 'digits',
+            'dataset.name': image_directory,
+            'image_size': 24,
+            'dataset.train_split': 'train',
+            'dataset.eval_split': 'test',
+            'batch_size': 30,
+            'num_steps': 80,
+            'eval_every': 0,
+            'checkpoint_every': 0,
+            'optimizer.warmup_steps': 8,
+            'optimizer.learning_rate': 0.1,
+        },
+    )
     assert result.returncode == 0, result.stderr
 
     assert evaluate.main([f'--workdir={workdir}', '--split=test', '--json']) == 0

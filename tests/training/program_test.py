@@ -18,13 +18,17 @@ def batch_of(config, step):
     """A global batch of random images."""
     rng = np.random.default_rng(step)
     size = config.batch_size
-    return {'image': rng.uniform(-1, 1, (size, *config.image_size, 3)).astype(np.float32),
-            'label': rng.integers(0, 6, size).astype(np.int32), 'mask': np.ones(size, bool)}
+    return {
+        'image': rng.uniform(-1, 1, (size, *config.image_size, 3)).astype(np.float32),
+        'label': rng.integers(0, 6, size).astype(np.int32),
+        'mask': np.ones(size, bool),
+    }
 
 
 def placed_batch(program, step):
-    return jax.make_array_from_process_local_data(sharding.batch_sharding(program.mesh),
-                                                  batch_of(program.config, step))
+    return jax.make_array_from_process_local_data(
+        sharding.batch_sharding(program.mesh), batch_of(program.config, step)
+    )
 
 
 def train(program, steps=5):
@@ -38,11 +42,15 @@ def train(program, steps=5):
 
 
 WEIGHTS = {'loss.class_weights': (0.1, 1.4, 1.0, 0.0, 1.2, 0.5)}
-CASES = {'vit': ('vit', {}), 'hybrid': ('hybrid', {}), 'resnet': ('resnet', {}),
-         'gpu': ('vit', {'model.linear_kernel': 'gpu', 'model.dropout_rate': 0.1}),
-         'accumulation': ('vit', {'accum_steps': 2, 'ema_decay': 0.9, **WEIGHTS}),
-         'mixup': ('vit', {'accum_steps': 2, 'augment.mixup': 0.8, **WEIGHTS}),
-         'adafactor': ('vit', {'optimizer.name': 'adafactor', 'optimizer.learning_rate': 1e-3})}
+CASES = {
+    'vit': ('vit', {}),
+    'hybrid': ('hybrid', {}),
+    'resnet': ('resnet', {}),
+    'gpu': ('vit', {'model.linear_kernel': 'gpu', 'model.dropout_rate': 0.1}),
+    'accumulation': ('vit', {'accum_steps': 2, 'ema_decay': 0.9, **WEIGHTS}),
+    'mixup': ('vit', {'accum_steps': 2, 'augment.mixup': 0.8, **WEIGHTS}),
+    'adafactor': ('vit', {'optimizer.name': 'adafactor', 'optimizer.learning_rate': 1e-3}),
+}
 
 
 @pytest.fixture(scope='module')
@@ -53,9 +61,11 @@ def on_one_device():
     def result(case):
         if case not in results:
             family, fields = CASES[case]
-            results[case] = jax.device_get(train(program_on(
-                small_config(family, **fields), data=1, fsdp=1, tensor=1)))
+            results[case] = jax.device_get(
+                train(program_on(small_config(family, **fields), data=1, fsdp=1, tensor=1))
+            )
         return results[case]
+
     return result
 
 
@@ -69,18 +79,26 @@ def mark(case, mesh):
     return pytest.mark.slow if (case, mesh) in SLOW else (pytest.mark.slow, pytest.mark.nightly)
 
 
-@pytest.mark.parametrize(('case', 'mesh'), [
-    pytest.param(case, mesh, marks=mark(case, mesh))
-    for case in CASES for mesh in MESHES
-    if case != 'resnet' or MESHES[mesh]['tensor'] == 1])  # no heads to split
+@pytest.mark.parametrize(
+    ('case', 'mesh'),
+    [
+        pytest.param(case, mesh, marks=mark(case, mesh))
+        for case in CASES
+        for mesh in MESHES
+        if case != 'resnet' or MESHES[mesh]['tensor'] == 1
+    ],
+)  # no heads to split
 def test_every_mesh_equals_one_device(on_one_device, case, mesh):
     family, fields = CASES[case]
     expected_state, expected_losses = on_one_device(case)
     state, losses = train(program_on(small_config(family, **fields), **MESHES[mesh]))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for name in ('params', 'ema_params'):
-        for (path, x), y in zip(jax.tree.leaves_with_path(jax.device_get(getattr(state, name))),
-                                jax.tree.leaves(getattr(expected_state, name)), strict=True):
+        for (path, x), y in zip(
+            jax.tree.leaves_with_path(jax.device_get(getattr(state, name))),
+            jax.tree.leaves(getattr(expected_state, name)),
+            strict=True,
+        ):
             leaf = jax.tree_util.keystr(path)
             if case == 'adafactor' and leaf.endswith("['key']['bias']"):
                 continue  # its gradient is zero but for rounding, which Adafactor scales to one
@@ -105,8 +123,11 @@ def expected_bytes(state, fsdp, tensor):
         parts = 1
         if name.endswith('kernel') or name.endswith('position/embedding'):
             parts = fsdp
-        if 'blocks' in name and 'norm' not in name and not name.endswith(
-                ('out/bias', 'dense2/bias')):
+        if (
+            'blocks' in name
+            and 'norm' not in name
+            and not name.endswith(('out/bias', 'dense2/bias'))
+        ):
             parts *= tensor
         total += x.nbytes // parts
     return total
@@ -185,16 +206,23 @@ def hand_counted_flops(config):
     return 2 * image * config.batch_size
 
 
-@pytest.mark.parametrize('fields', [
-    {}, {'accum_steps': 2}, {'model.remat_policy': 'nothing_saveable'},
-    {'model.remat_policy': 'products'}, {'model.linear_kernel': 'gpu'}])
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {},
+        {'accum_steps': 2},
+        {'model.remat_policy': 'nothing_saveable'},
+        {'model.remat_policy': 'products'},
+        {'model.linear_kernel': 'gpu'},
+    ],
+)
 def test_flops_of_the_traced_step(fields):
     """Of what is computed again, the last product of a block is not needed."""
     config = small_config(**fields)
     program = program_on(config, **MESHES['mixed'])
     biases = 0
     if 'model.linear_kernel' in fields:  # those of values times a matrix, forward and for both
-        biases = 3 * 2 * config.model.num_layers * config.model.hidden_size ** 2
+        biases = 3 * 2 * config.model.num_layers * config.model.hidden_size**2
     assert program.flops_of_train_step() == hand_counted_flops(program.config) + biases
 
 
@@ -222,7 +250,7 @@ def images_at_once(program):
     with nn.intercept_methods(note_size):
         sums = program.eval_step(program.initial_state().params, batch)
     assert sums['count'] == program.config.batch_size
-    size, = sizes
+    (size,) = sizes
     return size
 
 
@@ -268,8 +296,14 @@ def test_what_is_computed_again_needs_no_memory():
     """On a CPU, too, where XLA merges it with the forward pass if there is no loop over layers."""
     needed = {}
     for policy in ('auto', 'products', 'nothing_saveable'):
-        config = small_config(**{'model.unroll': 0, 'model.remat_policy': policy,
-                                 'model.num_layers': 6, 'accum_steps': 1})
+        config = small_config(
+            **{
+                'model.unroll': 0,
+                'model.remat_policy': policy,
+                'model.num_layers': 6,
+                'accum_steps': 1,
+            }
+        )
         needed[policy] = accumulation.bytes_needed(program_on(config, data=1).train_step)
     assert needed['nothing_saveable'] < 0.7 * needed['products'] < 0.5 * needed['auto']
 
@@ -281,13 +315,27 @@ def test_config_that_changes_later_changes_no_step():
     assert images_at_once(program) == 16
 
 
-@pytest.mark.parametrize(('fields', 'mesh', 'message'), [
-    ({'model.num_heads': 2}, dict(data=2, fsdp=1, tensor=4),
-     'model.num_heads 2 is not divisible by mesh.tensor 4. Choose a tensor axis that divides 2.'),
-    ({'model.mlp_dim': 66}, dict(data=2, fsdp=1, tensor=4),
-     'model.mlp_dim 66 is not divisible by mesh.tensor 4'),
-    ({'batch_size': 12}, dict(data=2, fsdp=4, tensor=1),
-     r'batch_size 12 is not divisible by 8 devices \(data x fsdp\): take 8.')])
+@pytest.mark.parametrize(
+    ('fields', 'mesh', 'message'),
+    [
+        (
+            {'model.num_heads': 2},
+            dict(data=2, fsdp=1, tensor=4),
+            'model.num_heads 2 is not divisible by mesh.tensor 4. Choose a tensor axis '
+            'that divides 2.',
+        ),
+        (
+            {'model.mlp_dim': 66},
+            dict(data=2, fsdp=1, tensor=4),
+            'model.mlp_dim 66 is not divisible by mesh.tensor 4',
+        ),
+        (
+            {'batch_size': 12},
+            dict(data=2, fsdp=4, tensor=1),
+            r'batch_size 12 is not divisible by 8 devices \(data x fsdp\): take 8.',
+        ),
+    ],
+)
 def test_mesh_that_does_not_fit(fields, mesh, message):
     with pytest.raises(UserError, match=message):
         program_on(small_config(**fields), **mesh)

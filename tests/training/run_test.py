@@ -60,8 +60,9 @@ def test_batches_begin_anywhere(run):
     assert (again['label'] == batches[2]['label']).all()
 
 
-@pytest.mark.parametrize(('given', 'backend', 'expected'), [
-    (0, 'cpu', 8), (8, 'cpu', 8), (0, 'gpu', 0), (3, 'gpu', 0)])
+@pytest.mark.parametrize(
+    ('given', 'backend', 'expected'), [(0, 'cpu', 8), (8, 'cpu', 8), (0, 'gpu', 0), (3, 'gpu', 0)]
+)
 def test_the_devices_of_the_host_are_recorded(given, backend, expected, tmp_path, monkeypatch):
     """tests/conftest.py has started JAX with eight."""
     monkeypatch.setattr(jax, 'default_backend', lambda: backend)
@@ -69,15 +70,19 @@ def test_the_devices_of_the_host_are_recorded(given, backend, expected, tmp_path
 
 
 def test_other_devices_of_the_host_than_the_environment_says(tmp_path):
-    with pytest.raises(UserError, match='mesh.host_devices is 3, and JAX has started with 8: JAX_N'
-                                        'UM_CPU_DEVICES and --xla_force_host_platform_device_count '
-                                        'in XLA_FLAGS come first. Remove these, or the field.'):
+    with pytest.raises(
+        UserError,
+        match='mesh.host_devices is 3, and JAX has started with 8: JAX_N'
+        'UM_CPU_DEVICES and --xla_force_host_platform_device_count '
+        'in XLA_FLAGS come first. Remove these, or the field.',
+    ):
         resolve(tmp_path, **{'mesh.host_devices': 3})
 
 
 def test_a_run_that_goes_on_keeps_what_it_has_chosen(tmp_path):
-    config = resolve(tmp_path, accum_steps=2, **{'model.remat_policy': 'products',
-                                                 'model.unroll': 0}).config
+    config = resolve(
+        tmp_path, accum_steps=2, **{'model.remat_policy': 'products', 'model.unroll': 0}
+    ).config
     assert config.model.unroll == 1  # chosen for products on a CPU, where it would else be 12
     record.write(str(tmp_path), config, tuple('0123456789'))
     (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
@@ -91,24 +96,41 @@ def test_a_run_that_goes_on_keeps_what_it_has_chosen(tmp_path):
 
 def test_only_training_reads_the_photos_of_a_folder(tmp_path, image_directory):
     """Which is no matter of the run, but how large they are is."""
-    fields = {'dataset.name': str(image_directory), 'dataset.train_split': 'train',
-              'dataset.eval_split': 'test', 'image_size': (8, 8), 'augment.crop': 'inception',
-              'evals.fewshot.shots': (1,)}
-    disk = fields | {'dataset.cache': 'disk', 'dataset.cache_size': 8,
-                     'dataset.cache_dir': str(tmp_path / 'f')}
+    fields = {
+        'dataset.name': str(image_directory),
+        'dataset.train_split': 'train',
+        'dataset.eval_split': 'test',
+        'image_size': (8, 8),
+        'augment.crop': 'inception',
+        'evals.fewshot.shots': (1,),
+    }
+    disk = fields | {
+        'dataset.cache': 'disk',
+        'dataset.cache_size': 8,
+        'dataset.cache_dir': str(tmp_path / 'f'),
+    }
     plain, small = resolve(tmp_path / 'a', **fields), resolve(tmp_path / 'b', **disk)
     assert len(list((tmp_path / 'f').rglob('*.bmp'))) == 60
-    train, evaluation = ([next(iter(x))['image'] for x in pair] for pair in (
-        (plain.train_batches(), small.train_batches()), (plain.eval_batches, small.eval_batches)))
+    train, evaluation = (
+        [next(iter(x))['image'] for x in pair]
+        for pair in (
+            (plain.train_batches(), small.train_batches()),
+            (plain.eval_batches, small.eval_batches),
+        )
+    )
     assert not np.array_equal(*train)
     np.testing.assert_array_equal(*evaluation)
     files = small.train_data.fetch(np.arange(60))['path'].numpy()
     assert all(path.startswith(os.fsencode(image_directory)) for path in files)
-    assert config_lib.differences(small.config, config_lib.changed(
-        small.config, {'dataset.cache_dir': '/elsewhere'})) == []
-    assert config_lib.differences(small.config, config_lib.changed(
-        small.config, {'dataset.cache_size': 9})) == [
-            'dataset.cache_size: 8 in the workdir, 9 now']
+    assert (
+        config_lib.differences(
+            small.config, config_lib.changed(small.config, {'dataset.cache_dir': '/elsewhere'})
+        )
+        == []
+    )
+    assert config_lib.differences(
+        small.config, config_lib.changed(small.config, {'dataset.cache_size': 9})
+    ) == ['dataset.cache_size: 8 in the workdir, 9 now']
 
 
 def test_a_kernel_that_the_machine_lacks(tmp_path):
@@ -118,8 +140,11 @@ def test_a_kernel_that_the_machine_lacks(tmp_path):
     assert (config.model.attention_kernel, config.model.linear_kernel) == ('cpu', 'cpu')
     with pytest.raises(UserError, match='kernel is cudnn, .* this is cpu .* has: xla, cpu'):
         resolve(tmp_path, **bfloat16, **{'model.attention_kernel': 'cudnn'})
-    record.write(str(tmp_path), config_lib.changed(config, {'model.attention_kernel': 'cudnn'}),
-                 tuple('0123456789'))
+    record.write(
+        str(tmp_path),
+        config_lib.changed(config, {'model.attention_kernel': 'cudnn'}),
+        tuple('0123456789'),
+    )
     (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
     with pytest.raises(UserError, match='attention_kernel is cudnn'):
         resolve(tmp_path, **bfloat16)
@@ -138,7 +163,8 @@ def test_batches_read_ahead_and_the_process_take_memory(run):
     """On CPU those of the input pipeline, too; of each device its share."""
     image = 4 * 32 * 16 * 16 * 3 / 8
     assert run_lib.bytes_besides(run.program) == 0.3e9 / 8 + image * (
-        sharding.BATCHES_UNDER_WAY + run_lib.pipeline.BATCHES_IN_MEMORY)
+        sharding.BATCHES_UNDER_WAY + run_lib.pipeline.BATCHES_IN_MEMORY
+    )
     assert config_lib.total_steps(run.config) == 48
 
 
@@ -171,7 +197,8 @@ def test_a_new_run_begins_and_an_old_one_goes_on(tmp_path, caplog):
     assert 'continuing from the checkpoint of step 7 of 48' in caplog.text
     with pytest.raises(UserError, match='is at step 7 already and the config asks for 5'):
         run_lib.initial_or_restored_state(
-            resolve(tmp_path, ema_decay=0.5, num_steps=5), checkpoints, None)
+            resolve(tmp_path, ema_decay=0.5, num_steps=5), checkpoints, None
+        )
     checkpoints.close()
 
 
@@ -179,8 +206,9 @@ def test_a_new_run_begins_and_an_old_one_goes_on(tmp_path, caplog):
 def test_every_parameter_is_in_one_line_of_a_kind(family):
     config = load('quickstart').get_config(family)
     model = models.build(config.model, 10)
-    params = jax.eval_shape(lambda: model.init(
-        jax.random.key(0), jnp.zeros((1, 16, 16, 3)), train=False))['params']
+    params = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)), train=False)
+    )['params']
     total, *lines = run_lib.parameter_kinds(params).splitlines()
     counts = {line.split()[0]: int(line.split()[-1].replace(',', '')) for line in lines}
     assert total == f'{sum(counts.values()):,} parameters'
@@ -190,8 +218,11 @@ def test_every_parameter_is_in_one_line_of_a_kind(family):
 
 
 def test_what_may_surprise_is_said(tmp_path, caplog):
-    run = resolve(tmp_path, ema_decay=0.99, **{'optimizer.lr_factors': '^head/=1,.=0',
-                                               'optimizer.warmup_steps': 25})
+    run = resolve(
+        tmp_path,
+        ema_decay=0.99,
+        **{'optimizer.lr_factors': '^head/=1,.=0', 'optimizer.warmup_steps': 25},
+    )
     state = run.program.initial_state()
     run_lib.announce(run, state)
     head = sum(x.size for x in jax.tree.leaves(state.params['head']))
@@ -199,17 +230,25 @@ def test_what_may_surprise_is_said(tmp_path, caplog):
     assert f'training {head:,} of {total:,} parameters' in caplog.text
     assert 'ema_decay 0.99 is high for 48 steps: at the end 62 % of the average' in caplog.text
     assert 'Try 0.7917, or 0 for no average' in caplog.text
-    assert ('optimizer.warmup_steps is 25 of 48 steps: the learning rate reaches its peak late. '
-            'Try 4.' in caplog.text)
+    assert (
+        'optimizer.warmup_steps is 25 of 48 steps: the learning rate reaches its peak late. '
+        'Try 4.' in caplog.text
+    )
 
 
 def test_the_metric_that_decides_is_one_that_the_run_has(tmp_path):
-    with pytest.raises(UserError, match="best_metric is 'fewshot/5shot': expected one of those "
-                       'that this run evaluates, eval/accuracy, eval/accuracy_top5, eval/loss. '
-                       'Few-shot accuracies come with evals.fewshot.shots.'):
+    with pytest.raises(
+        UserError,
+        match="best_metric is 'fewshot/5shot': expected one of those "
+        'that this run evaluates, eval/accuracy, eval/accuracy_top5, eval/loss. '
+        'Few-shot accuracies come with evals.fewshot.shots.',
+    ):
         resolve(tmp_path, best_metric='fewshot/5shot')
-    config = resolve(tmp_path, best_metric='fewshot/5shot', **{
-        'evals.fewshot.shots': (1, 5), 'evals.fewshot.test_split': 'test'}).config
+    config = resolve(
+        tmp_path,
+        best_metric='fewshot/5shot',
+        **{'evals.fewshot.shots': (1, 5), 'evals.fewshot.test_split': 'test'},
+    ).config
     assert run_lib.metric_names(config)[3:] == ['fewshot/1shot', 'fewshot/5shot']
     config = config_lib.changed(config, {'dataset.multi_label': True})
     assert 'eval/mean_average_precision' in run_lib.metric_names(config)
@@ -220,8 +259,14 @@ def test_the_metric_that_decides_is_one_that_the_run_has(tmp_path):
 @pytest.mark.slow
 def test_the_numbers_of_a_subset_are_those_of_the_run(tmp_path):
     """Also where a recipe states those of the whole."""
-    fields = {'dataset.subset': '10%', 'dataset.num_examples': 1437, 'num_steps': 0,
-              'num_epochs': 4.0, 'loss.class_weights': ('balanced',), 'dataset.balance': 1.0}
+    fields = {
+        'dataset.subset': '10%',
+        'dataset.num_examples': 1437,
+        'num_steps': 0,
+        'num_epochs': 4.0,
+        'loss.class_weights': ('balanced',),
+        'dataset.balance': 1.0,
+    }
     run = resolve(tmp_path, **fields)
     counts = np.bincount(run.train_data.labels)
     assert (run.config.dataset.num_examples, counts.sum(), run.program.num_steps) == (144, 144, 18)
@@ -235,14 +280,21 @@ def test_the_numbers_of_a_subset_are_those_of_the_run(tmp_path):
         resolve(tmp_path, **fields | {'dataset.subset': '144'})
 
 
-@pytest.mark.parametrize(('train', 'evaluation', 'shared'), [
-    ('train', 'test', False), ('train[:80%]', 'train[80%:]', False),
-    ('train', 'train[90%:]', True)])
+@pytest.mark.parametrize(
+    ('train', 'evaluation', 'shared'),
+    [
+        ('train', 'test', False),
+        ('train[:80%]', 'train[80%:]', False),
+        ('train', 'train[90%:]', True),
+    ],
+)
 def test_evaluation_on_what_is_trained_on_is_said(train, evaluation, shared, tmp_path, caplog):
     run = resolve(tmp_path, **{'dataset.train_split': train, 'dataset.eval_split': evaluation})
     run_lib.announce(run, run.program.initial_state())
-    text = (f'dataset.eval_split {evaluation} has images of dataset.train_split {train}: '
-            'evaluations score what the model is trained on. Other images: train[:90%] and')
+    text = (
+        f'dataset.eval_split {evaluation} has images of dataset.train_split {train}: '
+        'evaluations score what the model is trained on. Other images: train[:90%] and'
+    )
     assert (text in caplog.text) == shared
 
 

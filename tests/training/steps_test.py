@@ -14,8 +14,11 @@ from vit_jax.training import losses, mixup
 def randomised(state):
     """Every parameter random: a head of zeros would hide the dropout from the loss."""
     rng = np.random.default_rng(1)
-    return state.replace(params=jax.tree.map(
-        lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), state.params))
+    return state.replace(
+        params=jax.tree.map(
+            lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), state.params
+        )
+    )
 
 
 @functools.cache
@@ -79,8 +82,10 @@ def test_accumulation_draws_new_dropout_for_every_part():
     state, step, _, _ = setup(dropout_rate=0.5)
     state = randomised(state)
     one = jax.tree.map(lambda x: np.repeat(x[:1], 4, axis=0), random_batch(1))
-    losses = {float(jax.jit(functools.partial(step, accum_steps=n))(state, one)[1]['loss'])
-              for n in (1, 4)}
+    losses = {
+        float(jax.jit(functools.partial(step, accum_steps=n))(state, one)[1]['loss'])
+        for n in (1, 4)
+    }
     assert len(losses) == 2
 
 
@@ -122,8 +127,10 @@ def test_weighted_loss_is_divided_by_the_batch_also_in_parts():
 
 def test_without_mixup_the_step_is_what_it_was():
     state, step, _, _ = setup()
-    texts = {jax.jit(functools.partial(step, **fields)).lower(state, random_batch(4)).as_text()
-             for fields in ({}, {'mixup': 0.0})}
+    texts = {
+        jax.jit(functools.partial(step, **fields)).lower(state, random_batch(4)).as_text()
+        for fields in ({}, {'mixup': 0.0})
+    }
     assert len(texts) == 1
 
 
@@ -152,11 +159,13 @@ def test_frozen_parameters_stay_and_have_no_part_in_the_gradient():
     state = randomised(state)
     head, new = state.params['head'], jax.jit(step)(state, random_batch(6))
     whole = one_step()(randomised(setup()[0]), random_batch(6))
-    np.testing.assert_array_equal(new[0].params['embedding']['kernel'],
-                                  state.params['embedding']['kernel'])
+    np.testing.assert_array_equal(
+        new[0].params['embedding']['kernel'], state.params['embedding']['kernel']
+    )
     assert_close(new[0].params['head'], whole[0].params['head'])
     assert np.abs(new[0].params['head']['kernel'] - head['kernel']).max() > 0
     moved = optax.tree.norm(jax.tree.map(jnp.subtract, new[0].params['head'], head))
-    np.testing.assert_allclose(new[1]['grad_norm'], moved / config.optimizer.learning_rate,
-                               rtol=1e-5)
+    np.testing.assert_allclose(
+        new[1]['grad_norm'], moved / config.optimizer.learning_rate, rtol=1e-5
+    )
     assert len(jax.tree.leaves(new[0].opt_state)) < len(jax.tree.leaves(whole[0].opt_state))

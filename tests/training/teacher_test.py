@@ -41,8 +41,10 @@ def saved(path, name='vit', classes=None, **change):
 
 
 def config_of(path, image_size=(16, 16), **fields):
-    return config_lib.changed(small_config(), {
-        'teacher.weights': path, 'image_size': image_size, 'dataset.num_classes': 7} | fields)
+    return config_lib.changed(
+        small_config(),
+        {'teacher.weights': path, 'image_size': image_size, 'dataset.num_classes': 7} | fields,
+    )
 
 
 def normalised(pixels, of):
@@ -57,30 +59,47 @@ def logits_of(teacher, params, pixels, config):
     return np.asarray(jax.jit(teacher.logits)(params, normalised(pixels, config.preprocess)))
 
 
-@pytest.mark.parametrize('name', [
-    'vit', *(pytest.param(name, marks=pytest.mark.slow) for name in ('bit', 'hybrid'))])
+@pytest.mark.parametrize(
+    'name', ['vit', *(pytest.param(name, marks=pytest.mark.slow) for name in ('bit', 'hybrid'))]
+)
 def test_it_sees_the_same_pixels_normalised_as_its_own(name, tmp_path):
     path, made = saved(tmp_path, name)
     size = made.image_size()
     config = config_of(path, size, **{'preprocess.mean': (0.2, 0.5, 0.7)})
     teacher, params = teacher_lib.load(config, small.CLASSES)
     pixels = pixels_of(*size)
-    small.assert_close(logits_of(teacher, params, pixels, config),
-                       small.logits(made, normalised(pixels, made.preprocess)))
+    small.assert_close(
+        logits_of(teacher, params, pixels, config),
+        small.logits(made, normalised(pixels, made.preprocess)),
+    )
 
 
-@pytest.mark.parametrize('size', [
-    (8, 24), pytest.param((32, 32), marks=pytest.mark.slow)])
+@pytest.mark.parametrize('size', [(8, 24), pytest.param((32, 32), marks=pytest.mark.slow)])
 def test_views_of_another_size_are_resized_to_that_of_the_weights(size, tmp_path):
     """As Pillow does with floats: linear, antialiased where the image becomes smaller."""
     path, made = saved(tmp_path)
     teacher, params = teacher_lib.load(config_of(path, size), small.CLASSES)
     pixels = pixels_of(*size)
-    resized = np.stack([np.stack([np.asarray(Image.fromarray(channel.astype(np.float32)).resize(
-        (16, 16), Image.Resampling.BILINEAR)) for channel in image.transpose(2, 0, 1)], -1)
-        for image in pixels])
-    small.assert_close(logits_of(teacher, params, pixels, config_of(path)),
-                       small.logits(made, normalised(resized, made.preprocess)))
+    resized = np.stack(
+        [
+            np.stack(
+                [
+                    np.asarray(
+                        Image.fromarray(channel.astype(np.float32)).resize(
+                            (16, 16), Image.Resampling.BILINEAR
+                        )
+                    )
+                    for channel in image.transpose(2, 0, 1)
+                ],
+                -1,
+            )
+            for image in pixels
+        ]
+    )
+    small.assert_close(
+        logits_of(teacher, params, pixels, config_of(path)),
+        small.logits(made, normalised(resized, made.preprocess)),
+    )
 
 
 @pytest.mark.slow
@@ -91,17 +110,19 @@ def test_of_another_size_its_positions_are_adapted(tmp_path):
     embedding = made.params['position']['embedding']
     patches = adapt.resize_grid(embedding[:, 1:].reshape(1, 2, 2, 128), (4, 3), 'bilinear')
     position = np.concatenate([embedding[:, :1], patches.reshape(1, 12, 128)], 1)
-    expected = dataclasses.replace(made, params=made.params | {'position': {
-        'embedding': position}})
+    expected = dataclasses.replace(made, params=made.params | {'position': {'embedding': position}})
     pixels = pixels_of(32, 24)
-    small.assert_close(logits_of(teacher, params, pixels, config),
-                       small.logits(expected, normalised(pixels, made.preprocess)))
+    small.assert_close(
+        logits_of(teacher, params, pixels, config),
+        small.logits(expected, normalised(pixels, made.preprocess)),
+    )
 
 
 def test_weights_that_say_little_see_what_the_student_sees(tmp_path, caplog):
     path, _ = saved(tmp_path, 'no-position', preprocess=None)
-    config = config_of(path, (48, 40), **{'preprocess.std': (0.2, 0.3, 0.4),
-                                          'model.dtype': 'bfloat16'})
+    config = config_of(
+        path, (48, 40), **{'preprocess.std': (0.2, 0.3, 0.4), 'model.dtype': 'bfloat16'}
+    )
     teacher, params = teacher_lib.load(config)
     assert teacher.image_size == (48, 40)
     assert (teacher.scale.tolist(), teacher.offset.tolist()) == ([1] * 3, [0] * 3)
@@ -114,16 +135,28 @@ def test_no_teacher():
     assert teacher_lib.load(small_config()) == (None, None)
 
 
-@pytest.mark.parametrize(('change', 'fields', 'message'), [
-    ({'classes': DIGITS}, {}, 'has 10 classes and the data has 7: take the data set'),
-    ({'classes': [*small.CLASSES[1:], 'ant']}, {},
-     "class 0 is 'bee' in .* and 'ant' in the data: they are not the same classes in the same"),
-    ({'loss': 'sigmoid'}, {}, 'was trained with the loss sigmoid, for which classes are indep'),
-    ({'name': 'headless'}, {}, 'has 0 classes and the data has 7'),
-    ({'name': 'rectangle'}, {}, 'takes images of 5 channels'),
-    ({}, {'teacher.image_size': (20, 16)}, r'cannot see images of 20x16 \(teacher.image_size\): '
-     'image_size 20x16 is not divisible by patch_size 8x8'),
-    ({}, {'teacher.checksum': 5}, 'teacher.checksum is 5 and that of .* is [0-9]+: name')])
+@pytest.mark.parametrize(
+    ('change', 'fields', 'message'),
+    [
+        ({'classes': DIGITS}, {}, 'has 10 classes and the data has 7: take the data set'),
+        (
+            {'classes': [*small.CLASSES[1:], 'ant']},
+            {},
+            "class 0 is 'bee' in .* and 'ant' in the data: they are not the same "
+            'classes in the same',
+        ),
+        ({'loss': 'sigmoid'}, {}, 'was trained with the loss sigmoid, for which classes are indep'),
+        ({'name': 'headless'}, {}, 'has 0 classes and the data has 7'),
+        ({'name': 'rectangle'}, {}, 'takes images of 5 channels'),
+        (
+            {},
+            {'teacher.image_size': (20, 16)},
+            r'cannot see images of 20x16 \(teacher.image_size\): '
+            'image_size 20x16 is not divisible by patch_size 8x8',
+        ),
+        ({}, {'teacher.checksum': 5}, 'teacher.checksum is 5 and that of .* is [0-9]+: name'),
+    ],
+)
 def test_teachers_that_are_refused(change, fields, message, tmp_path):
     path, _ = saved(tmp_path, **change)
     with pytest.raises(UserError, match=message):
@@ -133,11 +166,16 @@ def test_teachers_that_are_refused(change, fields, message, tmp_path):
 def test_the_checksum_is_that_of_what_decides_the_logits(tmp_path):
     path, made = saved(tmp_path)
     checksums = [teacher_lib.load(config_of(path))[0].checksum for _ in range(2)]
-    for change in ({'params': made.params | {'cls': made.params['cls'] + 1e-7}},
-                   {'model': made.model | {'gelu': 'erf'}}):
+    for change in (
+        {'params': made.params | {'cls': made.params['cls'] + 1e-7}},
+        {'model': made.model | {'gelu': 'erf'}},
+    ):
         checksums.append(teacher_lib.load(config_of(saved(tmp_path, **change)[0]))[0].checksum)
-    checksums.append(teacher_lib.load(config_of(saved(tmp_path)[0], **{
-        'preprocess.mean': (0.1, 0.2, 0.3)}))[0].checksum)
+    checksums.append(
+        teacher_lib.load(config_of(saved(tmp_path)[0], **{'preprocess.mean': (0.1, 0.2, 0.3)}))[
+            0
+        ].checksum
+    )
     assert checksums[0] == checksums[1]
     assert len(set(checksums)) == 4
 
@@ -151,12 +189,16 @@ def taught(temperature=3.0, share=1.0):
     state, step, model, _ = setup()
     mine, its = (randomised(model, np.zeros((1, 8, 8, 3)), k) for k in (0, 1))
     teacher = Teacher(model, {}, its, 0, (8, 8), np.ones(3), np.zeros(3), temperature, share)
-    return state.replace(params=mine), jax.jit(
-        functools.partial(step, teacher=teacher), static_argnames=('mixup', 'accum_steps')), its
+    return (
+        state.replace(params=mine),
+        jax.jit(functools.partial(step, teacher=teacher), static_argnames=('mixup', 'accum_steps')),
+        its,
+    )
 
 
-@pytest.mark.parametrize(('temperature', 'share'), [
-    (3.0, 1.0), pytest.param(2.0, 0.7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ('temperature', 'share'), [(3.0, 1.0), pytest.param(2.0, 0.7, marks=pytest.mark.slow)]
+)
 def test_the_loss_of_a_step_is_what_numpy_says(temperature, share):
     state, step, params = taught(temperature, share)
     batch = random_batch(6)
@@ -164,22 +206,25 @@ def test_the_loss_of_a_step_is_what_numpy_says(temperature, share):
 
     @jax.jit
     def forward_and_backward(params, by_logits):
-        logits, backward = jax.vjp(lambda x: setup()[2].apply({'params': x}, batch['image']),
-                                   params)
+        logits, backward = jax.vjp(
+            lambda x: setup()[2].apply({'params': x}, batch['image']), params
+        )
         return logits, *backward(by_logits)
 
-    mine, its = (np.asarray(forward_and_backward(x, np.zeros((6, 3), np.float32))[0], np.float64)
-                 for x in (state.params, params))
+    mine, its = (
+        np.asarray(forward_and_backward(x, np.zeros((6, 3), np.float32))[0], np.float64)
+        for x in (state.params, params)
+    )
     p, q = (scipy.special.softmax(x / temperature, -1) for x in (its, mine))
     of_labels = -scipy.special.log_softmax(mine, -1)[np.arange(6), batch['label']]
     expected = share * temperature**2 * (p * np.log(p / q)).sum(-1) + (1 - share) * of_labels
     np.testing.assert_allclose(values['loss'], expected.mean(), rtol=1e-5)
-    np.testing.assert_allclose(values['agreement'],
-                               (mine.argmax(-1) == its.argmax(-1)).mean())
+    np.testing.assert_allclose(values['agreement'], (mine.argmax(-1) == its.argmax(-1)).mean())
     # Neither the state nor the gradient has anything of the teacher but its logits.
     assert jax.tree.structure(new) == jax.tree.structure(state)
     by_logits = share * temperature * (q - p) + (1 - share) * (
-        scipy.special.softmax(mine, -1) - np.eye(3)[batch['label']])
+        scipy.special.softmax(mine, -1) - np.eye(3)[batch['label']]
+    )
     _, grads = forward_and_backward(state.params, np.float32(by_logits / 6))
     assert_close(new.params, jax.tree.map(lambda x, g: x - 0.1 * g, state.params, grads))
 
@@ -212,16 +257,20 @@ def test_a_mesh_equals_one_device(tmp_path):
         config = config_of(path, (24, 24), **{'augment.mixup': 0.5, 'accum_steps': 2})
         teacher, params = teacher_lib.load(config)
         program = program_on(config, teacher=teacher, **mesh)
-        placed, = (pretrained.place_params(x, params) for x in program.abstract_constants)
+        (placed,) = (pretrained.place_params(x, params) for x in program.abstract_constants)
         kernel = placed['blocks']['mlp']['dense1']['kernel']
-        assert kernel.nbytes == kernel.addressable_shards[0].data.nbytes * mesh['fsdp'] * (
-            mesh['tensor'])
+        assert (
+            kernel.nbytes
+            == kernel.addressable_shards[0].data.nbytes * mesh['fsdp'] * (mesh['tensor'])
+        )
         state, values = program.initial_state(), []
         for k in range(3):
-            batch = random_batch(16, k) | {'image': normalised(pixels_of(24, 24, 16), {
-                'mean': 0.5, 'std': 0.5})}
+            batch = random_batch(16, k) | {
+                'image': normalised(pixels_of(24, 24, 16), {'mean': 0.5, 'std': 0.5})
+            }
             state, metrics_of_step = program.train_step(
-                state, next(sharding.feed(iter([batch]), program.mesh)), placed)
+                state, next(sharding.feed(iter([batch]), program.mesh)), placed
+            )
             values.append(metrics_of_step)
         results.append(jax.device_get((state.params, values)))
     assert_close(*results)
@@ -250,9 +299,17 @@ def test_programs_that_are_refused(tmp_path):
 
 def digits_config(path, **fields):
     config = load('quickstart').get_config()
-    config.update_from_flattened_dict(TINY | {
-        'num_epochs': 0.0, 'num_steps': 4, 'eval_every': 100, 'teacher.weights': path,
-        'optimizer.warmup_steps': 1} | fields)
+    config.update_from_flattened_dict(
+        TINY
+        | {
+            'num_epochs': 0.0,
+            'num_steps': 4,
+            'eval_every': 100,
+            'teacher.weights': path,
+            'optimizer.warmup_steps': 1,
+        }
+        | fields
+    )
     return config
 
 
@@ -268,8 +325,10 @@ def test_a_run_goes_on_with_its_teacher_only(tmp_path):
     assert again.config.teacher.checksum == run.config.teacher.checksum
     saved(tmp_path / 'moved', classes=DIGITS, params=made.params | {'cls': made.params['cls'] + 1})
     for weights_now, checksum in ((moved, '[1-9][0-9]*'), ('', '0')):
-        with pytest.raises(UserError, match=f'teacher.checksum: {run.config.teacher.checksum} in '
-                                            f'the workdir, {checksum} now'):
+        with pytest.raises(
+            UserError,
+            match=f'teacher.checksum: {run.config.teacher.checksum} in the workdir, {checksum} now',
+        ):
             run_lib.resolve(digits_config(weights_now), str(tmp_path / 'run'))
 
 
@@ -277,16 +336,26 @@ def test_a_run_goes_on_with_its_teacher_only(tmp_path):
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, caplog):
     """On eight devices, with MixUp and the batch in parts; checkpoints have no teacher."""
     path, _ = saved(tmp_path, classes=DIGITS)
-    config = digits_config(path, checkpoint_every=2, keep_checkpoints=2, accum_steps=2, **{
-        'augment.mixup': 0.5, 'teacher.temperature': 2.0, 'model.dropout_rate': 0.2})
+    config = digits_config(
+        path,
+        checkpoint_every=2,
+        keep_checkpoints=2,
+        accum_steps=2,
+        **{'augment.mixup': 0.5, 'teacher.temperature': 2.0, 'model.dropout_rate': 0.2},
+    )
     assert loop.train(config, str(tmp_path / 'whole')) == 0
     shutil.copytree(tmp_path / 'whole', tmp_path / 'parts')
     shutil.rmtree(tmp_path / 'parts' / 'checkpoints' / '4')  # as if it had ended before
     assert loop.train(config, str(tmp_path / 'parts')) == 0
     assert 'continuing from the checkpoint of step 2 of 4' in caplog.text
-    whole, parts = ([{k: v for k, v in row.items() if k not in TIMED}
-                     for row in metrics.read(tmp_path / name) if 'train/loss' in row]
-                    for name in ('whole', 'parts'))
+    whole, parts = (
+        [
+            {k: v for k, v in row.items() if k not in TIMED}
+            for row in metrics.read(tmp_path / name)
+            if 'train/loss' in row
+        ]
+        for name in ('whole', 'parts')
+    )
     assert whole == parts
     assert len(whole) == 4
     assert all(0 <= row['train/agreement'] <= 1 for row in whole)
@@ -298,22 +367,35 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, caplog):
 @pytest.mark.nightly
 def test_a_distilled_student_agrees_with_its_teacher(run_main, tmp_path):
     """Also on other images: far more than one that learns the labels, with the same seed."""
-    fields = TINY | {'num_steps': 400, 'eval_every': 0, 'log_every': 50, 'batch_size': 64,
-                     'checkpoint_every': 0,
-                     'model.hidden_size': 32, 'model.mlp_dim': 64, 'model.num_heads': 4,
-                     'optimizer.learning_rate': 0.003}
+    fields = TINY | {
+        'num_steps': 400,
+        'eval_every': 0,
+        'log_every': 50,
+        'batch_size': 64,
+        'checkpoint_every': 0,
+        'model.hidden_size': 32,
+        'model.mlp_dim': 64,
+        'model.num_heads': 4,
+        'optimizer.learning_rate': 0.003,
+    }
     found = {}
-    for name, more in (('teacher', {}), ('other', {'seed': 1}),
-                       ('student', {'seed': 1, 'teacher.weights': tmp_path / 'teacher'})):
+    for name, more in (
+        ('teacher', {}),
+        ('other', {'seed': 1}),
+        ('student', {'seed': 1, 'teacher.weights': tmp_path / 'teacher'}),
+    ):
         result = run_main(tmp_path / name, fields=fields | more, optimized=True)
         assert result.returncode == 0, result.stderr
         file = tmp_path / f'{name}.npz'
         assert evaluate.main([f'--workdir={tmp_path / name}', f'--save={file}']) == 0
         found[name] = scipy.special.softmax(np.load(file)['logits'].astype(np.float64), -1)
-    divergence = {name: scipy.special.rel_entr(found['teacher'], x).sum(-1).mean()
-                  for name, x in found.items()}
+    divergence = {
+        name: scipy.special.rel_entr(found['teacher'], x).sum(-1).mean()
+        for name, x in found.items()
+    }
     assert divergence['student'] < divergence['other'] / 2
-    agreement = {name: (found['teacher'].argmax(-1) == x.argmax(-1)).mean()
-                 for name, x in found.items()}
+    agreement = {
+        name: (found['teacher'].argmax(-1) == x.argmax(-1)).mean() for name, x in found.items()
+    }
     assert agreement['student'] > agreement['other']
     assert metrics.read(tmp_path / 'student')[-2]['train/agreement'] > 0.8

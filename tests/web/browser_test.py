@@ -21,11 +21,24 @@ from vit_jax.weights import verify
 
 pytestmark = pytest.mark.slow
 STATUS = "document.getElementById('status').textContent"
-EVIL = ['<script>window.hacked = 1</script>', '"><img src=x onerror="window.hacked = 1">',
-        '&lt;b&gt;', 'dog', "'", 'ä 犬', 'a plant whose name no line of a phone is long enough for']
+EVIL = [
+    '<script>window.hacked = 1</script>',
+    '"><img src=x onerror="window.hacked = 1">',
+    '&lt;b&gt;',
+    'dog',
+    "'",
+    'ä 犬',
+    'a plant whose name no line of a phone is long enough for',
+]
 SIZE = (16, 12)
-SHAPES = {'large': (1100, 1500), 'small': (11, 9), 'flat': (3, 900), 'thin': (1300, 2),
-          'fits': SIZE, 'photo': (90, 131)}
+SHAPES = {
+    'large': (1100, 1500),
+    'small': (11, 9),
+    'flat': (3, 900),
+    'thin': (1300, 2),
+    'fits': SIZE,
+    'photo': (90, 131),
+}
 CHAINS = [(method, antialias) for method in resizing.RESAMPLING for antialias in (True, False)]
 
 
@@ -39,8 +52,7 @@ def chromium():
 def models():
     given = dataclasses.replace(small.make('vit'), classes=EVIL)
     params = jax.tree.map(lambda x: x.astype(jax.numpy.bfloat16), given.params)
-    return {'softmax': given,
-            'sigmoid': dataclasses.replace(given, loss='sigmoid', params=params)}
+    return {'softmax': given, 'sigmoid': dataclasses.replace(given, loss='sigmoid', params=params)}
 
 
 @pytest.fixture(scope='module')
@@ -79,13 +91,14 @@ def called(chromium, function, name, *arguments):
     """What a function of the page gives for a file beside its folder."""
     return chromium.evaluate(
         f"import('./page.js').then(async (page) => {{ const file = await (await fetch('../{name}'))"
-        f".blob(); const found = await page.{function}({', '.join(['file', *arguments])}); return "
-        "{...found, pixels: [...found.pixels]}; })")
+        f'.blob(); const found = await page.{function}({", ".join(["file", *arguments])}); return '
+        '{...found, pixels: [...found.pixels]}; })'
+    )
 
 
 def taken(chromium, name):
     """What the page says when it is done with a file."""
-    chromium.until(f"!/is ready|^Looking/.test({STATUS}) && {STATUS}.startsWith({name!r})")
+    chromium.until(f'!/is ready|^Looking/.test({STATUS}) && {STATUS}.startsWith({name!r})')
     return chromium.evaluate(STATUS)
 
 
@@ -96,14 +109,17 @@ def test_pixels_are_those_of_prediction(fit, chromium, pages):
     opened(chromium, f'{address}softmax/')
     for method, antialias in [*CHAINS, ('area', True)]:
         preprocess = small.PREPROCESS | dict(fit=fit, resize=method, antialias=antialias)
-        record = preprocess | dict(image_size=SIZE, target_size=resizing.target_size(
-            SIZE, preprocess))
+        record = preprocess | dict(
+            image_size=SIZE, target_size=resizing.target_size(SIZE, preprocess)
+        )
         for name in SHAPES:
             found = called(chromium, 'see', f'{name}.png', json.dumps(record))['pixels']
-            expected = images.load(str(path / f'{name}.png'), SIZE,
-                                   preprocess | dict(mean=0.0, std=1 / 255))
-            np.testing.assert_allclose(np.reshape(found, (*SIZE, 3)), expected, atol=0.01,
-                                       err_msg=f'{name} by {method}')
+            expected = images.load(
+                str(path / f'{name}.png'), SIZE, preprocess | dict(mean=0.0, std=1 / 255)
+            )
+            np.testing.assert_allclose(
+                np.reshape(found, (*SIZE, 3)), expected, atol=0.01, err_msg=f'{name} by {method}'
+            )
 
 
 def differences(chromium, given, path, names):
@@ -114,12 +130,18 @@ def differences(chromium, given, path, names):
     batch = weights.prepare(given, [str(path / name) for name in names])
     ours = verify.logits(given, batch), weights.predictor(given)(batch)[1]
     found = [called(chromium, 'classify', name) for name in names]
-    largest = [max(np.abs(one[what] - expected[k]).max() for what, expected in zip(
-        ('logits', 'probabilities'), ours, strict=True)) for k, one in enumerate(found)]
+    largest = [
+        max(
+            np.abs(one[what] - expected[k]).max()
+            for what, expected in zip(('logits', 'probabilities'), ours, strict=True)
+        )
+        for k, one in enumerate(found)
+    ]
     times = {what: np.sort([one[what] for one in found]) for what in ('reading', 'model')}
-    print(f'{names[0]} and others: largest difference {max(largest):.2g}; '
-          + '; '.join(f'{what} {x[0]:.0f} ms, median {np.median(x):.0f}'
-                      for what, x in times.items()))
+    print(
+        f'{names[0]} and others: largest difference {max(largest):.2g}; '
+        + '; '.join(f'{what} {x[0]:.0f} ms, median {np.median(x):.0f}' for what, x in times.items())
+    )
     return largest
 
 
@@ -128,8 +150,12 @@ def test_logits_and_probabilities(loss, chromium, models, pages):
     """Of a photo turned in every way; the one of a JPEG, whose decoders may differ, is the last."""
     path, address = pages
     opened(chromium, f'{address}{loss}/')
-    found = differences(chromium, models[loss], path, [
-        'flower.png', *(f'turned{k}.png' for k in range(1, 9)), 'flower.jpg'])
+    found = differences(
+        chromium,
+        models[loss],
+        path,
+        ['flower.png', *(f'turned{k}.png' for k in range(1, 9)), 'flower.jpg'],
+    )
     assert max(found[:-1]) < 1e-4
     assert found[-1] < 0.01
 
@@ -163,14 +189,18 @@ def test_a_photo_is_named_and_nothing_else_asked_for(width, dark, chromium, mode
     best = sorted(zip(probabilities, EVIL, strict=True), reverse=True)[:5]
     assert chromium.evaluate(
         "[...document.querySelectorAll('#best li')].map((line) => [...line.children].slice(0, 2)"
-        ".map((part) => part.textContent))") == [[name, f'{100 * p:.1f}\xa0%'] for p, name in best]
-    bars = chromium.evaluate("[...document.querySelectorAll('#best .bar')].map((bar) => "
-                             "getComputedStyle(bar).getPropertyValue('--v'))")
+        '.map((part) => part.textContent))'
+    ) == [[name, f'{100 * p:.1f}\xa0%'] for p, name in best]
+    bars = chromium.evaluate(
+        "[...document.querySelectorAll('#best .bar')].map((bar) => "
+        "getComputedStyle(bar).getPropertyValue('--v'))"
+    )
     np.testing.assert_allclose([float(x) for x in bars], [p for p, _ in best], atol=1e-4)
     assert chromium.evaluate('window.hacked') is None
     assert chromium.evaluate('document.documentElement.scrollWidth') <= width
-    assert set(chromium.requests) == {f'{address}softmax/{name}' for name in (
-        '', *set(web.FILES) - {'index.html'})}
+    assert set(chromium.requests) == {
+        f'{address}softmax/{name}' for name in ('', *set(web.FILES) - {'index.html'})
+    }
     assert (chromium.messages, chromium.errors) == ([], [])
 
 
@@ -192,9 +222,13 @@ def test_day_and_night_have_their_own_colours(chromium, pages):
     found = []
     for dark in (False, True):
         opened(chromium, f'{pages[1]}softmax/', dark=dark)
-        found.append(chromium.evaluate("['body', 'section', 'h1'].map((name) => getComputedStyle("
-                                       'document.querySelector(name))).map((s, k) => '
-                                       '[s.backgroundColor, s.borderColor, s.color][k])'))
+        found.append(
+            chromium.evaluate(
+                "['body', 'section', 'h1'].map((name) => getComputedStyle("
+                'document.querySelector(name))).map((s, k) => '
+                '[s.backgroundColor, s.borderColor, s.color][k])'
+            )
+        )
     assert all(a != b for a, b in zip(*found, strict=True))
 
 
@@ -204,7 +238,8 @@ def test_by_keyboard(chromium, pages):
     assert chromium.evaluate('document.activeElement.id') == 'file'
     assert chromium.evaluate('getComputedStyle(document.activeElement).outlineStyle') == 'solid'
     assert chromium.evaluate('document.activeElement.labels[0].textContent') == (
-        'Drop a photo anywhere on this page, or choose one.')
+        'Drop a photo anywhere on this page, or choose one.'
+    )
 
 
 def test_what_the_page_says(chromium, pages, tmp_path):
@@ -213,13 +248,20 @@ def test_what_the_page_says(chromium, pages, tmp_path):
     chromium.choose('#file', path / 'transparent.png')
     taken(chromium, 'transparent.png: ')
     note = chromium.evaluate("document.getElementById('note').textContent")
-    assert note == ('Each class has a probability of its own; from 50 % on they are bold. '
-                    'Transparent parts of this picture count as black.')
-    probabilities = [float(x.split('\xa0')[0]) for x in chromium.evaluate(
-        "[...document.querySelectorAll('#best .n')].map((e) => e.textContent)")]
-    assert chromium.evaluate("[...document.querySelectorAll('#best li')].map((e) => "
-                             "getComputedStyle(e).fontWeight > 500)") == [
-                                 p >= 50 for p in probabilities]
+    assert note == (
+        'Each class has a probability of its own; from 50 % on they are bold. '
+        'Transparent parts of this picture count as black.'
+    )
+    probabilities = [
+        float(x.split('\xa0')[0])
+        for x in chromium.evaluate(
+            "[...document.querySelectorAll('#best .n')].map((e) => e.textContent)"
+        )
+    ]
+    assert chromium.evaluate(
+        "[...document.querySelectorAll('#best li')].map((e) => "
+        'getComputedStyle(e).fontWeight > 500)'
+    ) == [p >= 50 for p in probabilities]
     chromium.choose('#file', path / 'broken.jpg')
     assert 'it is damaged, too large, or no photo' in taken(chromium, 'broken.jpg cannot be read: ')
     assert chromium.evaluate("document.getElementById('result').hidden")

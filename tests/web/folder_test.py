@@ -34,10 +34,18 @@ def test_command(some_runtime, tmp_path):
     assert sorted(os.listdir(tmp_path / 'page')) == sorted(web.FILES)
     record = json.loads((tmp_path / 'page/model.json').read_text())
     assert record == {
-        'name': 'x.safetensors', 'image_size': [16, 16], 'target_size': [20, 20], 'fit': 'squash',
-        'resize': 'bicubic', 'antialias': True, 'mean': [0.4, 0.5, 0.6], 'std': [0.3, 0.2, 0.1],
-        'classes': small.CLASSES, 'loss': 'softmax',
-        'bytes': os.path.getsize(tmp_path / 'page/model.onnx')}
+        'name': 'x.safetensors',
+        'image_size': [16, 16],
+        'target_size': [20, 20],
+        'fit': 'squash',
+        'resize': 'bicubic',
+        'antialias': True,
+        'mean': [0.4, 0.5, 0.6],
+        'std': [0.3, 0.2, 0.1],
+        'classes': small.CLASSES,
+        'loss': 'softmax',
+        'bytes': os.path.getsize(tmp_path / 'page/model.onnx'),
+    }
     check_message(run_here(*arguments, command=convert), 'page/ exists already: name another')
     assert sorted(os.listdir(tmp_path)) == ['page', 'x.safetensors']
 
@@ -54,10 +62,14 @@ def test_overwriting(some_runtime, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ['page']
 
 
-@pytest.mark.parametrize(('model', 'message'), [
-    ('headless', 'headless has no head and therefore no classes .*: fine-tune first'),
-    ('rectangle', 'rectangle takes images of 5 channels'),
-    ('hybrid', 'hybrids and ResNets go to stablehlo only')])
+@pytest.mark.parametrize(
+    ('model', 'message'),
+    [
+        ('headless', 'headless has no head and therefore no classes .*: fine-tune first'),
+        ('rectangle', 'rectangle takes images of 5 channels'),
+        ('hybrid', 'hybrids and ResNets go to stablehlo only'),
+    ],
+)
 def test_models_that_are_refused(model, message, some_runtime, tmp_path):
     interop.require('jax2onnx')
     with pytest.raises(UserError, match=message):
@@ -91,12 +103,17 @@ def test_the_page_asks_for_nothing_elsewhere():
     read = Read((ROOT / 'vit_jax/web/index.html').read_text())
     names = [found[name] for _, found in read.elements for name in ('src', 'href') if name in found]
     assert {name for name in names if name != 'data:,'} <= set(web.FILES)
-    assert not [name for _, found in read.elements for name in found
-                if name.startswith('on') or name == 'style']
+    assert not [
+        name
+        for _, found in read.elements
+        for name in found
+        if name.startswith('on') or name == 'style'
+    ]
     assert [script.strip() for script in read.scripts] == ['']
     script = (ROOT / 'vit_jax/web/page.js').read_text()
     assert not re.search(r'https?:|innerHTML|insertAdjacentHTML|document\.write|eval\(', script)
     policy = read.of('meta', **{'http-equiv': 'Content-Security-Policy'})[0]['content']
-    assert policy.startswith("default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src"
-                             " 'self'; ")
+    assert policy.startswith(
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; "
+    )
     assert max(map(len, script.splitlines())) <= 100

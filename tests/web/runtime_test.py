@@ -36,12 +36,14 @@ def package(tmp_path, monkeypatch):
 @pytest.fixture
 def npm(tmp_path, package):
     """Installs an npm: what it does in Bourne shell -> the file in which it notes its arguments."""
+
     def install(script):
         path = tmp_path / 'bin/npm'
         path.parent.mkdir(exist_ok=True)
         path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{script}\n')
         path.chmod(0o755)
         return tmp_path / 'calls'
+
     return install
 
 
@@ -85,12 +87,18 @@ def test_a_cache_that_is_full_keeps_no_part(package, npm, tmp_path, monkeypatch)
     assert not any(runtime.kept_at().parent.iterdir())
 
 
-@pytest.mark.parametrize(('script', 'reason'), [
-    (None, 'npm, which fetches it, is not installed: it comes with Node.js'),
-    ('echo "npm error code ENOTFOUND\nnpm error network no way to it" >&2; exit 1',
-     'npm cannot fetch it: network no way to it. On'),
-    ('exit 1', 'npm cannot fetch it: '),
-    (f'echo another > {runtime.ARCHIVE}', 'what npm has fetched is another file: its SHA-512')])
+@pytest.mark.parametrize(
+    ('script', 'reason'),
+    [
+        (None, 'npm, which fetches it, is not installed: it comes with Node.js'),
+        (
+            'echo "npm error code ENOTFOUND\nnpm error network no way to it" >&2; exit 1',
+            'npm cannot fetch it: network no way to it. On',
+        ),
+        ('exit 1', 'npm cannot fetch it: '),
+        (f'echo another > {runtime.ARCHIVE}', 'what npm has fetched is another file: its SHA-512'),
+    ],
+)
 def test_without_it_the_message_says_what_to_do(script, reason, npm):
     if script is not None:
         npm(script)

@@ -32,15 +32,20 @@ def adapted(fields=(), new_fields=(), size=(16, 16), new_size=(16, 16), num_clas
 def test_the_head_is_new_and_all_else_is_kept():
     params, result, changes = adapted(dict(representation_size=12), dict(representation_size=0))
     assert {n for n in changes if changes[n] != 'loaded'} == {
-        'head/kernel', 'head/bias', 'pre_logits/kernel', 'pre_logits/bias'}
+        'head/kernel',
+        'head/bias',
+        'pre_logits/kernel',
+        'pre_logits/bias',
+    }
     del params['head'], params['pre_logits']
     jax.tree.map(np.testing.assert_array_equal, params, result)
 
 
 def test_bfloat16_weights_become_float32():
     model = models.build(SMALL, 5)
-    params = jax.tree.map(lambda x: np.asarray(x, jnp.bfloat16),
-                          randomised(model, jnp.zeros((1, 16, 16, 3))))
+    params = jax.tree.map(
+        lambda x: np.asarray(x, jnp.bfloat16), randomised(model, jnp.zeros((1, 16, 16, 3)))
+    )
     result, _ = adapt.adapt(params, shapes(model, (16, 16)), grid=(4, 4))
     assert {x.dtype for x in jax.tree.leaves(result)} == {np.dtype('float32')}
     np.testing.assert_array_equal(result['cls'], params['cls'])
@@ -50,8 +55,10 @@ def bilinear(embedding, rows, columns):
     """With the corners aligned, point by point."""
     result = np.zeros((rows, columns, embedding.shape[-1]))
     for i, j in np.ndindex(rows, columns):
-        y, x = (k * (n - 1) / (m - 1) for k, n, m in zip((i, j), embedding.shape, (rows, columns),
-                                                         strict=False))
+        y, x = (
+            k * (n - 1) / (m - 1)
+            for k, n, m in zip((i, j), embedding.shape, (rows, columns), strict=False)
+        )
         top, left = min(int(y), len(embedding) - 2), min(int(x), embedding.shape[1] - 2)
         for r, c in np.ndindex(2, 2):
             weight = (1 - abs(y - top - r)) * (1 - abs(x - left - c))
@@ -62,7 +69,8 @@ def bilinear(embedding, rows, columns):
 @pytest.mark.parametrize('registers', [0, 3])
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 def test_positions_are_resized_in_two_dimensions_and_those_of_other_tokens_are_kept(
-        pool, registers):
+    pool, registers
+):
     params, result, changes = adapted(dict(pool=pool, num_registers=registers), new_size=(24, 40))
     old, new = (p['position']['embedding'][0] for p in (params, result))
     assert changes['position/embedding'] == 'resized'
@@ -76,11 +84,19 @@ def test_bicubic_equals_pytorch_s():
     torch = pytest.importorskip('torch')
     embedding = np.random.default_rng(0).normal(size=(14, 14, 8)).astype(np.float32)
     for grid in [(24, 24), (7, 20)]:
-        expected = torch.nn.functional.interpolate(
-            torch.from_numpy(embedding).permute(2, 0, 1)[None], size=grid, mode='bicubic',
-            antialias=True)[0].permute(1, 2, 0).numpy()
-        np.testing.assert_allclose(adapt.resize_grid(embedding, grid, 'bicubic'), expected,
-                                   atol=1e-5)
+        expected = (
+            torch.nn.functional.interpolate(
+                torch.from_numpy(embedding).permute(2, 0, 1)[None],
+                size=grid,
+                mode='bicubic',
+                antialias=True,
+            )[0]
+            .permute(1, 2, 0)
+            .numpy()
+        )
+        np.testing.assert_allclose(
+            adapt.resize_grid(embedding, grid, 'bicubic'), expected, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize('place', ['stem', 'every_layer'])
@@ -94,8 +110,11 @@ def test_learned_2d_positions_are_resized_by_axis(place):
 
 
 def test_positions_of_an_unknown_grid_fit_as_many_patches_only():
-    with pytest.raises(UserError, match='has 8 patches in the pre-trained weights, which do not '
-                                        'form a square, .* the images here have 4x4'):
+    with pytest.raises(
+        UserError,
+        match='has 8 patches in the pre-trained weights, which do not '
+        'form a square, .* the images here have 4x4',
+    ):
         adapted(size=(8, 16), new_size=(16, 16), source_grid=None)
     _, _, changes = adapted(size=(8, 16), new_size=(8, 16), source_grid=None)
     assert changes['position/embedding'] == 'loaded'
@@ -117,20 +136,32 @@ def test_a_larger_patch_s_kernel_gives_the_old_tokens_for_enlarged_patches():
     kernel = rng.normal(size=(4, 4, 3, 16)).astype(np.float32)
     patch = rng.normal(size=(4, 4, 3)).astype(np.float32)
     large = np.asarray(jax.image.resize(patch, (6, 8, 3), 'bilinear', antialias=False))
-    np.testing.assert_allclose(np.tensordot(large, adapt.resize_kernel(kernel, (6, 8)), 3),
-                               np.tensordot(patch, kernel, 3), atol=1e-4)
-    _, result, _ = adapted(new_fields=dict(patch_size=(8, 8)), new_size=(32, 32),
-                           resize_patches=True)
+    np.testing.assert_allclose(
+        np.tensordot(large, adapt.resize_kernel(kernel, (6, 8)), 3),
+        np.tensordot(patch, kernel, 3),
+        atol=1e-4,
+    )
+    _, result, _ = adapted(
+        new_fields=dict(patch_size=(8, 8)), new_size=(32, 32), resize_patches=True
+    )
     assert result['embedding']['kernel'].shape == (8, 8, 3, 16)
 
 
-@pytest.mark.parametrize(('new_fields', 'message'), [
-    (dict(hidden_size=24), r'blocks/attention/key/bias has shape \(2, 2, 8\) in the pre-trained '
-                           r'weights and \(2, 2, 12\) in the model'),
-    (dict(num_layers=3), r'blocks/.* has shape \(2, .*\) in the pre-trained weights and \(3, '),
-    (dict(patch_size=(8, 8)), 'or set transfer.resize_patches=True'),
-    (dict(pool='gap'), r'cls: only in the weights, \(1, 1, 16\)'),
-    (dict(layer_scale_init=0.1), r'blocks/scale1: only in the model, \(2, 16\)')], ids=str)
+@pytest.mark.parametrize(
+    ('new_fields', 'message'),
+    [
+        (
+            dict(hidden_size=24),
+            r'blocks/attention/key/bias has shape \(2, 2, 8\) in the pre-trained '
+            r'weights and \(2, 2, 12\) in the model',
+        ),
+        (dict(num_layers=3), r'blocks/.* has shape \(2, .*\) in the pre-trained weights and \(3, '),
+        (dict(patch_size=(8, 8)), 'or set transfer.resize_patches=True'),
+        (dict(pool='gap'), r'cls: only in the weights, \(1, 1, 16\)'),
+        (dict(layer_scale_init=0.1), r'blocks/scale1: only in the model, \(2, 16\)'),
+    ],
+    ids=str,
+)
 def test_weights_of_another_model(new_fields, message):
     with pytest.raises(UserError, match=message):
         adapted(new_fields=new_fields)
@@ -146,11 +177,18 @@ def test_patches_of_other_channels_are_not_resized():
 def of_pairs(table, old, new, prefix):
     """Relative positions resized pair by pair of tokens: the mean over pairs of equal offset."""
     middle, tokens = len(table) // 2, math.prod(new) + prefix
-    offsets = np.stack([[table[middle + r * old[1] + c] for c in range(1 - old[1], old[1])]
-                        for r in range(1 - old[0], old[0])])
+    offsets = np.stack(
+        [
+            [table[middle + r * old[1] + c] for c in range(1 - old[1], old[1])]
+            for r in range(1 - old[0], old[0])
+        ]
+    )
     offsets = bilinear(offsets, *(2 * n - 1 for n in new))
-    patches = {(sign, token): table[middle + sign * (prefix - token + np.arange(math.prod(old)))]
-               for sign in (-1, 1) for token in range(prefix)}
+    patches = {
+        (sign, token): table[middle + sign * (prefix - token + np.arange(math.prod(old)))]
+        for sign in (-1, 1)
+        for token in range(prefix)
+    }
     patches = {key: bilinear(x.reshape(*old, -1), *new) for key, x in patches.items()}
     places = [None] * prefix + list(np.ndindex(*new))
     wanted = [[] for _ in range(2 * tokens - 1)]
@@ -168,13 +206,17 @@ def of_pairs(table, old, new, prefix):
 def test_relative_positions_are_resized_by_their_offsets_on_the_grid(place, pool, registers):
     params, result, changes = adapted(
         dict(position='relative', position_at=place, pool=pool, num_registers=registers),
-        size=(12, 16), new_size=(20, 12))
-    old, new = ((p if place == 'shared' else p['blocks'])['position']['relative']
-                for p in (params, result))
+        size=(12, 16),
+        new_size=(20, 12),
+    )
+    old, new = (
+        (p if place == 'shared' else p['blocks'])['position']['relative'] for p in (params, result)
+    )
     assert list(changes.values()).count('resized') == 1
     token = (pool == 'cls') + registers
-    for old_table, new_table in zip(*(x.reshape(-1, x.shape[-3], 16) for x in (old, new)),
-                                    strict=True):
+    for old_table, new_table in zip(
+        *(x.reshape(-1, x.shape[-3], 16) for x in (old, new)), strict=True
+    ):
         np.testing.assert_allclose(new_table, of_pairs(old_table, (3, 4), (5, 3), token), atol=1e-5)
 
 
@@ -192,8 +234,9 @@ def test_relative_positions_that_grow_with_the_offset_do_so_on_another_grid(grid
     slope = np.broadcast_to(np.arange(-15, 16.0)[:, None, None], (31, 2, 3))
     found = adapt.resize_offsets(slope, (4, 4), grid, 'bilinear', 0)[:, 0, 0]
     rows = np.arange(1 - grid[0], grid[0])
-    np.testing.assert_allclose(found[len(found) // 2 + rows * grid[1]],
-                               rows * 4 * 3 / (grid[0] - 1), rtol=1e-5)
+    np.testing.assert_allclose(
+        found[len(found) // 2 + rows * grid[1]], rows * 4 * 3 / (grid[0] - 1), rtol=1e-5
+    )
     np.testing.assert_allclose(found, -found[::-1], atol=1e-5)
 
 
@@ -206,8 +249,10 @@ def test_relative_positions_of_the_same_grid_are_not_touched():
 
 
 def test_relative_positions_of_axial_attention_are_resized_along_each_line():
-    params, result, changes = adapted(dict(position='relative', position_at='every_layer',
-                                           attention='axial', pool='gap'), new_size=(16, 28))
+    params, result, changes = adapted(
+        dict(position='relative', position_at='every_layer', attention='axial', pool='gap'),
+        new_size=(16, 28),
+    )
     assert changes['blocks/column/position/relative'] == 'loaded'
     old, new = (p['blocks']['row']['position']['relative'] for p in (params, result))
     assert (old.shape, new.shape) == ((2, 7, 2, 8), (2, 13, 2, 8))
@@ -222,8 +267,12 @@ def test_relative_positions_of_an_unknown_grid():
 
 def test_table_of_changes():
     old, new = models.build(SMALL, 5), models.build(SMALL, 7)
-    _, changes = adapt.adapt(randomised(old, jnp.zeros((1, 16, 16, 3))), shapes(new, (24, 24)),
-                             grid=(6, 6), source_grid=(4, 4))
+    _, changes = adapt.adapt(
+        randomised(old, jnp.zeros((1, 16, 16, 3))),
+        shapes(new, (24, 24)),
+        grid=(6, 6),
+        source_grid=(4, 4),
+    )
     text = adapt.table(changes)
     assert 'resized      position/embedding' in text
     assert '(1, 37, 16), was (1, 17, 16)' in text

@@ -62,17 +62,23 @@ def test_weights_are_downloaded_once_by_either_address(served):
     assert Files.asked_for == ['/models/old/B%2Bx.npz', '/other/B%2Bx.npz']
 
 
-@pytest.mark.parametrize(('source', 'reason'), [
-    ('gs://models/gone.npz', 'gs://models/gone.npz cannot be downloaded to .*HTTP Error 404'),
-    ('gs://models/short.npz', 'only 100 of 5000 bytes came'),
-    ('http://127.0.0.1:9/x.npz', 'http://127.0.0.1:9/x.npz cannot be downloaded .*refused'),
-    ('http://127.0.0.1:9/\xe4.npz', 'cannot be downloaded to '),
-    ('http://[::1/x.npz', 'cannot be downloaded to '),
-    ('http://127.0.0.1:9/a%00.npz', 'expected the address of a file that ends in'),
-    ('http://127.0.0.1:9/%2Ftmp%2Fx.npz', 'cannot be downloaded to .*/cache/vit_jax/weights/'),
-    ('https://127.0.0.1/x/%2e%2e%2f..%2f', 'expected the address of a file that ends in'),
-    ('gs://models/folder', 'gs://models/folder: expected the address of a file that ends in .safe'),
-])
+@pytest.mark.parametrize(
+    ('source', 'reason'),
+    [
+        ('gs://models/gone.npz', 'gs://models/gone.npz cannot be downloaded to .*HTTP Error 404'),
+        ('gs://models/short.npz', 'only 100 of 5000 bytes came'),
+        ('http://127.0.0.1:9/x.npz', 'http://127.0.0.1:9/x.npz cannot be downloaded .*refused'),
+        ('http://127.0.0.1:9/\xe4.npz', 'cannot be downloaded to '),
+        ('http://[::1/x.npz', 'cannot be downloaded to '),
+        ('http://127.0.0.1:9/a%00.npz', 'expected the address of a file that ends in'),
+        ('http://127.0.0.1:9/%2Ftmp%2Fx.npz', 'cannot be downloaded to .*/cache/vit_jax/weights/'),
+        ('https://127.0.0.1/x/%2e%2e%2f..%2f', 'expected the address of a file that ends in'),
+        (
+            'gs://models/folder',
+            'gs://models/folder: expected the address of a file that ends in .safe',
+        ),
+    ],
+)
 def test_what_cannot_be_downloaded_is_said_and_not_kept(source, reason, served, tmp_path):
     (served[1] / 'short.npz').write_bytes(bytes(5000))
     with pytest.raises(UserError, match=reason):

@@ -24,7 +24,8 @@ def test_probabilities_of_files(tmp_path):
     paths = sorted(tmp_path.glob('*/*.png'))
     batch = weights.prepare(GIVEN, paths)
     np.testing.assert_array_equal(
-        batch, [images.load(str(path), (16, 16), GIVEN.preprocess) for path in paths])
+        batch, [images.load(str(path), (16, 16), GIVEN.preprocess) for path in paths]
+    )
     features, probabilities = weights.predictor(GIVEN)(batch)
     logits = small.logits(GIVEN, batch)
     expected = np.exp(logits - logits.max(-1, keepdims=True))
@@ -33,7 +34,8 @@ def test_probabilities_of_files(tmp_path):
     headless = small.make('headless')
     assert weights.predictor(headless)(batch)[1] is None
     assert 'prepare takes a list of files, as in [' in message(
-        weights.prepare, GIVEN, str(paths[0]))
+        weights.prepare, GIVEN, str(paths[0])
+    )
 
 
 def test_pixels_are_those_before_preparation():
@@ -81,31 +83,58 @@ def test_weights_that_do_not_say_how_images_are_prepared(tmp_path, caplog):
     batch = weights.prepare(bare, list(tmp_path.glob('*/*.png')))
     assert batch.shape == (1, 16, 16, 3)
     assert [record.levelname for record in caplog.records] == ['WARNING']
-    assert ('vit does not say antialias, crop_ratio, fit, mean, resize, std of images: the defaults'
-            in caplog.text)
+    assert (
+        'vit does not say antialias, crop_ratio, fit, mean, resize, std of images: the defaults'
+        in caplog.text
+    )
     caplog.clear()
-    stated = weights.described(bare, ['fit=squash,crop_ratio=0.8', 'resize=bicubic',
-                                      'antialias=True,mean=0.4,0.5,0.6', 'std=0.3,0.2,0.1'])
-    np.testing.assert_array_equal(weights.prepare(stated, list(tmp_path.glob('*/*.png'))),
-                                  weights.prepare(GIVEN, list(tmp_path.glob('*/*.png'))))
+    stated = weights.described(
+        bare,
+        [
+            'fit=squash,crop_ratio=0.8',
+            'resize=bicubic',
+            'antialias=True,mean=0.4,0.5,0.6',
+            'std=0.3,0.2,0.1',
+        ],
+    )
+    np.testing.assert_array_equal(
+        weights.prepare(stated, list(tmp_path.glob('*/*.png'))),
+        weights.prepare(GIVEN, list(tmp_path.glob('*/*.png'))),
+    )
     assert not caplog.messages
 
 
 FINE = small.images(GIVEN)
 
 
-@pytest.mark.parametrize(('given', 'expected'), [
-    (np.zeros((1, 16, 16, 3), np.uint8), 'images have dtype uint8: expected float32, normalised'),
-    (np.full((1, 16, 16, 3), 255.0), 'images have values from 255 to 255; prepared ones have -6 to '
-                                     '4: expected (pixels / 255 - mean) / std'),
-    (np.full((1, 16, 16, 3), np.nan), 'images have values from nan to nan'),
-    (FINE[0], 'images have shape (16, 16, 3): expected [batch, height, width, channels], for a '
-              'single image images[None]'),
-    (FINE[..., :1], 'images have shape (2, 16, 16, 1): expected [batch, height, width, 3]. Repeat'),
-    (FINE[:0], 'images have shape (0, 16, 16, 3): expected one or more'),
-    (FINE.reshape(2, 8, 32, 3), 'images have 8x32 pixels: the positions of vit are for'),
-    (FINE[:, :8], 'images have 8x16 pixels: the positions of vit are for images of 16x16')],
-    ids=lambda x: str(x)[-20:])
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
+        (
+            np.zeros((1, 16, 16, 3), np.uint8),
+            'images have dtype uint8: expected float32, normalised',
+        ),
+        (
+            np.full((1, 16, 16, 3), 255.0),
+            'images have values from 255 to 255; prepared ones have -6 to '
+            '4: expected (pixels / 255 - mean) / std',
+        ),
+        (np.full((1, 16, 16, 3), np.nan), 'images have values from nan to nan'),
+        (
+            FINE[0],
+            'images have shape (16, 16, 3): expected [batch, height, width, channels], for a '
+            'single image images[None]',
+        ),
+        (
+            FINE[..., :1],
+            'images have shape (2, 16, 16, 1): expected [batch, height, width, 3]. Repeat',
+        ),
+        (FINE[:0], 'images have shape (0, 16, 16, 3): expected one or more'),
+        (FINE.reshape(2, 8, 32, 3), 'images have 8x32 pixels: the positions of vit are for'),
+        (FINE[:, :8], 'images have 8x16 pixels: the positions of vit are for images of 16x16'),
+    ],
+    ids=lambda x: str(x)[-20:],
+)
 def test_images_that_are_not_prepared(given, expected):
     predict = weights.predictor(GIVEN)
     predict(FINE)
@@ -116,15 +145,18 @@ def test_images_that_are_not_prepared(given, expected):
 def test_models_take_batches_of_normalised_images(name):
     given = small.make(name)
     model, batch = models.build(given.model, 7), small.images(given)
-    for wrong, expected in ((batch.astype(np.uint8), 'images have dtype uint8'),
-                            (batch[0], 'images have shape')):
+    for wrong, expected in (
+        (batch.astype(np.uint8), 'images have dtype uint8'),
+        (batch[0], 'images have shape'),
+    ):
         with pytest.raises(UserError, match=re.escape(expected)):
             model.apply({'params': given.params}, wrong)
 
 
 def test_a_grid_that_is_not_stated_may_be_any():
-    guessed = dataclasses.replace(GIVEN, preprocess={
-        name: x for name, x in GIVEN.preprocess.items() if name != 'image_size'})
+    guessed = dataclasses.replace(
+        GIVEN, preprocess={name: x for name, x in GIVEN.preprocess.items() if name != 'image_size'}
+    )
     assert weights.predictor(guessed)(FINE.reshape(2, 8, 32, 3))[1].shape == (2, 7)
 
 

@@ -13,11 +13,11 @@ from vit_jax.weights import description
 def test_preprocess_of_a_command_line():
     assert description.parse_preprocess([]) == {}
     assert description.parse_preprocess(
-        ['mean=0,0.5,1', 'std=0.2,0.3,1', 'crop_ratio=1', 'resize=bicubic', 'crop_ratio=0.9']) == {
-            'mean': (0, 0.5, 1), 'std': (0.2, 0.3, 1), 'crop_ratio': 0.9, 'resize': 'bicubic'}
+        ['mean=0,0.5,1', 'std=0.2,0.3,1', 'crop_ratio=1', 'resize=bicubic', 'crop_ratio=0.9']
+    ) == {'mean': (0, 0.5, 1), 'std': (0.2, 0.3, 1), 'crop_ratio': 0.9, 'resize': 'bicubic'}
     assert description.parse_preprocess(
-        ['fit=squash,antialias=False,crop_ratio=0.9,mean=0,0.5,1']) == {
-            'mean': (0, 0.5, 1), 'crop_ratio': 0.9, 'fit': 'squash', 'antialias': False}
+        ['fit=squash,antialias=False,crop_ratio=0.9,mean=0,0.5,1']
+    ) == {'mean': (0, 0.5, 1), 'crop_ratio': 0.9, 'fit': 'squash', 'antialias': False}
 
 
 def test_an_image_size_is_one_that_the_positions_fit():
@@ -38,21 +38,24 @@ def test_an_image_size_is_one_that_the_positions_fit():
     assert description.described(free, ['image_size=24,16']).image_size() == (24, 16)
 
 
-@pytest.mark.parametrize(('given', 'message'), [
-    ('men=1', "is 'men'. Did you mean mean. It is one of: antialias, crop_ratio, fit, mean"),
-    ('image_size=0', '=image_size=0: expected '),
-    ('resize=cubic', "preprocess.resize is 'cubic'. Did you mean bicubic.*lanczos3"),
-    ('crop_ratio', '=crop_ratio: expected a number, at least 0.01 and at most 1'),
-    ('fit=crop', "preprocess.fit is 'crop'. It is one of: cover, squash"),
-    ('antialias=no', '=antialias=no: expected True or False'),
-    ('crop_ratio=1.1', 'expected a number, at least 0.01 and at most 1'),
-    ('crop_ratio=nan', 'expected a number, at least 0.01 and at most 1'),
-    ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1'),
-    ('mean=123.7,116.3,103.5', 'from 0 to 1'),
-    ('resize=bicubic,crop_ratio=2', '=crop_ratio=2: expected a number, at least 0.01'),
-    ('resize=bicubic,crop=1', "is 'crop'. Did you mean crop_ratio"),
-    ('std=0.1,0,0.1', 'three numbers .red, green, blue. from 0.001 to 1'),
-])
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        ('men=1', "is 'men'. Did you mean mean. It is one of: antialias, crop_ratio, fit, mean"),
+        ('image_size=0', '=image_size=0: expected '),
+        ('resize=cubic', "preprocess.resize is 'cubic'. Did you mean bicubic.*lanczos3"),
+        ('crop_ratio', '=crop_ratio: expected a number, at least 0.01 and at most 1'),
+        ('fit=crop', "preprocess.fit is 'crop'. It is one of: cover, squash"),
+        ('antialias=no', '=antialias=no: expected True or False'),
+        ('crop_ratio=1.1', 'expected a number, at least 0.01 and at most 1'),
+        ('crop_ratio=nan', 'expected a number, at least 0.01 and at most 1'),
+        ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1'),
+        ('mean=123.7,116.3,103.5', 'from 0 to 1'),
+        ('resize=bicubic,crop_ratio=2', '=crop_ratio=2: expected a number, at least 0.01'),
+        ('resize=bicubic,crop=1', "is 'crop'. Did you mean crop_ratio"),
+        ('std=0.1,0,0.1', 'three numbers .red, green, blue. from 0.001 to 1'),
+    ],
+)
 def test_impossible_preprocess(given, message):
     with pytest.raises(UserError, match=message):
         description.parse_preprocess([given])
@@ -64,8 +67,9 @@ def test_weights_are_described(tmp_path):
     (tmp_path / 'lines').write_text('\n'.join(small.CLASSES) + '\n\n')
     (tmp_path / 'array').write_text('\n' + str(small.CLASSES).replace("'", '"'))
     for name in ('lines', 'array'):  # and as editors of Windows write them
-        (tmp_path / f'{name} after a mark').write_text((tmp_path / name).read_text(),
-                                                       encoding='utf-8-sig')
+        (tmp_path / f'{name} after a mark').write_text(
+            (tmp_path / name).read_text(), encoding='utf-8-sig'
+        )
     for name in sorted(os.listdir(tmp_path)):
         found = description.described(bare, ['crop_ratio=0.9'], str(tmp_path / name))
         assert (found.classes, found.preprocess) == (small.CLASSES, {'crop_ratio': 0.9})
@@ -73,13 +77,17 @@ def test_weights_are_described(tmp_path):
     assert given == small.make('vit').preprocess | {'crop_ratio': 0.9}
 
 
-@pytest.mark.parametrize(('text', 'message'), [
-    ('ant\nbee\n', 'has 2 names; vit has 7 classes'),
-    ('["ant", ', 'cannot be read: Expecting'),
-    ('{"0": "ant"}', 'is a JSON object: expected an array, or a name per line'),
-    (None, 'cannot be read: .*No such file'),
-    ('a pipe', 'cannot be read: it is not a regular file'),
-    ('[' * 200_000, 'cannot be read: maximum recursion')])
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('ant\nbee\n', 'has 2 names; vit has 7 classes'),
+        ('["ant", ', 'cannot be read: Expecting'),
+        ('{"0": "ant"}', 'is a JSON object: expected an array, or a name per line'),
+        (None, 'cannot be read: .*No such file'),
+        ('a pipe', 'cannot be read: it is not a regular file'),
+        ('[' * 200_000, 'cannot be read: maximum recursion'),
+    ],
+)
 def test_impossible_classes(text, message, tmp_path):
     if text == 'a pipe':
         os.mkfifo(tmp_path / 'names')
@@ -102,12 +110,18 @@ def test_defaults_are_said(caplog):
     assert not caplog.messages
     silent = dataclasses.replace(small.make('vit'), preprocess={'mean': (0.1, 0.2, 0.3)})
     assert description.complete_preprocess(silent) == dict(
-        fit='cover', crop_ratio=0.875, resize='bilinear', antialias=True, mean=(0.1, 0.2, 0.3),
-        std=(0.5,) * 3)
+        fit='cover',
+        crop_ratio=0.875,
+        resize='bilinear',
+        antialias=True,
+        mean=(0.1, 0.2, 0.3),
+        std=(0.5,) * 3,
+    )
     assert caplog.messages == [
         'vit does not say antialias, crop_ratio, fit, resize, std of images: the defaults '
         'antialias=True crop_ratio=0.875 fit=cover resize=bilinear std=(0.5, 0.5, 0.5) are used. '
-        'To change that, add --preprocess FIELD=VALUE; from Python: weights.described(w, [...]).']
+        'To change that, add --preprocess FIELD=VALUE; from Python: weights.described(w, [...]).'
+    ]
     assert caplog.records[0].levelname == 'WARNING'  # which Python shows of itself
 
 
@@ -120,26 +134,42 @@ def test_classes_without_names(caplog):
     names = description.class_names(dataclasses.replace(bare, num_classes=1000))
     assert len(set(names)) == 1000
     assert [names[k] for k in (0, 907, 985, 999)] == [
-        'tench', 'wine bottle', 'daisy', 'toilet tissue']
-    assert ('vit does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
-            'they are others, add --classes=FILE.') in caplog.text
+        'tench',
+        'wine bottle',
+        'daisy',
+        'toilet tissue',
+    ]
+    assert (
+        'vit does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
+        'they are others, add --classes=FILE.'
+    ) in caplog.text
 
 
 def test_fields_of_the_model_of_a_command_line():
     assert description.parse_model(['num_heads=3,gelu=erf', 'layer_norm_epsilon=1e-5']) == {
-        'num_heads': 3, 'gelu': 'erf', 'layer_norm_epsilon': 1e-5}
-    for given, expected in [('heads=3', "is 'heads'. Did you mean num_heads"),
-                            ('num_heads=x', '--model: num_heads is "x": expected a whole number.'),
-                            ('num_heads=-3', 'num_heads is "-3": expected a whole number >= 1'),
-                            ('layer_norm_epsilon', 'layer_norm_epsilon is ""')]:
+        'num_heads': 3,
+        'gelu': 'erf',
+        'layer_norm_epsilon': 1e-5,
+    }
+    for given, expected in [
+        ('heads=3', "is 'heads'. Did you mean num_heads"),
+        ('num_heads=x', '--model: num_heads is "x": expected a whole number.'),
+        ('num_heads=-3', 'num_heads is "-3": expected a whole number >= 1'),
+        ('layer_norm_epsilon', 'layer_norm_epsilon is ""'),
+    ]:
         with pytest.raises(UserError, match=expected):
             description.parse_model([given])
 
 
-@pytest.mark.parametrize(('field', 'value', 'said'), [
-    ('fit', 'squish', 'Did you mean squash'), ('resize', 'box', 'It is one of: bilinear, ')])
+@pytest.mark.parametrize(
+    ('field', 'value', 'said'),
+    [('fit', 'squish', 'Did you mean squash'), ('resize', 'box', 'It is one of: bilinear, ')],
+)
 def test_a_way_to_prepare_images_that_is_not_there(field, value, said):
     given = dataclasses.replace(small.make('vit'), preprocess={field: value})
-    with pytest.raises(UserError, match=f'preprocess.{field} of vit, which --preprocess '
-                       f"{field}=VALUE changes, is '{value}'. {said}"):
+    with pytest.raises(
+        UserError,
+        match=f'preprocess.{field} of vit, which --preprocess '
+        f"{field}=VALUE changes, is '{value}'. {said}",
+    ):
         description.complete_preprocess(given)

@@ -22,8 +22,10 @@ def assert_runs(given, path, to):
         np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize('model', [
-    'vit', *(pytest.param(model, marks=pytest.mark.nightly) for model in ('hybrid', 'bit'))])
+@pytest.mark.parametrize(
+    'model',
+    ['vit', *(pytest.param(model, marks=pytest.mark.nightly) for model in ('hybrid', 'bit'))],
+)
 def test_stablehlo(model, tmp_path):
     path = str(tmp_path / 'x')
     export.save(small.make(model), path, 'stablehlo')
@@ -34,9 +36,14 @@ def test_stablehlo(model, tmp_path):
     assert 'stablehlo.dot_general' in exported.mlir_module()
 
 
-@pytest.mark.parametrize(('model', 'large'), [
-    ('vit', False), pytest.param('map', True, marks=pytest.mark.slow),
-    pytest.param('axial', False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ('model', 'large'),
+    [
+        ('vit', False),
+        pytest.param('map', True, marks=pytest.mark.slow),
+        pytest.param('axial', False, marks=pytest.mark.slow),
+    ],
+)
 def test_onnx(model, large, tmp_path, monkeypatch, capfd):
     interop.require('jax2onnx')
     runtime = interop.require('onnxruntime')
@@ -67,7 +74,8 @@ def test_a_model_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path, 
     with pytest.raises(UserError, match='x.onnx cannot be written .No space left'):
         export.save(small.make('vit'), str(tmp_path / 'x.onnx'), 'onnx')
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
-        ('x.onnx', 'x.onnx.data'), 'old')
+        ('x.onnx', 'x.onnx.data'), 'old'
+    )
 
 
 def test_what_onnx_cannot_do(tmp_path, monkeypatch):

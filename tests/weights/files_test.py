@@ -38,14 +38,16 @@ def test_every_dtype_comes_back_bit_for_bit_whatever_the_name(kind, tmp_path):
 def test_big_endian_npz(tmp_path):
     x = np.arange(6).reshape(2, 3)
     np.savez(tmp_path / 'x.npz', f=x.astype('>f4'), i=x.astype('>i8'))
-    assert_same(files.read(str(tmp_path / 'x.npz'))[0],
-                {'f': x.astype(np.float32), 'i': x.astype(np.int64)})
+    assert_same(
+        files.read(str(tmp_path / 'x.npz'))[0], {'f': x.astype(np.float32), 'i': x.astype(np.int64)}
+    )
 
 
 def test_pickled_objects_in_npz(tmp_path):
     np.savez(tmp_path / 'x.npz', fine=np.ones(2), bad=np.array([{}, Touch(tmp_path / 'touched')]))
     assert 'bad holds pickled Python objects, which could run anything' in refused(
-        tmp_path / 'x.npz')
+        tmp_path / 'x.npz'
+    )
     assert not (tmp_path / 'touched').exists()
 
 
@@ -65,14 +67,15 @@ def test_truncated(kind, share, tmp_path):
     require_writer(kind)
     files.write(str(tmp_path / 'x'), {'weight': np.ones((30, 30), np.float32)}, kind)
     whole = (tmp_path / 'x').read_bytes()
-    (tmp_path / 'x').write_bytes(whole[:max(12, int(share * len(whole)))])
+    (tmp_path / 'x').write_bytes(whole[: max(12, int(share * len(whole)))])
     assert 'is damaged or cut short' in refused(tmp_path / 'x')
 
 
 def test_what_is_not_a_weights_file(tmp_path):
     (tmp_path / 'x.npz').write_text('Dear diary')
     assert "is not a weights file: it begins with b'Dear diar', expected an .npz" in refused(
-        tmp_path / 'x.npz')
+        tmp_path / 'x.npz'
+    )
     (tmp_path / 'x.npz').write_text('')
     assert "it begins with b''" in refused(tmp_path / 'x.npz')
     assert 'no file' in refused(tmp_path / 'missing.npz')
@@ -101,8 +104,10 @@ def test_shards(tmp_path):
     safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / 'model-00001-of-00002.safetensors')
     safetensors.numpy.save_file({'b': np.zeros(3)}, tmp_path / 'model-00002-of-00002.safetensors')
     index = tmp_path / 'model.safetensors.index.json'
-    index.write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors", '
-                     '"b": "model-00002-of-00002.safetensors"}}')
+    index.write_text(
+        '{"weight_map": {"a": "model-00001-of-00002.safetensors", '
+        '"b": "model-00002-of-00002.safetensors"}}'
+    )
     (tmp_path / 'config.json').write_text('{"model_type": "vit"}')
     found, _, sidecars = files.read_path(str(tmp_path))
     assert_same(found, {'a': np.ones(2), 'b': np.zeros(3)})
@@ -126,29 +131,45 @@ def test_shards_stay_in_their_directory(name, tmp_path):
     index.write_text(json.dumps({'weight_map': {'a': name}}))
     with pytest.raises(UserError) as error:
         files.read_path(str(directory))
-    assert f'{index}: weight_map names the file {name!r:.80}: expected .safetensors files of the ' \
-           'same directory.' in str(error.value)
+    assert (
+        f'{index}: weight_map names the file {name!r:.80}: expected .safetensors files of the '
+        'same directory.' in str(error.value)
+    )
 
 
 def test_shards_with_an_array_in_common(tmp_path):
     for k in (1, 2):
         safetensors.numpy.save_file({'a': np.full(2, k)}, tmp_path / f'{k}.safetensors')
     (tmp_path / 'model.safetensors.index.json').write_text(
-        '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}')
+        '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
+    )
     with pytest.raises(UserError, match='2.safetensors and another file of the model both have a:'):
         files.read_path(str(tmp_path))
 
 
-@pytest.mark.parametrize(('name', 'text', 'expected'), [
-    ('model.safetensors.index.json', '{}', 'missing required field weight_map'),
-    ('model.safetensors.index.json', '{"weight_map": ["a"]}',
-     'weight_map is ["a"]: expected an object.'),
-    ('model.safetensors.index.json', '{"weight_map": {"a": 3}}',
-     'weight_map is {"a": 3}: expected a text.'),
-    ('model.safetensors.index.json', '{"weight_map": {"a": "../x.safetensors"}}',
-     "names the file '../x.safetensors': expected .safetensors files of the same directory"),
-    ('model.safetensors.index.json', '["a"]', 'index.json holds ["a"]: expected an object'),
-    ('config.json', 'null', 'config.json holds null: expected an object')])
+@pytest.mark.parametrize(
+    ('name', 'text', 'expected'),
+    [
+        ('model.safetensors.index.json', '{}', 'missing required field weight_map'),
+        (
+            'model.safetensors.index.json',
+            '{"weight_map": ["a"]}',
+            'weight_map is ["a"]: expected an object.',
+        ),
+        (
+            'model.safetensors.index.json',
+            '{"weight_map": {"a": 3}}',
+            'weight_map is {"a": 3}: expected a text.',
+        ),
+        (
+            'model.safetensors.index.json',
+            '{"weight_map": {"a": "../x.safetensors"}}',
+            "names the file '../x.safetensors': expected .safetensors files of the same directory",
+        ),
+        ('model.safetensors.index.json', '["a"]', 'index.json holds ["a"]: expected an object'),
+        ('config.json', 'null', 'config.json holds null: expected an object'),
+    ],
+)
 def test_json_of_another_shape(name, text, expected, tmp_path):
     (tmp_path / name).write_text(text)
     if name == 'config.json':
@@ -187,7 +208,9 @@ def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
     with pytest.raises(UserError, match='busy'), files.replacing(str(tmp_path / 'x')) as temporary:
         os.mkdir(temporary)
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob('*')] == [
-        'x', 'x/config.json']
+        'x',
+        'x/config.json',
+    ]
 
 
 def test_the_state_of_a_trainer_is_no_model(tmp_path):

@@ -45,12 +45,15 @@ def downloaded(cache, repository, layout, name):
     return given
 
 
-@pytest.mark.parametrize(('source', 'repository', 'layout', 'name'), [
-    ('hf:someone/flowers', 'someone/flowers', 'huggingface', ''),
-    ('timm:vit_small.flowers', 'timm/vit_small.flowers', 'timm', ''),
-    ('hf:someone/flowers', 'someone/flowers', 'torchvision', 'pytorch_model.bin'),
-    ('hf:someone/flowers/b16.npz', 'someone/flowers', 'google', 'b16.npz'),
-])
+@pytest.mark.parametrize(
+    ('source', 'repository', 'layout', 'name'),
+    [
+        ('hf:someone/flowers', 'someone/flowers', 'huggingface', ''),
+        ('timm:vit_small.flowers', 'timm/vit_small.flowers', 'timm', ''),
+        ('hf:someone/flowers', 'someone/flowers', 'torchvision', 'pytorch_model.bin'),
+        ('hf:someone/flowers/b16.npz', 'someone/flowers', 'google', 'b16.npz'),
+    ],
+)
 def test_what_the_cache_has(source, repository, layout, name, cache):
     given = downloaded(cache, repository, layout, name)
     found = weights.load(source)
@@ -60,12 +63,15 @@ def test_what_the_cache_has(source, repository, layout, name, cache):
 
 def test_without_network_and_cache(cache):
     start = time.monotonic()
-    with pytest.raises(UserError, match='hf:someone/flowers: the Hugging Face hub cannot be '
-                       "reached and its cache on this machine lacks 'someone/flowers'"):
+    with pytest.raises(
+        UserError,
+        match='hf:someone/flowers: the Hugging Face hub cannot be '
+        "reached and its cache on this machine lacks 'someone/flowers'",
+    ):
         weights.load('hf:someone/flowers')
     assert time.monotonic() - start < 20
     downloaded(cache, 'someone/flowers', 'google', 'b16.npz')
-    with pytest.raises(UserError, match="no file .*other.npz"):
+    with pytest.raises(UserError, match='no file .*other.npz'):
         weights.load('hf:someone/flowers/other.npz')
     shutil.rmtree(cache)
 
@@ -84,11 +90,16 @@ class Hub(http.server.BaseHTTPRequestHandler):
         parts = self.path.partition('?')[0].strip('/').split('/')
         files = {p.name: p.read_bytes() for p in self.folder.iterdir()}
         if parts[:2] == ['api', 'models']:
-            body = {'id': 'someone/flowers', 'sha': 'b' * 40,
-                    'siblings': [{'rfilename': name} for name in files]}
+            body = {
+                'id': 'someone/flowers',
+                'sha': 'b' * 40,
+                'siblings': [{'rfilename': name} for name in files],
+            }
             if 'tree' in parts:
-                body = [{'type': 'file', 'path': name, 'size': len(x), 'oid': 'c' * 40}
-                        for name, x in files.items()]
+                body = [
+                    {'type': 'file', 'path': name, 'size': len(x), 'oid': 'c' * 40}
+                    for name, x in files.items()
+                ]
             found = parts[2:4] == ['someone', 'flowers']
             return self.answer(200 if found else 404, json.dumps(body).encode())
         if self.command == 'GET':
@@ -121,16 +132,23 @@ def served(tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         endpoint = f'http://127.0.0.1:{server.server_port}'
         monkeypatch.setattr(constants, 'ENDPOINT', endpoint)
-        monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE',
-                            endpoint + '/{repo_id}/resolve/{revision}/{filename}')
+        monkeypatch.setattr(
+            constants,
+            'HUGGINGFACE_CO_URL_TEMPLATE',
+            endpoint + '/{repo_id}/resolve/{revision}/{filename}',
+        )
         yield tmp_path / 'served'
         server.shutdown()
 
 
-@pytest.mark.parametrize(('layout', 'name', 'others'), [
-    ('huggingface', '', ['pytorch_model.bin', 'tf_model.h5', 'README.md']),
-    ('torchvision', 'pytorch_model.bin', ['tf_model.h5']),
-    ('google', 'b16.npz', ['README.md'])])
+@pytest.mark.parametrize(
+    ('layout', 'name', 'others'),
+    [
+        ('huggingface', '', ['pytorch_model.bin', 'tf_model.h5', 'README.md']),
+        ('torchvision', 'pytorch_model.bin', ['tf_model.h5']),
+        ('google', 'b16.npz', ['README.md']),
+    ],
+)
 def test_downloads_the_weights_and_nothing_else(layout, name, others, served, monkeypatch):
     path = served / name if name else served
     if name.endswith('.bin'):
@@ -160,8 +178,11 @@ def test_connection_lost_in_the_middle(served, monkeypatch):
     (served / 'model.safetensors').write_bytes(bytes(1000))
     monkeypatch.setattr(Hub, 'lost', 'model.safetensors')
     monkeypatch.setattr(time, 'sleep', lambda _: None)  # before it tries again
-    with pytest.raises(UserError, match='hf:someone/flowers: the Hugging Face hub cannot be '
-                       r"reached .* lacks 'someone/flowers' \(.*without.*Try again"):
+    with pytest.raises(
+        UserError,
+        match='hf:someone/flowers: the Hugging Face hub cannot be '
+        r"reached .* lacks 'someone/flowers' \(.*without.*Try again",
+    ):
         weights.load('hf:someone/flowers')
     assert Hub.asked_for.count('model.safetensors') > 1
 
@@ -180,8 +201,11 @@ def test_impossible_name():
 def test_models_in_folders_of_a_repository(tmp_path, monkeypatch):
     """They are named, with the files beside them; those of other folders are not in the way."""
     repository = tmp_path / 'repository'
-    for folder, layout, name in (('sub', 'huggingface', ''), ('unet', 'vit_jax', 'x.safetensors'),
-                                 ('', 'google', 'b16.npz')):
+    for folder, layout, name in (
+        ('sub', 'huggingface', ''),
+        ('unet', 'vit_jax', 'x.safetensors'),
+        ('', 'google', 'b16.npz'),
+    ):
         os.makedirs(repository / folder, exist_ok=True)
         given, _ = weights.approximate(small.make('vit'), str(repository / folder / name), layout)
         weights.save(given, str(repository / folder / name), layout)

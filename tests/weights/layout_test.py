@@ -14,16 +14,22 @@ from vit_jax import weights
 from vit_jax.errors import UserError
 
 HOLDS = {
-    'vit': PATHS, 'gap': ('google', 'big_vision', 'timm', 'vit_jax'),
-    'map': ('big_vision', 'timm', 'vit_jax'), 'headless': PATHS,
+    'vit': PATHS,
+    'gap': ('google', 'big_vision', 'timm', 'vit_jax'),
+    'map': ('big_vision', 'timm', 'vit_jax'),
+    'headless': PATHS,
     'hidden-head': ('google', 'big_vision', 'torchvision', 'vit_jax'),
-    'registers': ('timm', 'vit_jax'), 'registers-gap': ('timm', 'vit_jax'),
-    'clip': ('timm', 'vit_jax'), 'layer-scale': ('timm', 'vit_jax'),
+    'registers': ('timm', 'vit_jax'),
+    'registers-gap': ('timm', 'vit_jax'),
+    'clip': ('timm', 'vit_jax'),
+    'layer-scale': ('timm', 'vit_jax'),
     'no-position': ('timm', 'vit_jax'),
     'sincos': ('big_vision', 'vit_jax'),
     'rectangle': ('google', 'big_vision', 'timm', 'huggingface', 'vit_jax'),
-    'root': ('google', 'timm', 'vit_jax'), 'hybrid': ('google', 'timm', 'vit_jax'),
-    'bit': ('google', 'big_vision', 'timm', 'vit_jax'), 'axial': ('vit_jax',),
+    'root': ('google', 'timm', 'vit_jax'),
+    'hybrid': ('google', 'timm', 'vit_jax'),
+    'bit': ('google', 'big_vision', 'timm', 'vit_jax'),
+    'axial': ('vit_jax',),
     'axial-resnet': ('vit_jax',),
 }
 
@@ -78,8 +84,9 @@ def test_dtypes_survive(layout, name, dtype, tmp_path):
     given = small.make('vit')
     given = dataclasses.replace(given, params=jax.tree.map(lambda x: x.astype(dtype), given.params))
     if (layout, dtype) == ('google', ml_dtypes.bfloat16):
-        assert 'Google\'s code and timm cannot read them' in small.message(
-            weights.save, given, str(tmp_path / name), layout)
+        assert "Google's code and timm cannot read them" in small.message(
+            weights.save, given, str(tmp_path / name), layout
+        )
         return
     if layout == 'big_vision':
         given = position_in_class_token(given)

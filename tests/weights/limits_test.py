@@ -62,7 +62,8 @@ def test_compressed_zeros_under_a_name_that_nobody_needs(tmp_path):
             np.lib.format.write_array(member, np.ones(2))
         with file.open('bomb.npy', 'w', force_zip64=True) as member:
             np.lib.format.write_array_header_1_0(
-                member, {'descr': '<f4', 'fortran_order': False, 'shape': (10, 10_000_000)})
+                member, {'descr': '<f4', 'fortran_order': False, 'shape': (10, 10_000_000)}
+            )
             for _ in range(40):
                 member.write(bytes(10_000_000))
     message = refused(tmp_path / 'x.npz')
@@ -72,16 +73,23 @@ def test_compressed_zeros_under_a_name_that_nobody_needs(tmp_path):
 
 def test_compressed_record_of_pytorch(tmp_path):
     write_pickle(tmp_path / 'x.pth', tensor((2,), (1,)))
-    with zipfile.ZipFile(tmp_path / 'x.pth', 'a', zipfile.ZIP_DEFLATED) as file, (
-            file.open('archive/data/0', 'w')) as member:
+    with (
+        zipfile.ZipFile(tmp_path / 'x.pth', 'a', zipfile.ZIP_DEFLATED) as file,
+        file.open('archive/data/0', 'w') as member,
+    ):
         for _ in range(40):
             member.write(bytes(10_000_000))
     assert 'most of them as archive/data/0 (400000000,)' in refused(tmp_path / 'x.pth')
 
 
-@pytest.mark.parametrize(('shape', 'strides', 'expected'), [
-    ((2**33, 4), (0, 1), 'become 137,438,953,472 in memory, most of them as w (8589934592, 4)'),
-    ((2**62, 0), (1, 1), 'w (4611686018427387904, 0)'), ((1,) * 33, (1,) * 33, 'w has 33 axes')])
+@pytest.mark.parametrize(
+    ('shape', 'strides', 'expected'),
+    [
+        ((2**33, 4), (0, 1), 'become 137,438,953,472 in memory, most of them as w (8589934592, 4)'),
+        ((2**62, 0), (1, 1), 'w (4611686018427387904, 0)'),
+        ((1,) * 33, (1,) * 33, 'w has 33 axes'),
+    ],
+)
 def test_sizes_of_a_tensor(shape, strides, expected, tmp_path):
     write_pickle(tmp_path / 'x.pth', tensor(shape, strides))
     with zipfile.ZipFile(tmp_path / 'x.pth', 'a') as file:

@@ -37,8 +37,16 @@ def test_grid_and_image_size(tmp_path):
 def test_weights_do_not_say_how_their_training_was_computed(tmp_path):
     """Another machine may lack its kernels, or compile so many layers for minutes."""
     given = small.make('vit')
-    trained = dataclasses.replace(given, model=given.model | {
-        'attention_kernel': 'cudnn', 'linear_kernel': 'cpu', 'unroll': 48, 'remat_policy': 'none'})
+    trained = dataclasses.replace(
+        given,
+        model=given.model
+        | {
+            'attention_kernel': 'cudnn',
+            'linear_kernel': 'cpu',
+            'unroll': 48,
+            'remat_policy': 'none',
+        },
+    )
     _, found = through(trained, 'vit_jax', tmp_path / 'x.safetensors')
     assert found.model == given.model
     assert found.model['attention_kernel'] == found.model['linear_kernel'] == 'auto'
@@ -50,11 +58,19 @@ def test_number_of_heads_of_published_sizes():
     assert guess_heads(sizes | dict(num_layers=3)) == 20
 
 
-@pytest.mark.parametrize(('name', 'expected'), [
-    ('blocks.1000000.norm1.bias', 'there are said to be 1,000,001 layers: expected at most 1,000'),
-    ('blocks.999.norm1.bias', 'num_layers is 1000, but the longest axis of any array has 128'),
-    (f'blocks.{"9" * 5000}.norm1.bias', 'no place for blocks.9999'),
-    ('blocks.01.norm1.bias', 'no place for blocks.01.norm1.bias')], ids=lambda x: x[:25])
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        (
+            'blocks.1000000.norm1.bias',
+            'there are said to be 1,000,001 layers: expected at most 1,000',
+        ),
+        ('blocks.999.norm1.bias', 'num_layers is 1000, but the longest axis of any array has 128'),
+        (f'blocks.{"9" * 5000}.norm1.bias', 'no place for blocks.9999'),
+        ('blocks.01.norm1.bias', 'no place for blocks.01.norm1.bias'),
+    ],
+    ids=lambda x: x[:25],
+)
 def test_numbers_in_names(name, expected, tmp_path):
     path = str(tmp_path / 'x.safetensors')
     weights.save(small.make('vit', gelu='erf'), path, 'timm')
@@ -63,9 +79,16 @@ def test_numbers_in_names(name, expected, tmp_path):
     assert expected in message(weights.load, path)
 
 
-@pytest.mark.parametrize(('name', 'expected'), [
-    ('block99999/unit01', 'there are said to be 99,999 stages: expected at most 16'),
-    ('block1/unit99999', 'there are said to be 99,999 units of stage 0: expected at most 1,000')])
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('block99999/unit01', 'there are said to be 99,999 stages: expected at most 16'),
+        (
+            'block1/unit99999',
+            'there are said to be 99,999 units of stage 0: expected at most 1,000',
+        ),
+    ],
+)
 def test_numbers_in_names_of_a_resnet(name, expected, tmp_path):
     path = str(tmp_path / 'x.npz')
     weights.save(small.make('bit'), path, 'google')
@@ -75,10 +98,18 @@ def test_numbers_in_names_of_a_resnet(name, expected, tmp_path):
     assert expected in message(weights.load, path)
 
 
-@pytest.mark.parametrize(('field', 'value', 'expected'), [
-    ('num_hidden_layers', 1000, 'num_layers is 1000, but the longest axis'),
-    ('intermediate_size', 10**6, 'mlp_dim is 1000000, but the longest axis'),
-    ('num_hidden_layers', 10**7, 'num_hidden_layers is 10000000: expected a whole number <= 1000')])
+@pytest.mark.parametrize(
+    ('field', 'value', 'expected'),
+    [
+        ('num_hidden_layers', 1000, 'num_layers is 1000, but the longest axis'),
+        ('intermediate_size', 10**6, 'mlp_dim is 1000000, but the longest axis'),
+        (
+            'num_hidden_layers',
+            10**7,
+            'num_hidden_layers is 10000000: expected a whole number <= 1000',
+        ),
+    ],
+)
 def test_sizes_that_are_stated(field, value, expected, tmp_path):
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
     file = tmp_path / 'x' / 'config.json'
@@ -87,8 +118,9 @@ def test_sizes_that_are_stated(field, value, expected, tmp_path):
 
 
 def test_layers_in_one_array(tmp_path):
-    np.savez(tmp_path / 'x.npz', **{
-        'Transformer/encoderblock/LayerNorm_0/scale': np.ones((9999, 1))})
+    np.savez(
+        tmp_path / 'x.npz', **{'Transformer/encoderblock/LayerNorm_0/scale': np.ones((9999, 1))}
+    )
     assert 'said to be 9,999 layers' in message(weights.load, str(tmp_path / 'x.npz'))
 
 
@@ -96,12 +128,14 @@ def test_size_of_images_takes_no_memory(tmp_path):
     """The table of fixed positions is not made to learn its shape."""
     given, path = small.make('sincos'), str(tmp_path / 'x.safetensors')
     for side in (16 * 10**3, 16 * 10**6):
-        weights.save(dataclasses.replace(given, preprocess={'image_size': (side, side)}), path,
-                     'vit_jax')
+        weights.save(
+            dataclasses.replace(given, preprocess={'image_size': (side, side)}), path, 'vit_jax'
+        )
         if side == 16 * 10**3:
             assert weights.load(path).image_size() == (side, side)
     assert 'image_size[0] is 16000000: expected a whole number <= 16384' in (
-        message(weights.load, path))
+        message(weights.load, path)
+    )
 
 
 def test_a_parameter_under_two_names(tmp_path):

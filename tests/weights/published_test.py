@@ -25,8 +25,11 @@ def bare(state, source='x.pth'):
         table.fit(found, unknown, table.unstack(templates), LAYOUTS['timm'].table(model))
     except UserError:
         return None
-    params = {'position': {'embedding': flat['position/embedding']}
-              } if 'position/embedding' in flat else {}
+    params = (
+        {'position': {'embedding': flat['position/embedding']}}
+        if 'position/embedding' in flat
+        else {}
+    )
     return Weights(params, model, num_classes, None, None, 'timm', source)
 
 
@@ -40,9 +43,17 @@ def in_registry(timm, names):
 def as_preprocess(cfg, given):
     """Fields of a pretrained_cfg as ours."""
     size = {} if 'hidden_size' in given.model else {'image_size': cfg.input_size[1:]}
-    return dict(fit='squash' if cfg.crop_mode == 'squash' else 'torchvision',
-                crop_ratio=cfg.crop_pct, resize=cfg.interpolation, antialias=True, mean=cfg.mean,
-                std=cfg.std) | size
+    return (
+        dict(
+            fit='squash' if cfg.crop_mode == 'squash' else 'torchvision',
+            crop_ratio=cfg.crop_pct,
+            resize=cfg.interpolation,
+            antialias=True,
+            mean=cfg.mean,
+            std=cfg.std,
+        )
+        | size
+    )
 
 
 def not_in_the_table(given, full):
@@ -66,11 +77,19 @@ def check(timm, torch, full, cfg):
     return [family for family in found if family.preprocess() == expected]
 
 
-@pytest.mark.parametrize('name', [
-    'vit_tiny_patch16_224', 'deit_tiny_patch16_224', 'deit3_small_patch16_224',
-    'vit_small_patch14_reg4_dinov2',
-    *(pytest.param(name, marks=pytest.mark.slow) for name in (
-        'vit_base_patch16_224', 'vit_small_r26_s32_224', 'resnetv2_50x1_bit'))])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'vit_tiny_patch16_224',
+        'deit_tiny_patch16_224',
+        'deit3_small_patch16_224',
+        'vit_small_patch14_reg4_dinov2',
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ('vit_base_patch16_224', 'vit_small_r26_s32_224', 'resnetv2_50x1_bit')
+        ),
+    ],
+)
 def test_families_are_prepared_as_timm_does(name):
     timm, torch = interop.import_timm(), interop.require('torch')
     assert all(check(timm, torch, *model) for model in in_registry(timm, [name]))
@@ -81,9 +100,12 @@ def test_families_are_prepared_as_timm_does(name):
 def test_all_models_of_timm():
     """Those that can be read are in the table, but for timm's own tests; no row is superfluous."""
     timm, torch = interop.import_timm(), interop.require('torch')
-    names = [name for module in ('vision_transformer', 'deit', 'vision_transformer_hybrid',
-                                 'resnetv2') for name in timm.list_models(module=module)
-             if not name.startswith('test_') and (module != 'resnetv2' or 'bit' in name)]
+    names = [
+        name
+        for module in ('vision_transformer', 'deit', 'vision_transformer_hybrid', 'resnetv2')
+        for name in timm.list_models(module=module)
+        if not name.startswith('test_') and (module != 'resnetv2' or 'bit' in name)
+    ]
     used = [family for model in in_registry(timm, names) for family in check(timm, torch, *model)]
     assert [family for family in published.FAMILIES if family not in used] == []
 
@@ -91,16 +113,21 @@ def test_all_models_of_timm():
 def test_clip_models_with_another_gelu_than_they_were_trained_with():
     """timm has a second name, with quickgelu, for the same file of the hub."""
     timm = interop.import_timm()
-    hub = {name: timm.get_pretrained_cfg(name).hf_hub_id
-           for name in timm.list_models('vit_*clip*', pretrained=True)}
+    hub = {
+        name: timm.get_pretrained_cfg(name).hf_hub_id
+        for name in timm.list_models('vit_*clip*', pretrained=True)
+    }
     quick = {file for name, file in hub.items() if 'quickgelu' in name}
     assert len(quick) > 10
     assert {name for name in hub if published.doubt_of_gelu(name)} == {
-        name for name, file in hub.items() if file in quick and 'quickgelu' not in name}
+        name for name, file in hub.items() if file in quick and 'quickgelu' not in name
+    }
 
 
-@pytest.mark.parametrize(('tag', 'fields', 'warned'), [
-    ('openai', {}, True), ('openai', {'gelu': 'quick'}, False), ('laion2b', {}, False)])
+@pytest.mark.parametrize(
+    ('tag', 'fields', 'warned'),
+    [('openai', {}, True), ('openai', {'gelu': 'quick'}, False), ('laion2b', {}, False)],
+)
 def test_the_gelu_of_clip_is_doubted(tag, fields, warned, tmp_path, caplog):
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'timm')
     file = tmp_path / 'x/config.json'
@@ -109,32 +136,38 @@ def test_the_gelu_of_clip_is_doubted(tag, fields, warned, tmp_path, caplog):
     config['pretrained_cfg']['tag'] = tag
     file.write_text(json.dumps(config))
     assert weights.load(str(tmp_path / 'x'), fields=fields).model['gelu'] == fields.get(
-        'gelu', 'erf')
+        'gelu', 'erf'
+    )
     assert ('was trained with QuickGELU' in caplog.text) == warned
 
 
 def ti16(source, **change):
     """AugReg's or DeiT's Ti/16, or with other sizes, without the numbers."""
-    fields = model_lib.with_defaults(dict(patch_size=(16, 16), hidden_size=192, num_layers=12,
-                                          mlp_dim=768, num_heads=3))
+    fields = model_lib.with_defaults(
+        dict(patch_size=(16, 16), hidden_size=192, num_layers=12, mlp_dim=768, num_heads=3)
+    )
     position = {'position': {'embedding': np.broadcast_to(np.float32(0), (1, 197, 192))}}
     return dataclasses.replace(
-        Weights(position, fields, 1000, None, None, 'timm', source), **change)
+        Weights(position, fields, 1000, None, None, 'timm', source), **change
+    )
 
 
-@pytest.mark.parametrize(('source', 'name', 'mean'), [
-    ('../data/vit_tiny_patch16_224.safetensors', 'AugReg', (0.5,) * 3),
-    ('timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k/model.safetensors', 'AugReg', (0.5,) * 3),
-    ('C/deit_tiny_patch16_224-a1311bcf.pth', 'DeiT', (0.485, 0.456, 0.406)),
-    ('vit_tiny_patch16_224/deit_tiny.pth', 'DeiT', (0.485, 0.456, 0.406))])
+@pytest.mark.parametrize(
+    ('source', 'name', 'mean'),
+    [
+        ('../data/vit_tiny_patch16_224.safetensors', 'AugReg', (0.5,) * 3),
+        ('timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k/model.safetensors', 'AugReg', (0.5,) * 3),
+        ('C/deit_tiny_patch16_224-a1311bcf.pth', 'DeiT', (0.485, 0.456, 0.406)),
+        ('vit_tiny_patch16_224/deit_tiny.pth', 'DeiT', (0.485, 0.456, 0.406)),
+    ],
+)
 def test_models_with_the_same_arrays_are_told_apart_by_the_name_of_the_file(source, name, mean):
     reason, preprocess = published.choose(ti16(source))
     assert reason == f'its arrays and name are those of {name} in timm'
     assert preprocess['mean'] == mean
 
 
-@pytest.mark.parametrize('source', [
-    'best.pth', 'vit_tiny_patch16_224/best.pth', 'vit.pth'])
+@pytest.mark.parametrize('source', ['best.pth', 'vit_tiny_patch16_224/best.pth', 'vit.pth'])
 def test_what_is_not_sure_is_not_guessed(source, caplog):
     given = ti16(source)
     assert published.choose(given) is None
@@ -142,12 +175,16 @@ def test_what_is_not_sure_is_not_guessed(source, caplog):
     assert complete['mean'] == (0.5,) * 3
     options = [line.partition('--preprocess ')[2] for line in caplog.text.splitlines()[1:]]
     assert [description.parse_preprocess([text])['mean'] for text in options] == [
-        (0.5,) * 3, (0.485, 0.456, 0.406)]
+        (0.5,) * 3,
+        (0.485, 0.456, 0.406),
+    ]
     assert '\n  DeiT: --preprocess fit=torchvision,crop_ratio=0.9,resize=bicubic' in caplog.text
 
 
-@pytest.mark.parametrize('change', [dict(num_classes=17), dict(num_classes=0), dict(
-    model=ti16('').model | dict(stem_norm=True))])
+@pytest.mark.parametrize(
+    'change',
+    [dict(num_classes=17), dict(num_classes=0), dict(model=ti16('').model | dict(stem_norm=True))],
+)
 def test_a_model_that_is_not_published_is_none_of_them(change):
     given = ti16('vit_tiny_patch16_224.pth', **change)
     assert published.choose(given) is None
@@ -157,33 +194,59 @@ def test_a_model_that_is_not_published_is_none_of_them(change):
 def test_a_file_says_what_is_taken(tmp_path, caplog):
     """Published arrays, in a file without a config; what is stated there counts more."""
     caplog.set_level('INFO', logger='vit_jax')
-    given = small.make('vit', patch_size=(16, 16), hidden_size=192, num_layers=12, mlp_dim=768,
-                       num_heads=3)
+    given = small.make(
+        'vit', patch_size=(16, 16), hidden_size=192, num_layers=12, mlp_dim=768, num_heads=3
+    )
     position = np.zeros((1, 197, 192), np.float32)
-    given = dataclasses.replace(given, num_classes=21843, classes=None, params=given.params | {
-        'position': {'embedding': position}, 'head': {
-            'kernel': np.zeros((192, 21843), np.float32), 'bias': np.zeros(21843, np.float32)}},
-        preprocess={'image_size': (224, 224), **small.PREPROCESS}, model=given.model | {
-            'gelu': 'erf'})
+    given = dataclasses.replace(
+        given,
+        num_classes=21843,
+        classes=None,
+        params=given.params
+        | {
+            'position': {'embedding': position},
+            'head': {
+                'kernel': np.zeros((192, 21843), np.float32),
+                'bias': np.zeros(21843, np.float32),
+            },
+        },
+        preprocess={'image_size': (224, 224), **small.PREPROCESS},
+        model=given.model | {'gelu': 'erf'},
+    )
     weights.save(given, str(tmp_path / 'x.safetensors'), 'timm')
     found = weights.load(str(tmp_path / 'x.safetensors'))
     assert found.preprocess == dict(
-        fit='torchvision', crop_ratio=0.9, resize='bicubic', antialias=True, mean=(0.5,) * 3,
-        std=(0.5,) * 3)
-    assert ('x.safetensors does not say how images are prepared, and its arrays are those of '
-            'AugReg in timm: fit=torchvision,crop_ratio=0.9,') in caplog.text
+        fit='torchvision',
+        crop_ratio=0.9,
+        resize='bicubic',
+        antialias=True,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
+    assert (
+        'x.safetensors does not say how images are prepared, and its arrays are those of '
+        'AugReg in timm: fit=torchvision,crop_ratio=0.9,'
+    ) in caplog.text
     weights.save(given, str(tmp_path / 'x'), 'timm')
     assert weights.load(str(tmp_path / 'x')).preprocess == given.preprocess
 
 
 def test_google_s_files_are_prepared_as_its_programs_do(tmp_path, caplog):
     caplog.set_level('INFO', logger='vit_jax')
-    squashed = dict(fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False,
-                    mean=(0.5,) * 3, std=(0.5,) * 3)
+    squashed = dict(
+        fit='squash',
+        crop_ratio=1.0,
+        resize='bilinear',
+        antialias=False,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
     for model, layout, expected in [
-            ('vit', 'google', squashed), ('bit', 'google', squashed),
-            ('headless', 'big_vision', squashed),
-            ('vit', 'big_vision', squashed | dict(fit='cover', crop_ratio=0.875, antialias=True))]:
+        ('vit', 'google', squashed),
+        ('bit', 'google', squashed),
+        ('headless', 'big_vision', squashed),
+        ('vit', 'big_vision', squashed | dict(fit='cover', crop_ratio=0.875, antialias=True)),
+    ]:
         _, found = small.through(small.make(model), layout, tmp_path / 'x.npz')
         assert found.preprocess == expected
         assert f'fit={expected["fit"]},crop_ratio={expected["crop_ratio"]},' in caplog.text

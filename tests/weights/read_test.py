@@ -12,8 +12,9 @@ from vit_jax.errors import UserError
 from vit_jax.weights import files, verify
 
 
-@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.',
-                                    '_orig_mod.module.'])
+@pytest.mark.parametrize(
+    'prefix', ['module.', '_orig_mod.', 'module._orig_mod.', '_orig_mod.module.']
+)
 def test_prefixes_of_pytorch(prefix, tmp_path):
     _, found = through(small.make('vit'), 'timm', tmp_path / 'x.safetensors')
     arrays, _ = files.read(str(tmp_path / 'x.safetensors'))
@@ -47,16 +48,20 @@ def test_missing_extra_and_wrong_arrays_are_named(tmp_path):
         '  no place for dist_token',
         '  blocks.0.attn.qkv.bias has shape (128,), expected (384,)',
         '  blocks.1.mlp.fc1.weight has shape (95, 128), expected (96, 128)',
-        '  no blocks.1.norm2.bias']
+        '  no blocks.1.norm2.bias',
+    ]
 
 
-@pytest.mark.parametrize(('name', 'array', 'expected'), [
-    ('norm.weight', None, 'norm/scale, which tells the size of the model, is missing'),
-    ('patch_embed.proj.weight', np.ones((128, 192)), 'size of the model, has shape (128, 192)'),
-    ('pos_embed', np.ones((5, 128)), 'pos_embed has shape (5, 128), expected (1, 5, 128)'),
-    ('head.bias', np.ones(3), 'head.weight has shape (7, 128), expected (3, 128)'),
-    ('fc_norm.weight', np.ones(128), 'pools patches beside a class token (global_pool avg, '),
-])
+@pytest.mark.parametrize(
+    ('name', 'array', 'expected'),
+    [
+        ('norm.weight', None, 'norm/scale, which tells the size of the model, is missing'),
+        ('patch_embed.proj.weight', np.ones((128, 192)), 'size of the model, has shape (128, 192)'),
+        ('pos_embed', np.ones((5, 128)), 'pos_embed has shape (5, 128), expected (1, 5, 128)'),
+        ('head.bias', np.ones(3), 'head.weight has shape (7, 128), expected (3, 128)'),
+        ('fc_norm.weight', np.ones(128), 'pools patches beside a class token (global_pool avg, '),
+    ],
+)
 def test_sizes_that_contradict(name, array, expected, tmp_path):
     def edit(arrays):
         arrays.pop(name, None)
@@ -81,16 +86,25 @@ def test_values_that_are_not_finite_are_counted(tmp_path):
 
     path = edited(tmp_path, edit)
     text = message(weights.load, path)
-    assert text.startswith(f'{path} has values that are not finite: 3 of 24,576 in '
-                           'blocks/mlp/dense1/kernel, 1 of 128 in norm/bias. Its training')
+    assert text.startswith(
+        f'{path} has values that are not finite: 3 of 24,576 in '
+        'blocks/mlp/dense1/kernel, 1 of 128 in norm/bias. Its training'
+    )
     found = weights.load(path, allow_nonfinite=True)
     assert np.isnan(found.params['blocks']['mlp']['dense1']['kernel']).sum() == 1
 
 
 def mistakes(rng, arrays):
     """Arrays with one or two of them left out, renamed or in another shape."""
-    changes = (lambda x: None, lambda x: np.float32(1).reshape(()), np.ravel, lambda x: x[:0],
-               lambda x: x[..., :-1], lambda x: x[None, ..., None], np.transpose)
+    changes = (
+        lambda x: None,
+        lambda x: np.float32(1).reshape(()),
+        np.ravel,
+        lambda x: x[:0],
+        lambda x: x[..., :-1],
+        lambda x: x[None, ..., None],
+        np.transpose,
+    )
     for name in rng.choice(list(arrays), rng.integers(1, 3)):
         x = changes[rng.integers(len(changes))](arrays.pop(name))
         if x is not None:
@@ -125,8 +139,11 @@ def test_whatever_is_wrong_with_arrays_is_explained(layout, name, model, tmp_pat
 def test_images_that_patches_do_not_tile(layout, tmp_path):
     """As SigLIP's 384 px with patches of 14; the other program drops the rest, too."""
     given = small.make('vit', gelu='erf')
-    given = dataclasses.replace(given, model=given.model | {'partial_patches': 'drop'},
-                                preprocess=given.preprocess | {'image_size': (18, 18)})
+    given = dataclasses.replace(
+        given,
+        model=given.model | {'partial_patches': 'drop'},
+        preprocess=given.preprocess | {'image_size': (18, 18)},
+    )
     path = str(tmp_path / ('x.safetensors' if layout == 'vit_jax' else 'x'))
     weights.save(given, path, layout)
     found = weights.load(path)

@@ -16,11 +16,48 @@ from vit_jax import weights
 from vit_jax.errors import UserError
 from vit_jax.weights import files, sidecars
 
-VALUES = [None, True, -1, 0, 3, 10_000_000, 10**30, 0.5, -0.5, 1e308, float('nan'), float('inf'),
-          '', 'gelu', 'avgmax', '1e3', '\ud800', [], [0], [-1, 16], [1e9] * 3, ['a', None], {},
-          {'height': -2}, {'0': 'ant'}, {'x': 'ant'}, [[]]]
-TEXTS = [b'', b'\xff\xfe', b'\x00\x01\x02', b'null', b'3', b'[' * 200_000, b'{"a":' * 200_000,
-         b'{"a": 1, "a": 2}', b'{"a": ' + b'9' * 5000 + b'}', b'{"hidden_size": 1e999}', b'{']
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    3,
+    10_000_000,
+    10**30,
+    0.5,
+    -0.5,
+    1e308,
+    float('nan'),
+    float('inf'),
+    '',
+    'gelu',
+    'avgmax',
+    '1e3',
+    '\ud800',
+    [],
+    [0],
+    [-1, 16],
+    [1e9] * 3,
+    ['a', None],
+    {},
+    {'height': -2},
+    {'0': 'ant'},
+    {'x': 'ant'},
+    [[]],
+]
+TEXTS = [
+    b'',
+    b'\xff\xfe',
+    b'\x00\x01\x02',
+    b'null',
+    b'3',
+    b'[' * 200_000,
+    b'{"a":' * 200_000,
+    b'{"a": 1, "a": 2}',
+    b'{"a": ' + b'9' * 5000 + b'}',
+    b'{"hidden_size": 1e999}',
+    b'{',
+]
 
 
 def mutations(value, number, seed=0):
@@ -55,20 +92,31 @@ def replaceable(kind, path):
         def put(text):
             stated = {'vit_jax': text.decode(errors='replace')}
             safetensors.numpy.save_file(arrays, target, stated)
+
         return json.loads(metadata['vit_jax']), put, target
     if kind == 'index':
         names = files.read(str(target / 'model.safetensors'))[0]
         (target / 'model.safetensors').rename(target / 'a.safetensors')
-        file, value = target / 'model.safetensors.index.json', {
-            'metadata': {}, 'weight_map': dict.fromkeys(names, 'a.safetensors')}
+        file, value = (
+            target / 'model.safetensors.index.json',
+            {'metadata': {}, 'weight_map': dict.fromkeys(names, 'a.safetensors')},
+        )
     else:
         file = target / kind.split()[0]
         value = json.loads(file.read_text())
     return value, file.write_bytes, target
 
 
-@pytest.mark.parametrize('kind', ['config.json of timm', 'config.json of transformers', 'metadata',
-                                  'preprocessor_config.json', 'index'])
+@pytest.mark.parametrize(
+    'kind',
+    [
+        'config.json of timm',
+        'config.json of transformers',
+        'metadata',
+        'preprocessor_config.json',
+        'index',
+    ],
+)
 def test_mutations_end_in_weights_or_one_message(kind, tmp_path):
     value, put, target = replaceable(kind, tmp_path)
     outcomes = {'weights': 0, 'message': 0}
@@ -86,24 +134,52 @@ def test_mutations_end_in_weights_or_one_message(kind, tmp_path):
     assert min(outcomes.values()) > 10, outcomes
 
 
-@pytest.mark.parametrize(('kind', 'change', 'expected'), [
-    ('config.json of transformers', {'hidden_size': '128'},
-     'config.json: hidden_size is "128": expected a whole number or null.'),
-    ('config.json of transformers', {'num_hidden_layers': 10_000_000},
-     'num_hidden_layers is 10000000: expected a whole number <= 1000.'),
-    ('config.json of transformers', {'image_size': [-16, 16]},
-     'image_size[0] is -16: expected a whole number >= 1.'),
-    ('config.json of transformers', {'id2label': {'1': 'ant'}}, 'id2label names 1 classes, but'),
-    ('preprocessor_config.json', {'image_mean': [0.5, None, 0.5]},
-     'preprocessor_config.json: image_mean[1] is null: expected a number.'),
-    ('preprocessor_config.json', {'image_mean': [0.5, 0.5]}, 'a number for each of 3 channels'),
-    ('config.json of timm', {'model_args': [3]},
-     'config.json: model_args is [3]: expected an object or null.'),
-    ('config.json of timm', {'pretrained_cfg': {'crop_pct': float('nan')}},
-     'config.json cannot be read as JSON (NaN is not a number)'),
-    ('metadata', {'preprocess': {'crop_ratio': 2}},
-     'the metadata of the file: preprocess.crop_ratio is 2: expected a number <= 1.0.'),
-])
+@pytest.mark.parametrize(
+    ('kind', 'change', 'expected'),
+    [
+        (
+            'config.json of transformers',
+            {'hidden_size': '128'},
+            'config.json: hidden_size is "128": expected a whole number or null.',
+        ),
+        (
+            'config.json of transformers',
+            {'num_hidden_layers': 10_000_000},
+            'num_hidden_layers is 10000000: expected a whole number <= 1000.',
+        ),
+        (
+            'config.json of transformers',
+            {'image_size': [-16, 16]},
+            'image_size[0] is -16: expected a whole number >= 1.',
+        ),
+        (
+            'config.json of transformers',
+            {'id2label': {'1': 'ant'}},
+            'id2label names 1 classes, but',
+        ),
+        (
+            'preprocessor_config.json',
+            {'image_mean': [0.5, None, 0.5]},
+            'preprocessor_config.json: image_mean[1] is null: expected a number.',
+        ),
+        ('preprocessor_config.json', {'image_mean': [0.5, 0.5]}, 'a number for each of 3 channels'),
+        (
+            'config.json of timm',
+            {'model_args': [3]},
+            'config.json: model_args is [3]: expected an object or null.',
+        ),
+        (
+            'config.json of timm',
+            {'pretrained_cfg': {'crop_pct': float('nan')}},
+            'config.json cannot be read as JSON (NaN is not a number)',
+        ),
+        (
+            'metadata',
+            {'preprocess': {'crop_ratio': 2}},
+            'the metadata of the file: preprocess.crop_ratio is 2: expected a number <= 1.0.',
+        ),
+    ],
+)
 def test_messages_name_file_field_value_and_what_is_expected(kind, change, expected, tmp_path):
     value, put, target = replaceable(kind, tmp_path)
     put(json.dumps(value | change).encode())

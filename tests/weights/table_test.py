@@ -9,8 +9,10 @@ from vit_jax.weights import table
 from vit_jax.weights.model import flatten
 from vit_jax.weights.table import Entry
 
-ENTRIES = [Entry(('a/{s}/{j}/x', 'a/{s}/{j}/y'), 'A{s1}.{j1:02}.weight', 'dense'),
-           Entry(('b',), 'B')]
+ENTRIES = [
+    Entry(('a/{s}/{j}/x', 'a/{s}/{j}/y'), 'A{s1}.{j1:02}.weight', 'dense'),
+    Entry(('b',), 'B'),
+]
 
 
 def test_names_and_axes():
@@ -26,23 +28,40 @@ def test_names_and_axes():
 
 def test_what_does_not_fit_is_named():
     found, unknown = table.translate({'A1.01.weight': np.ones((5, 2)), 'C': np.ones(3)}, ENTRIES)
-    templates = {'a/0/0/x': np.empty((2, 3)), 'a/0/0/y': np.empty((2, 3)), 'b': np.empty(2),
-                 'c': np.empty(3)}
+    templates = {
+        'a/0/0/x': np.empty((2, 3)),
+        'a/0/0/y': np.empty((2, 3)),
+        'b': np.empty(2),
+        'c': np.empty(3),
+    }
     with pytest.raises(UserError) as error:
         table.fit(found, unknown, templates, ENTRIES)
     assert str(error.value).splitlines()[1:] == [
-        '  no place for C', '  A1.01.weight has shape (5, 2), expected (6, 2)', '  no B', '  no c']
+        '  no place for C',
+        '  A1.01.weight has shape (5, 2), expected (6, 2)',
+        '  no B',
+        '  no c',
+    ]
     with pytest.raises(UserError, match='the layout has no place for c'):
         table.to_theirs({'b': np.ones(2), 'c': np.ones(3)}, ENTRIES)
 
 
 def test_modules_of_pytorch():
     assert table.torch_modules({'norm': 'ln', 'x/query key': 'in_proj_'}) == [
-        Entry(('norm/scale',), 'ln.weight'), Entry(('norm/bias',), 'ln.bias'),
+        Entry(('norm/scale',), 'ln.weight'),
+        Entry(('norm/bias',), 'ln.bias'),
         Entry(('x/query/kernel', 'x/key/kernel'), 'in_proj_weight', 'to_heads'),
-        Entry(('x/query/bias', 'x/key/bias'), 'in_proj_bias', 'flat')]
-    kinds = {name: table.torch_modules({name: 'x'})[0].kind for name in (
-        'embedding', 'resnet/root_conv', 'blocks/{i}/attention/out', 'blocks/{i}/mlp/dense1')}
+        Entry(('x/query/bias', 'x/key/bias'), 'in_proj_bias', 'flat'),
+    ]
+    kinds = {
+        name: table.torch_modules({name: 'x'})[0].kind
+        for name in (
+            'embedding',
+            'resnet/root_conv',
+            'blocks/{i}/attention/out',
+            'blocks/{i}/mlp/dense1',
+        )
+    }
     assert list(kinds.values()) == ['conv', 'conv', 'from_heads', 'dense']
 
 

@@ -21,8 +21,10 @@ def test_pytorch_reads_what_is_written(tmp_path):
     torch_file.write(tmp_path / 'x.pth', arrays())
     found = torch.load(tmp_path / 'x.pth', weights_only=True)
     assert found.pop('a.bfloat16/x').dtype == torch.bfloat16
-    assert_same({k: v.numpy() for k, v in found.items()},
-                {k: v for k, v in arrays().items() if k != 'a.bfloat16/x'})
+    assert_same(
+        {k: v.numpy() for k, v in found.items()},
+        {k: v for k, v in arrays().items() if k != 'a.bfloat16/x'},
+    )
 
 
 def test_what_pytorch_writes_is_read(tmp_path):
@@ -44,8 +46,10 @@ def test_big_endian_pth(tmp_path):
     """As PyTorch reads it: the record `byteorder` says what storages are."""
     torch = interop.require('torch')
     torch_file.write(tmp_path / 'little.pth', arrays())
-    with (zipfile.ZipFile(tmp_path / 'little.pth') as little,
-          zipfile.ZipFile(tmp_path / 'big.pth', 'w') as big):
+    with (
+        zipfile.ZipFile(tmp_path / 'little.pth') as little,
+        zipfile.ZipFile(tmp_path / 'big.pth', 'w') as big,
+    ):
         for name in little.namelist():
             data = little.read(name)
             if name == 'archive/byteorder':
@@ -68,34 +72,54 @@ def test_malicious_pth_is_refused_and_not_executed(tmp_path):
     assert (tmp_path / 'touched').exists()  # it would have been
 
 
-@pytest.mark.parametrize('code', [
-    b'cbuiltins\neval\n(S"1"\ntR.',
-    b'c__builtin__\ngetattr\n.',
-    b'ctorch\nload\n(S"x"\ntR.',
-    b'cnumpy.core.multiarray\n_reconstruct\n.',
-    b'ccollections\nOrderedDict.__init__.__globals__\n.',
-], ids=['eval', 'getattr', 'torch.load', 'numpy', 'attributes'])
+@pytest.mark.parametrize(
+    'code',
+    [
+        b'cbuiltins\neval\n(S"1"\ntR.',
+        b'c__builtin__\ngetattr\n.',
+        b'ctorch\nload\n(S"x"\ntR.',
+        b'cnumpy.core.multiarray\n_reconstruct\n.',
+        b'ccollections\nOrderedDict.__init__.__globals__\n.',
+    ],
+    ids=['eval', 'getattr', 'torch.load', 'numpy', 'attributes'],
+)
 def test_nothing_but_tensors_may_be_named(code, tmp_path):
     write_pickle(tmp_path / 'bad.pth', code)
     assert 'nothing was run' in refused(tmp_path / 'bad.pth')
 
 
-@pytest.mark.parametrize('code', [b'\x80\x02Nr\xff\xff\xff\x7f.', b'Np2000000000\n.',
-                                  b'\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.'])
+@pytest.mark.parametrize(
+    'code',
+    [
+        b'\x80\x02Nr\xff\xff\xff\x7f.',
+        b'Np2000000000\n.',
+        b'\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.',
+    ],
+)
 def test_a_few_bytes_cannot_fill_the_memory(code, tmp_path):
     write_pickle(tmp_path / 'bad.pth', code)
     message = refused(tmp_path / 'bad.pth')
     assert 'is damaged or cut short' in message or 'it holds no dictionary of tensors' in message
 
 
-TENSOR = (b'\x80\x02}(X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n(('
-          b'X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ%s}tRu.')
+TENSOR = (
+    b'\x80\x02}(X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n(('
+    b'X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ%s}tRu.'
+)
 
 
-@pytest.mark.parametrize('numbers', [
-    b'K\x00(K\x05t(K\x01t', b'K\x02(K\x03t(K\x01t', b'K\x00(K\x02t(K\x04t', b'J\xff\xff\xff\xff'
-    b'(K\x02t(K\x01t', b'K\x00(K\x02t(J\xff\xff\xff\xfft', b'K\x00(K\x02t(K\x01K\x01t'],
-    ids=['too-long', 'offset', 'stride', 'negative-offset', 'negative-stride', 'ranks'])
+@pytest.mark.parametrize(
+    'numbers',
+    [
+        b'K\x00(K\x05t(K\x01t',
+        b'K\x02(K\x03t(K\x01t',
+        b'K\x00(K\x02t(K\x04t',
+        b'J\xff\xff\xff\xff(K\x02t(K\x01t',
+        b'K\x00(K\x02t(J\xff\xff\xff\xfft',
+        b'K\x00(K\x02t(K\x01K\x01t',
+    ],
+    ids=['too-long', 'offset', 'stride', 'negative-offset', 'negative-stride', 'ranks'],
+)
 def test_tensors_stay_within_their_storage(numbers, tmp_path):
     for sizes in (b'K\x00(K\x04t(K\x01t', numbers):
         write_pickle(tmp_path / 'x.pth', TENSOR.replace(b'%s', sizes + b'\x89'))
@@ -109,20 +133,29 @@ def test_tensors_stay_within_their_storage(numbers, tmp_path):
 NESTED = b'K\x01' + b'2\x86' * 30  # a tuple of two tuples of two tuples ...
 
 
-@pytest.mark.parametrize('code', [
-    tensor((4,), key=NESTED), tensor(NESTED), tensor((4,), strides=NESTED),
-    tensor(b'(' + NESTED + b't'),
-    tensor((4,), key=NESTED.replace(b'2', b'q\x00h\x00')),
-    tensor(NESTED.replace(b'2', b'q\x00h\x00')),
-    b'\x80\x04' + 2 * NESTED.replace(b'2', b'q\x00h\x00') + b'\x93.',
-    tensor((4,)).replace(b'ctorch\nFloatStorage\n', NESTED.replace(b'2', b'q\x00h\x00'))],
-    ids=['key', 'shape', 'strides', 'length', 'memo-key', 'memo-shape', 'name', 'storage'])
+@pytest.mark.parametrize(
+    'code',
+    [
+        tensor((4,), key=NESTED),
+        tensor(NESTED),
+        tensor((4,), strides=NESTED),
+        tensor(b'(' + NESTED + b't'),
+        tensor((4,), key=NESTED.replace(b'2', b'q\x00h\x00')),
+        tensor(NESTED.replace(b'2', b'q\x00h\x00')),
+        b'\x80\x04' + 2 * NESTED.replace(b'2', b'q\x00h\x00') + b'\x93.',
+        tensor((4,)).replace(b'ctorch\nFloatStorage\n', NESTED.replace(b'2', b'q\x00h\x00')),
+    ],
+    ids=['key', 'shape', 'strides', 'length', 'memo-key', 'memo-shape', 'name', 'storage'],
+)
 def test_nested_tuples_take_no_time(code, tmp_path):
     """203 bytes whose hash Python's reader would compute for more than 90 s."""
     start = time.process_time()
     write_pickle(tmp_path / 'x.pth', code)
-    assert re.search('is damaged or cut short|it is a pickle with DUP, which no file of tensors '
-                     'has; nothing was run', refused(tmp_path / 'x.pth'))
+    assert re.search(
+        'is damaged or cut short|it is a pickle with DUP, which no file of tensors '
+        'has; nothing was run',
+        refused(tmp_path / 'x.pth'),
+    )
     assert time.process_time() - start < 5
 
 

@@ -17,15 +17,18 @@ from vit_jax.weights import export, verify
 
 DATA = ROOT.parent / 'shared/data'
 real_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason=f'needs the released weights and photos in {DATA}')
+    not DATA.is_dir(), reason=f'needs the released weights and photos in {DATA}'
+)
 
 
 def photos(number):
     """Photos as the released weights want them, float32 [number, 224, 224, 3]."""
     with tarfile.open(DATA / 'flowers17.tar') as file:
         members = [m for m in file.getmembers() if m.name.endswith('.jpg')]
-        images = [Image.open(file.extractfile(m)).convert('RGB').resize((224, 224))
-                  for m in members[::len(members) // number][:number]]
+        images = [
+            Image.open(file.extractfile(m)).convert('RGB').resize((224, 224))
+            for m in members[:: len(members) // number][:number]
+        ]
     return np.stack([np.asarray(x, np.float32) for x in images]) / 127.5 - 1
 
 
@@ -35,8 +38,10 @@ def test_released_weights_on_photos(tmp_path):
     batch = photos(3)
     found = small.logits(given, batch)
     theirs = timm_model(given)
-    theirs.load_state_dict(interop.require('safetensors.torch').load_file(
-        DATA / 'vit_tiny_patch16_224.safetensors'), strict=True)
+    theirs.load_state_dict(
+        interop.require('safetensors.torch').load_file(DATA / 'vit_tiny_patch16_224.safetensors'),
+        strict=True,
+    )
     assert np.abs(found).max() > 5
     assert np.abs(found - interop.logits(theirs.eval(), batch)).max() < 1e-4
     weights.save(given, str(tmp_path / 'hf'), 'huggingface')
@@ -47,11 +52,26 @@ def test_released_weights_on_photos(tmp_path):
 
 @real_data
 @pytest.mark.slow
-@pytest.mark.parametrize(('layout', 'name'), [
-    ('timm', 'x'), ('huggingface', 'x'), ('stablehlo', 'x'), ('onnx', 'x.onnx'),
-    *(pytest.param(layout, name, marks=pytest.mark.nightly) for layout, name in (
-        ('timm', 'x.pth'), ('timm', 'x.safetensors'), ('torchvision', 'x.pth'),
-        ('google', 'x.npz'), ('big_vision', 'x.npz'), ('vit_jax', 'x.safetensors')))])
+@pytest.mark.parametrize(
+    ('layout', 'name'),
+    [
+        ('timm', 'x'),
+        ('huggingface', 'x'),
+        ('stablehlo', 'x'),
+        ('onnx', 'x.onnx'),
+        *(
+            pytest.param(layout, name, marks=pytest.mark.nightly)
+            for layout, name in (
+                ('timm', 'x.pth'),
+                ('timm', 'x.safetensors'),
+                ('torchvision', 'x.pth'),
+                ('google', 'x.npz'),
+                ('big_vision', 'x.npz'),
+                ('vit_jax', 'x.safetensors'),
+            )
+        ),
+    ],
+)
 def test_table_of_the_docs(layout, name, tmp_path):
     """Prints the rows of docs/conversion.md: logits of released weights on 16 photos."""
     interop.import_timm()
@@ -77,14 +97,18 @@ def test_table_of_the_docs(layout, name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('change', [
-    dict(fit='squash', crop_ratio=1.0), dict(fit='transformers', crop_ratio=0.9)], ids=str)
+@pytest.mark.parametrize(
+    'change',
+    [dict(fit='squash', crop_ratio=1.0), dict(fit='transformers', crop_ratio=0.9)],
+    ids=str,
+)
 def test_a_photo_is_prepared_by_transformers_too(change, tmp_path, caplog):
     """To the end: an edge that is one pixel longer is found."""
     interop.require('transformers')
     given = small.make('vit', gelu='erf')
-    given = dataclasses.replace(given, preprocess=given.preprocess | change | dict(
-        resize='bilinear', antialias=True))
+    given = dataclasses.replace(
+        given, preprocess=given.preprocess | change | dict(resize='bilinear', antialias=True)
+    )
     path = str(tmp_path / 'x')
     weights.save(given, path, 'huggingface')
     verify.verify(given, given, path, 'huggingface')

@@ -12,18 +12,26 @@ from vit_jax.errors import UserError
 from vit_jax.weights import files
 
 
-@pytest.mark.parametrize(('model', 'layout', 'name', 'expected'), [
-    ('vit', 'torchvision', 'x.pth', "model.gelu is 'tanh', there it is 'erf'"),
-    ('vit', 'timm', 'x.pth', "model.gelu is 'tanh', there it is 'erf'"),
-    ('hybrid', 'torchvision', 'x.pth', "model.resnet is {"),
-    ('rectangle', 'torchvision', 'x.pth', 'images of 16x12 with 5 channels and patches of 8x4'),
-    ('hybrid', 'timm', 'x.pth', 'model.resnet.weight_epsilon is 1e-05, there it is 1e-08'),
-    ('bit', 'huggingface', 'x', "model.resnet is {'units': (2, 1, 3)"),
-    ('axial', 'google', 'x.npz', "model.attention is 'axial', there it is 'full'"),
-    ('vit', 'google', 'x.pth', "'x.pth' cannot hold layout google: expected a name ending in .npz"),
-    ('vit', 'huggingface', 'x.npz', 'expected a directory, without such an ending.'),
-    ('vit', 'tim', 'x.npz', "layout is 'tim'. Did you mean timm"),
-])
+@pytest.mark.parametrize(
+    ('model', 'layout', 'name', 'expected'),
+    [
+        ('vit', 'torchvision', 'x.pth', "model.gelu is 'tanh', there it is 'erf'"),
+        ('vit', 'timm', 'x.pth', "model.gelu is 'tanh', there it is 'erf'"),
+        ('hybrid', 'torchvision', 'x.pth', 'model.resnet is {'),
+        ('rectangle', 'torchvision', 'x.pth', 'images of 16x12 with 5 channels and patches of 8x4'),
+        ('hybrid', 'timm', 'x.pth', 'model.resnet.weight_epsilon is 1e-05, there it is 1e-08'),
+        ('bit', 'huggingface', 'x', "model.resnet is {'units': (2, 1, 3)"),
+        ('axial', 'google', 'x.npz', "model.attention is 'axial', there it is 'full'"),
+        (
+            'vit',
+            'google',
+            'x.pth',
+            "'x.pth' cannot hold layout google: expected a name ending in .npz",
+        ),
+        ('vit', 'huggingface', 'x.npz', 'expected a directory, without such an ending.'),
+        ('vit', 'tim', 'x.npz', "layout is 'tim'. Did you mean timm"),
+    ],
+)
 def test_layouts_that_cannot_hold_a_model(model, layout, name, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = small.make(model, gelu='erf') if model == 'rectangle' else small.make(model)
@@ -31,8 +39,9 @@ def test_layouts_that_cannot_hold_a_model(model, layout, name, expected, tmp_pat
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(('layout', 'name'), [
-    ('vit_jax', 'x.safetensors'), ('timm', 'x'), ('google', 'x.npz')])
+@pytest.mark.parametrize(
+    ('layout', 'name'), [('vit_jax', 'x.safetensors'), ('timm', 'x'), ('google', 'x.npz')]
+)
 def test_files_have_the_mode_of_the_user(layout, name, tmp_path):
     old = os.umask(0o027)
     try:
@@ -48,8 +57,10 @@ def test_a_directory_says_how_images_are_prepared(layout, tmp_path, caplog):
     """Or timm would take ImageNet's mean and bicubic, and Hugging Face nothing."""
     bare = dataclasses.replace(small.make('vit'), preprocess=None)
     weights.save(bare, str(tmp_path / 'x'), layout)
-    assert ('vit does not say antialias, crop_ratio, fit, mean, resize, std of images: the defaults'
-            in caplog.text)
+    assert (
+        'vit does not say antialias, crop_ratio, fit, mean, resize, std of images: the defaults'
+        in caplog.text
+    )
     found = weights.load(str(tmp_path / 'x')).preprocess
     assert (found['mean'], found['std'], found['resize']) == ((0.5,) * 3, (0.5,) * 3, 'bilinear')
 
@@ -79,9 +90,15 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
     assert_same_arrays(weights.load(str(path)).params, before.params)
 
 
-@pytest.mark.parametrize(('layout', 'name', 'gelu'), [
-    ('vit_jax', 'x.safetensors', 'tanh'), ('google', 'x.npz', 'tanh'), ('timm', 'x.pth', 'erf'),
-    ('timm', 'x', 'erf')])
+@pytest.mark.parametrize(
+    ('layout', 'name', 'gelu'),
+    [
+        ('vit_jax', 'x.safetensors', 'tanh'),
+        ('google', 'x.npz', 'tanh'),
+        ('timm', 'x.pth', 'erf'),
+        ('timm', 'x', 'erf'),
+    ],
+)
 def test_a_full_disk_is_an_error_of_the_file(layout, name, gelu, tmp_path, limited_files):
     """Which a command shows as one message; nothing is left."""
     if name == 'x.pth':

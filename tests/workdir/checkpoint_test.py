@@ -18,8 +18,9 @@ from vit_jax.workdir import checkpoint, record
 
 
 def abstract(state):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-                        state)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
 
 
 def assert_identical(a, b):
@@ -33,8 +34,16 @@ def _state():
     return setup(ema=True, optimizer_name='adam')[0]
 
 
-def saved(directory, state, steps, keep=3, keep_best=False, metrics=None, name='eval/accuracy',
-          keep_every=0):
+def saved(
+    directory,
+    state,
+    steps,
+    keep=3,
+    keep_best=False,
+    metrics=None,
+    name='eval/accuracy',
+    keep_every=0,
+):
     checkpointer = checkpoint.Checkpointer(str(directory), keep, keep_best, name, keep_every)
     for step in steps:
         if metrics is not None:
@@ -78,7 +87,7 @@ def test_keeps_the_newest_and_the_best(tmp_path, state):
 
 @pytest.mark.slow
 def test_best_survives_checkpoints_without_an_evaluation(tmp_path, state):
-    checkpointer = saved(tmp_path, state, [1, 2], keep=1, keep_best=True, metrics={1: .9, 2: .1})
+    checkpointer = saved(tmp_path, state, [1, 2], keep=1, keep_best=True, metrics={1: 0.9, 2: 0.1})
     checkpointer.save(3, state)
     checkpointer.save(4, state)
     checkpointer.close()
@@ -89,7 +98,10 @@ def test_the_best_is_named_and_found_again(tmp_path, state):
     accuracy = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.5}
     saved(tmp_path, state, [1, 2, 3, 4], keep=1, keep_best=True, metrics=accuracy).close()
     assert json.loads((tmp_path / 'best.json').read_text()) == {
-        'step': 2, 'eval/accuracy': 0.9, 'checkpoint': 'checkpoints/2'}
+        'step': 2,
+        'eval/accuracy': 0.9,
+        'checkpoint': 'checkpoints/2',
+    }
     # A run that goes on learns the accuracies from its metrics.
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 1, True)
     checkpointer.scores.update(accuracy)
@@ -102,16 +114,20 @@ def test_the_best_is_named_and_found_again(tmp_path, state):
 
 def test_of_losses_the_lowest_is_kept(tmp_path, state):
     loss = {1: 0.4, 2: 0.2, 3: 0.3, 4: float('nan')}
-    saved(tmp_path, state, [1, 2, 3, 4], keep=1, keep_best=True, metrics=loss,
-          name='eval/loss').close()
+    saved(
+        tmp_path, state, [1, 2, 3, 4], keep=1, keep_best=True, metrics=loss, name='eval/loss'
+    ).close()
     assert folders(tmp_path) == ['2', '4']
     assert json.loads((tmp_path / 'best.json').read_text()) == {
-        'step': 2, 'eval/loss': 0.2, 'checkpoint': 'checkpoints/2'}
+        'step': 2,
+        'eval/loss': 0.2,
+        'checkpoint': 'checkpoints/2',
+    }
 
 
 def test_saving_says_nothing(tmp_path, state, caplog):
     """Orbax warned at every save that there were no metrics. Of a slow disk it may warn."""
-    saved(tmp_path, state, [1, 2, 3], keep=1, keep_best=True, metrics={1: .1, 2: .3, 3: .2})
+    saved(tmp_path, state, [1, 2, 3], keep=1, keep_best=True, metrics={1: 0.1, 2: 0.3, 3: 0.2})
     assert not [x for x in caplog.messages if not x.startswith('Waiting for previous save')]
 
 
@@ -151,8 +167,13 @@ def test_a_checkpoint_with_any_file_damaged_is_used_or_left_for_the_one_before(t
     newest = tmp_path / 'good' / 'checkpoints' / '2'
     shutil.copytree(newest / 'meta', newest / 'metrics')
     (newest / 'metrics' / 'metadata').rename(newest / 'metrics' / 'metrics')
-    files = ['_CHECKPOINT_METADATA', 'meta/metadata', 'metrics/metrics', 'state/_METADATA',
-             'state/manifest.ocdbt']
+    files = [
+        '_CHECKPOINT_METADATA',
+        'meta/metadata',
+        'metrics/metrics',
+        'state/_METADATA',
+        'state/manifest.ocdbt',
+    ]
     fallen_back = set()
     for file in files:
         for name, damage in DAMAGES.items():
@@ -168,8 +189,11 @@ def test_a_checkpoint_with_any_file_damaged_is_used_or_left_for_the_one_before(t
                 fallen_back.add((file, name))
             checkpointer.close()
     assert {('meta/metadata', name) for name in DAMAGES} <= fallen_back
-    assert {file for file, _ in fallen_back} <= {'meta/metadata', 'state/_METADATA',
-                                                 'state/manifest.ocdbt'}
+    assert {file for file, _ in fallen_back} <= {
+        'meta/metadata',
+        'state/_METADATA',
+        'state/manifest.ocdbt',
+    }
 
 
 def test_no_bit_of_the_fingerprint_makes_another_version_of_the_program(tmp_path, state):
@@ -193,21 +217,23 @@ def test_a_full_disk_is_one_message_with_the_last_good_checkpoint(tmp_path, stat
     assert re.fullmatch(
         r'the checkpoint of step 2 \(0.\d MB\) cannot be written: File too large. The last good '
         'checkpoint, of step 1, is in .*checkpoints. Mend that and run the same command again.',
-        str(error.value))
+        str(error.value),
+    )
     other = checkpoint.Checkpointer(str(tmp_path / 'other'), 3, False)
     with limited_files(200), pytest.raises(UserError, match='No checkpoint had been written yet'):
         save_and_wait(other, state)
     # What it leaves behind is no obstacle; copied, because its threads are still at work there and
     # remove their locks.
-    shutil.copytree(tmp_path / 'other', tmp_path / 'next',
-                    ignore=shutil.ignore_patterns('*.__lock'))
+    shutil.copytree(
+        tmp_path / 'other', tmp_path / 'next', ignore=shutil.ignore_patterns('*.__lock')
+    )
     assert record.begun(str(tmp_path / 'next')) is None
     checkpointer = saved(tmp_path / 'next', state, [2])
     assert int(checkpointer.restore_latest(abstract(state)).step) == 2
 
 
 def test_errors_of_the_storage_are_recognised():
-    for text in ("[OS error 28: ENOSPC No space left]", "No space left [os_error_code='28']"):
+    for text in ('[OS error 28: ENOSPC No space left]', "No space left [os_error_code='28']"):
         full = ValueError(f'RESOURCE_EXHAUSTED: Error writing "a/b": {text}')
         assert record.storage_error(full) == os.strerror(errno.ENOSPC)
     assert record.storage_error(OSError(errno.EROFS, 'x')) == os.strerror(errno.EROFS)
@@ -244,6 +270,7 @@ def test_a_checkpoint_is_not_blamed_for_permissions(what, tmp_path, state, monke
                 if str(path).endswith('/2'):
                     raise PermissionError(errno.EACCES, 'Permission denied', path)
                 return scan(path)
+
             patch.setattr(os, 'scandir', refused)
         with pytest.raises(PermissionError, match='Permission denied: .*/checkpoints/2'):
             checkpointer.restore_latest(abstract(state))
@@ -257,8 +284,11 @@ def test_room_for_what_will_be_kept_is_asked_for_first(tmp_path, state, monkeypa
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(free=3 * size))
     checkpointer.require_room(state, 2)
-    with pytest.raises(UserError, match=r'checkpoints has 0.2 MB free and the run needs 0.\d MB '
-                       'more: it keeps 9 checkpoints of 0.1 MB'):
+    with pytest.raises(
+        UserError,
+        match=r'checkpoints has 0.2 MB free and the run needs 0.\d MB '
+        'more: it keeps 9 checkpoints of 0.1 MB',
+    ):
         checkpointer.require_room(state, 9)
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(free=2 * size))
     checkpointer.require_room(state, 2)
@@ -319,6 +349,6 @@ def test_all_bad_is_an_error_that_loses_nothing(tmp_path, state):
 def test_another_state_is_not_taken_for_a_damaged_one(tmp_path, state):
     saved(tmp_path, state, [1]).close()
     other = abstract(state.replace(ema_params=None))
-    with pytest.raises(UserError, match=r"of another state. Only in the checkpoint: .*ema_params"):
+    with pytest.raises(UserError, match=r'of another state. Only in the checkpoint: .*ema_params'):
         checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(other)
     assert folders(tmp_path) == ['1']

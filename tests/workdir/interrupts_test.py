@@ -46,8 +46,10 @@ def test_ctrl_c_twice_in_a_moment_is_one_wish(clock, caplog):
             clock[0] += 0.2
         assert interrupts.received == signal.SIGINT
     lines = [record.message for record in caplog.records]
-    assert lines == ['SIGINT: finishing this step and saving; Ctrl-C (again, later) stops at once',
-                     'Ctrl-C again: this step is still finished and saved, please wait']
+    assert lines == [
+        'SIGINT: finishing this step and saving; Ctrl-C (again, later) stops at once',
+        'Ctrl-C again: this step is still finished and saved, please wait',
+    ]
 
 
 def test_a_second_sigterm_changes_nothing():
@@ -59,9 +61,11 @@ def test_a_second_sigterm_changes_nothing():
 
 def test_outside_of_the_main_thread_there_are_none():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
+
         def enter():
             with Interrupts() as interrupts:
                 return interrupts.anywhere()
+
         assert pool.submit(enter).result() is False
 
 

@@ -32,9 +32,12 @@ def test_one_live_line_on_a_terminal(tmp_path):
     os.close(master)
     text = b''.join(written).decode()
     assert code == 0, text
-    for line in ('compiling the training step', r'0/12 0%\s',
-                 r'6/12 50%  loss 2\.\d{4}  accuracy \S+ %  [\d,]+ images/s  ETA \S+',
-                 'evaluating after step 12'):
+    for line in (
+        'compiling the training step',
+        r'0/12 0%\s',
+        r'6/12 50%  loss 2\.\d{4}  accuracy \S+ %  [\d,]+ images/s  ETA \S+',
+        'evaluating after step 12',
+    ):
         assert re.search(rf'\r{line}', text), text
     assert 'lr ' not in text  # rows of training are in train.log, where the parameters are, too
     log = (tmp_path / 'train.log').read_text()

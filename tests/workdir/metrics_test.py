@@ -20,20 +20,36 @@ def test_rows_after_the_restored_step_are_cut(tmp_path):
     assert rows == [{'step': k, 'train/loss': 1 / k} for k in range(1, 5)]
 
 
-@pytest.mark.parametrize('content', ['null', '[1, 2]', '3', '{}', '{"step": "1"}', '[' * 10**5,
-                                     '{"step": 1, "a": []}', '{"step": 1, "a"\n'])
+@pytest.mark.parametrize(
+    'content',
+    [
+        'null',
+        '[1, 2]',
+        '3',
+        '{}',
+        '{"step": "1"}',
+        '[' * 10**5,
+        '{"step": 1, "a": []}',
+        '{"step": 1, "a"\n',
+    ],
+)
 def test_what_is_not_a_row_is_named(content, tmp_path):
     (tmp_path / 'metrics.jsonl').write_text(content)
-    with pytest.raises(UserError, match=r'metrics.jsonl, line 1 is not a row: .*, expected '
-                       r'{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.'):
+    with pytest.raises(
+        UserError,
+        match=r'metrics.jsonl, line 1 is not a row: .*, expected '
+        r'{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.',
+    ):
         metrics.MetricsLog(str(tmp_path), 9)
 
 
 def test_what_is_no_text_is_named(tmp_path):
     path = tmp_path / 'metrics.jsonl'
     path.write_bytes(bytes(range(256)))
-    message = ('metrics.jsonl cannot be read .* expected one JSON object per line: restore the '
-               'file, or move it away')
+    message = (
+        'metrics.jsonl cannot be read .* expected one JSON object per line: restore the '
+        'file, or move it away'
+    )
     with pytest.raises(UserError, match=message):
         metrics.read(tmp_path)
     path.unlink()
@@ -47,8 +63,11 @@ def test_rows_without_room_are_written_with_the_next_checkpoint(tmp_path, limite
     with limited_files(40):
         for step in range(1, 5):
             log.write(step, {'train/loss': 1 / 3})
-        with pytest.raises(UserError, match=r'metrics.jsonl cannot be written \(File too large\). '
-                           'Mend that and run the same command again.'):
+        with pytest.raises(
+            UserError,
+            match=r'metrics.jsonl cannot be written \(File too large\). '
+            'Mend that and run the same command again.',
+        ):
             log.sync()
     assert caplog.text.count('metrics.jsonl cannot be written') == 1
     log.write(5, {'train/loss': 1 / 3})
@@ -92,9 +111,12 @@ def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
     log.write(4, {'train/loss': 0.25})  # after the checkpoint
     log.close()
     path = tmp_path / 'metrics.jsonl'
-    for text, differs in [(path.read_text(), False), (path.read_text().replace('0.5', '0.7'), True),
-                          (path.read_text().partition('\n')[2], True),
-                          (2 * path.read_text(), True)]:
+    for text, differs in [
+        (path.read_text(), False),
+        (path.read_text().replace('0.5', '0.7'), True),
+        (path.read_text().partition('\n')[2], True),
+        (2 * path.read_text(), True),
+    ]:
         path.write_text(text)
         caplog.clear()
         log = metrics.MetricsLog(str(tmp_path), 3)
@@ -112,10 +134,18 @@ def test_the_best_is_the_highest_and_of_losses_the_lowest():
     assert metrics.best(values, [1, 2], 'eval/loss') is None
 
 
-@pytest.mark.parametrize(('values', 'name', 'expected'), [
-    ([], 'eval/accuracy', 0), ([0.5], 'eval/accuracy', 0), ([0.5, 0.4, 0.6], 'eval/accuracy', 0),
-    ([0.5, 0.6, 0.6, 0.6], 'eval/accuracy', 2), ([0.5, 0.6, 0.6, 0.6], 'eval/loss', 3),
-    ([0.5, 0.6, float('nan')], 'eval/accuracy', 1), ([float('nan'), 0.6], 'eval/loss', 0)])
+@pytest.mark.parametrize(
+    ('values', 'name', 'expected'),
+    [
+        ([], 'eval/accuracy', 0),
+        ([0.5], 'eval/accuracy', 0),
+        ([0.5, 0.4, 0.6], 'eval/accuracy', 0),
+        ([0.5, 0.6, 0.6, 0.6], 'eval/accuracy', 2),
+        ([0.5, 0.6, 0.6, 0.6], 'eval/loss', 3),
+        ([0.5, 0.6, float('nan')], 'eval/accuracy', 1),
+        ([float('nan'), 0.6], 'eval/loss', 0),
+    ],
+)
 def test_values_since_the_best_are_counted(values, name, expected):
     """One that is equal to the best is no better."""
     by_step = {10 * k: value for k, value in enumerate(values)}

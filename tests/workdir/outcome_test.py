@@ -5,16 +5,40 @@ from PIL import Image
 from vit_jax.workdir.outcome import Outcome, as_json, figure, name_of, report, table, text_of
 
 LR = 'optimizer.learning_rate'
-RATES = Outcome([{LR: 1e-3}, {LR: 0.01}, {LR: 1.0}], [0.5, 0.25, None], 0, {4: (0.625, 'a/final')},
-                'val', 'train', 'test')
+RATES = Outcome(
+    [{LR: 1e-3}, {LR: 0.01}, {LR: 1.0}],
+    [0.5, 0.25, None],
+    0,
+    {4: (0.625, 'a/final')},
+    'val',
+    'train',
+    'test',
+)
 TWO_FIELDS = Outcome(
     [{'augment.flip': flip, 'batch_size': size} for flip in (False, True) for size in (8, 16, 32)],
-    [0.1, 0.2, 0.3, 0.4, None, 0.6], 5, {0: (0.5, 'a'), 1: (0.75, 'b')}, 'val', 'train', 'test')
+    [0.1, 0.2, 0.3, 0.4, None, 0.6],
+    5,
+    {0: (0.5, 'a'), 1: (0.75, 'b')},
+    'val',
+    'train',
+    'test',
+)
 
 
-@pytest.mark.parametrize(('value', 'text'), [
-    (1e-3, '0.001'), (0.0, '0'), (1e-7, '1e-07'), (1000.0, '1000'), (12345678, '12345678'),
-    (0.99999999, '0.99999999'), (0.1 + 0.2, '0.3'), (True, 'True'), ('adam', 'adam')])
+@pytest.mark.parametrize(
+    ('value', 'text'),
+    [
+        (1e-3, '0.001'),
+        (0.0, '0'),
+        (1e-7, '1e-07'),
+        (1000.0, '1000'),
+        (12345678, '12345678'),
+        (0.99999999, '0.99999999'),
+        (0.1 + 0.2, '0.3'),
+        (True, 'True'),
+        ('adam', 'adam'),
+    ],
+)
 def test_texts_of_values(value, text):
     assert text_of(value) == text
 
@@ -30,16 +54,19 @@ def test_table():
         '  optimizer.learning_rate  accuracy',
         '  0.001                    50.00 %   the best',
         '  0.01                     25.00 %',
-        '  1                        diverges']
+        '  1                        diverges',
+    ]
     assert [line.split()[:2] for line in table(TWO_FIELDS).splitlines()[1:]] == [
-        [str(flip), str(size)] for flip in (False, True) for size in (8, 16, 32)]
+        [str(flip), str(size)] for flip in (False, True) for size in (8, 16, 32)
+    ]
 
 
 def drawn(outcome):
     """{label: (positions or names along the axis, percentages)} of the lines of the picture."""
-    axes, = figure(outcome).axes
-    return axes, {line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
-                  for line in axes.lines}
+    (axes,) = figure(outcome).axes
+    return axes, {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines
+    }
 
 
 def test_a_line_for_one_field():
@@ -53,11 +80,21 @@ def test_a_line_for_one_field():
 
 def test_values_are_no_mathematics():
     names = [r'$\frac{$', r'$\sqrt{$']
-    found = figure(Outcome([{'dataset.name': a, 'pretrained': b} for a in names for b in names],
-                           [0.1, 0.2, 0.3, None], 2, {0: (0.3, 'a')}, 'val', 'train', 'test'))
+    found = figure(
+        Outcome(
+            [{'dataset.name': a, 'pretrained': b} for a in names for b in names],
+            [0.1, 0.2, 0.3, None],
+            2,
+            {0: (0.3, 'a')},
+            'val',
+            'train',
+            'test',
+        )
+    )
     found.draw_without_rendering()
-    assert r'pretrained $\sqrt{$ on val' in [text.get_text().replace(r'\$', '$')
-                                             for text in found.axes[0].get_legend().get_texts()]
+    assert r'pretrained $\sqrt{$ on val' in [
+        text.get_text().replace(r'\$', '$') for text in found.axes[0].get_legend().get_texts()
+    ]
 
 
 def test_a_line_for_each_value_of_the_field_with_fewer():
@@ -65,7 +102,7 @@ def test_a_line_for_each_value_of_the_field_with_fewer():
     assert axes.get_xlabel() == 'batch_size'
     assert lines['augment.flip False on val'] == (['8', '16', '32'], pytest.approx([10, 20, 30]))
     np.testing.assert_allclose(lines['augment.flip True on val'][1], [40, np.nan, 60])
-    (bars, _, segments), = [(c[0], c[1], c[2][0].get_segments()) for c in axes.containers]
+    ((bars, _, segments),) = [(c[0], c[1], c[2][0].get_segments()) for c in axes.containers]
     assert list(bars.get_ydata()) == [62.5]
     half = 100 * np.std([0.5, 0.75], ddof=1)
     np.testing.assert_allclose(segments[0][:, 1], [62.5 - half, 62.5 + half])
@@ -75,7 +112,10 @@ def test_numbers_of_one_final_run_and_of_two():
     one, two = as_json(RATES, 'a'), as_json(TWO_FIELDS, 'a')
     assert (one['eval_accuracy'], one['best']) == ({'0.001': 0.5, '0.01': 0.25, '1': None}, 1e-3)
     assert (one['test_accuracy'], one['test_accuracy_mean'], one['workdir']) == (
-        0.625, 0.625, 'a/final')
+        0.625,
+        0.625,
+        'a/final',
+    )
     assert one['test_accuracy_deviation'] is None
     assert one['repeats'] == [{'seed': 4, 'test_accuracy': 0.625, 'workdir': 'a/final'}]
     assert two['best'] == 'augment.flip=True_batch_size=32'

@@ -10,10 +10,18 @@ from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.outputs import Outputs
 from vit_jax.workdir.progress import Meter
 
-FINITE = {'loss': jnp.float32(2.0), 'grad_norm': jnp.float32(1.0), 'update_norm': jnp.float32(0.1),
-          'learning_rate': jnp.float32(1e-3)}
-EVALUATION = {'eval/accuracy': 0.5, 'eval/accuracy_top5': 1.0, 'eval/loss': 0.7,
-              'eval/num_examples': 360.0}
+FINITE = {
+    'loss': jnp.float32(2.0),
+    'grad_norm': jnp.float32(1.0),
+    'update_norm': jnp.float32(0.1),
+    'learning_rate': jnp.float32(1e-3),
+}
+EVALUATION = {
+    'eval/accuracy': 0.5,
+    'eval/accuracy_top5': 1.0,
+    'eval/loss': 0.7,
+    'eval/num_examples': 360.0,
+}
 
 
 @pytest.fixture(name='state')
@@ -55,15 +63,19 @@ def test_accuracies_of_other_images_are_not_compared_without_a_word(outputs, cap
         outputs.log_evaluation(step, EVALUATION | {'eval/num_examples': count}, 0.25)
     assert [line for line in caplog.messages if 'before' in line] == [
         '359 images were evaluated, and 360 before: the split has changed, and what is best is not '
-        'comparable']
+        'comparable'
+    ]
 
 
 @pytest.mark.parametrize('name', ['loss', 'grad_norm', 'update_norm'])
 def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tmp_path):
     outputs.save(1, state, FINITE)
     broken = FINITE | {name: jnp.float32('nan')}
-    for write in (lambda: outputs.log(2, broken), lambda: outputs.save(2, state, broken),
-                  lambda: outputs.advance(2, broken)):
+    for write in (
+        lambda: outputs.log(2, broken),
+        lambda: outputs.save(2, state, broken),
+        lambda: outputs.advance(2, broken),
+    ):
         with pytest.raises(DivergedError, match='at step 2. The last good checkpoint, of step 1,'):
             write()
     with pytest.raises(DivergedError, match='^eval/loss is nan at step 2. The last good'):
@@ -89,8 +101,11 @@ def test_how_a_run_ends(outputs, state, tmp_path, caplog):
     assert block == [
         'done: 4 steps in 01:00:00, eval accuracy 75.00 %',
         '  best        eval/accuracy 75.00 % at step 2',
-        f'  checkpoint  {tmp_path}/checkpoints/4', f'  best saved  {tmp_path}/checkpoints/2',
-        f'  curves      {tmp_path}/curves.png', f'  metrics     {tmp_path}/metrics.jsonl']
+        f'  checkpoint  {tmp_path}/checkpoints/4',
+        f'  best saved  {tmp_path}/checkpoints/2',
+        f'  curves      {tmp_path}/curves.png',
+        f'  metrics     {tmp_path}/metrics.jsonl',
+    ]
 
 
 def test_top_5_and_training_rows_are_said_where_they_say_something(tmp_path, outputs, caplog):
@@ -115,8 +130,7 @@ def test_patience_is_lost_by_the_rows_alone(tmp_path, caplog):
     for step, accuracy in enumerate(accuracies, 1):
         for patience in (0, 2, 3):
             checkpoints = Checkpointer(workdir, 2, False)
-            outputs = Outputs(workdir, step, 9, checkpoints, Meter(8, 9, 1e6, None), 10,
-                              patience)
+            outputs = Outputs(workdir, step, 9, checkpoints, Meter(8, 9, 1e6, None), 10, patience)
             if not outputs.has_evaluation(step):
                 outputs.log_evaluation(step, EVALUATION | {'eval/accuracy': accuracy}, 0.25)
             found.append(outputs.has_lost_patience())
@@ -126,8 +140,10 @@ def test_patience_is_lost_by_the_rows_alone(tmp_path, caplog):
             outputs.close()
             checkpoints.close()
     assert [k for k, lost in enumerate(found) if lost] == [3 * 3 + 1]  # the fourth, with 2
-    assert ('stopped early after step 4 of 9: eval/accuracy has not become better in 2 '
-            'evaluations. To go on, raise patience.') in caplog.text
+    assert (
+        'stopped early after step 4 of 9: eval/accuracy has not become better in 2 '
+        'evaluations. To go on, raise patience.'
+    ) in caplog.text
 
 
 def losses_of(folder, state, stop=None):

@@ -38,8 +38,12 @@ def test_report(peak, monkeypatch):
 
 
 def test_the_time_of_a_run_is_that_of_all_its_rows():
-    rows = [{'step': 10, 'train/images_per_sec': 40.0}, {'step': 10, 'eval/seconds': 0.5},
-            {'step': 25, 'train/images_per_sec': 20.0}, {'step': 25, 'eval/seconds': 1.5}]
+    rows = [
+        {'step': 10, 'train/images_per_sec': 40.0},
+        {'step': 10, 'eval/seconds': 0.5},
+        {'step': 25, 'train/images_per_sec': 20.0},
+        {'step': 25, 'eval/seconds': 1.5},
+    ]
     assert progress.taken(rows, 8) == 10 * 8 / 40 + 15 * 8 / 20 + 2
     assert progress.taken([], 8) == 0
 
@@ -47,11 +51,13 @@ def test_the_time_of_a_run_is_that_of_all_its_rows():
 def test_the_live_line():
     speed = {'images_per_sec': 12_694.4, 'eta_sec': 7261.0}
     assert progress.live(284_123, 300_000, 1.225, 0.78721, speed) == (
-        '284123/300000 95%  loss 1.2250  accuracy 78.72 %  12,694 images/s  ETA 02:01:01')
+        '284123/300000 95%  loss 1.2250  accuracy 78.72 %  12,694 images/s  ETA 02:01:01'
+    )
     assert progress.live(0, 9, None, None, {'images_per_sec': 0, 'eta_sec': 0}) == '0/9 0%'
 
 
-@pytest.mark.parametrize(('seconds', 'text'), [(59.9, '00:00:59'), (3661, '01:01:01'),
-                                               (90_061, '1d 01:01:01')])
+@pytest.mark.parametrize(
+    ('seconds', 'text'), [(59.9, '00:00:59'), (3661, '01:01:01'), (90_061, '1d 01:01:01')]
+)
 def test_duration(seconds, text):
     assert progress.duration(seconds) == text

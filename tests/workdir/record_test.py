@@ -51,14 +51,23 @@ def test_another_config_is_refused_with_what_differs(tmp_path):
     with pytest.raises(UserError) as error:
         go_on(tmp_path, seed=4, model__dropout_rate=0.5)
     assert 'holds a run of another config' in str(error.value)
-    assert str(error.value).endswith('\n  model.dropout_rate: 0.0 in the workdir, 0.5 now'
-                                     '\n  seed: 0 in the workdir, 4 now')
+    assert str(error.value).endswith(
+        '\n  model.dropout_rate: 0.0 in the workdir, 0.5 now\n  seed: 0 in the workdir, 4 now'
+    )
 
 
 def test_fields_that_cannot_matter_may_differ(tmp_path):
     go_on(tmp_path)
-    go_on(tmp_path, log_every=7, eval_every=3, checkpoint_every=2, num_steps=20,
-          keep_checkpoints=9, mesh__data=2, dataset__data_dir='/elsewhere')
+    go_on(
+        tmp_path,
+        log_every=7,
+        eval_every=3,
+        checkpoint_every=2,
+        num_steps=20,
+        keep_checkpoints=9,
+        mesh__data=2,
+        dataset__data_dir='/elsewhere',
+    )
 
 
 def test_data_directory_may_move_but_not_be_another(tmp_path):
@@ -74,18 +83,26 @@ def test_another_accumulation_than_was_chosen_is_refused(tmp_path):
         go_on(tmp_path, accum_steps=2)
 
 
-@pytest.mark.parametrize(('classes', 'message'), [
-    (('ant', 'cat'), "classes: number 1 is 'bee' in the workdir, 'cat' in the data now"),
-    (('ant', 'bee', 'cat'), 'classes: 2 in the workdir, 3 in the data now')])
+@pytest.mark.parametrize(
+    ('classes', 'message'),
+    [
+        (('ant', 'cat'), "classes: number 1 is 'bee' in the workdir, 'cat' in the data now"),
+        (('ant', 'bee', 'cat'), 'classes: 2 in the workdir, 3 in the data now'),
+    ],
+)
 def test_other_classes_are_refused(classes, message, tmp_path):
     go_on(tmp_path)
     with pytest.raises(UserError, match=message):
         go_on(tmp_path, classes)
 
 
-@pytest.mark.parametrize(('content', 'message'), [
-    ('{"seed"', 'config.json cannot be read'),
-    ('[1]', r'config.json holds \[1\], expected an object')])
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        ('{"seed"', 'config.json cannot be read'),
+        ('[1]', r'config.json holds \[1\], expected an object'),
+    ],
+)
 def test_damaged_record(content, message, tmp_path):
     go_on(tmp_path)
     (tmp_path / 'config.json').write_text(content)
@@ -119,12 +136,20 @@ def test_one_run_and_several_do_not_share_a_directory(name, tmp_path):
         record.require_no_run(str(tmp_path / 'run'))
 
 
-@pytest.mark.parametrize(('photos', 'workdir', 'split', 'refused'), [
-    ('.', '.', 'train[:90%]', '.'), ('.', 'run', 'train', '.'), ('.', 'ant/run', 'train', '.'),
-    ('train', '.', 'train', ''), ('train', 'run', 'train[:90%]', ''),
-    ('train', 'run', 'train+more', ''),
-    ('train', 'train/run', 'train', 'train'), ('train', 'link', 'train', 'train'),
-    ('.', '../run', 'train', '')])
+@pytest.mark.parametrize(
+    ('photos', 'workdir', 'split', 'refused'),
+    [
+        ('.', '.', 'train[:90%]', '.'),
+        ('.', 'run', 'train', '.'),
+        ('.', 'ant/run', 'train', '.'),
+        ('train', '.', 'train', ''),
+        ('train', 'run', 'train[:90%]', ''),
+        ('train', 'run', 'train+more', ''),
+        ('train', 'train/run', 'train', 'train'),
+        ('train', 'link', 'train', 'train'),
+        ('.', '../run', 'train', ''),
+    ],
+)
 def test_a_run_is_not_among_its_photos(photos, workdir, split, refused, tmp_path):
     data = tmp_path / 'data'
     write_images(data / photos, ['ant', 'bee'], 1)
@@ -163,9 +188,25 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize('name', ['config.json', 'classes.json'])
-@pytest.mark.parametrize('how', [
-    b'null', b'3', b'"x"', b'', b'{"seed": ', b'[' * 10**5, bytes(range(256)), b'["\xe9"]', b'[1]',
-    b'{}', b'{"model": 3}', 'directory', 'device', 'missing'])
+@pytest.mark.parametrize(
+    'how',
+    [
+        b'null',
+        b'3',
+        b'"x"',
+        b'',
+        b'{"seed": ',
+        b'[' * 10**5,
+        bytes(range(256)),
+        b'["\xe9"]',
+        b'[1]',
+        b'{}',
+        b'{"model": 3}',
+        'directory',
+        'device',
+        'missing',
+    ],
+)
 def test_a_damaged_file_is_named_with_what_was_expected(name, how, tmp_path):
     go_on(tmp_path)
     damage(tmp_path / name, how)
@@ -185,20 +226,26 @@ def test_a_section_that_is_none_is_named(field, tmp_path):
         record.read(str(tmp_path))
 
 
-@pytest.mark.parametrize(('section', 'values', 'message'), [
-    ('loss', {'pabel_smoothing': 0.1}, 'loss.pabel_smoothing is no field. Did you mean '
-                                       'loss.label_smoothing?'),
-    ('loss', {'label_smoothing': 'x'}, "loss.label_smoothing is 'x': expected a number"),
-    ('dataset', {'name': {'x': 1}}, 'dataset.name.x is no field'),
-    ('preprocess', {'std': [0, 0, 0]}, 'preprocess.std is'),
-    ('model', {'unroll': 'x'}, "model.unroll is 'x': expected a whole number"),
-    ('model', {'attention_kernel': 'flash'}, "model.attention_kernel is 'flash'"),
-    ('model', {'remat_policy': 'all'}, "model.remat_policy is 'all'")])
+@pytest.mark.parametrize(
+    ('section', 'values', 'message'),
+    [
+        (
+            'loss',
+            {'pabel_smoothing': 0.1},
+            'loss.pabel_smoothing is no field. Did you mean loss.label_smoothing?',
+        ),
+        ('loss', {'label_smoothing': 'x'}, "loss.label_smoothing is 'x': expected a number"),
+        ('dataset', {'name': {'x': 1}}, 'dataset.name.x is no field'),
+        ('preprocess', {'std': [0, 0, 0]}, 'preprocess.std is'),
+        ('model', {'unroll': 'x'}, "model.unroll is 'x': expected a whole number"),
+        ('model', {'attention_kernel': 'flash'}, "model.attention_kernel is 'flash'"),
+        ('model', {'remat_policy': 'all'}, "model.remat_policy is 'all'"),
+    ],
+)
 def test_a_field_that_cannot_be_is_named(section, values, message, tmp_path):
     go_on(tmp_path)
     config = json.loads((tmp_path / 'config.json').read_text())
-    record.write_json(str(tmp_path / 'config.json'),
-                      config | {section: config[section] | values})
+    record.write_json(str(tmp_path / 'config.json'), config | {section: config[section] | values})
     with pytest.raises(UserError) as error:
         record.read(str(tmp_path))
     assert f'config.json: {message}' in str(error.value)
@@ -244,14 +291,17 @@ def test_a_log_that_cannot_be_written_is_said_once(kind, tmp_path, caplog, capsy
 
 def test_a_log_that_is_lost_when_it_is_closed_is_said(tmp_path, caplog, monkeypatch):
     """As on a network disk that looks at its quota then."""
+
     def close():
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
     handler = record.log_to(str(tmp_path))
     logging.getLogger('vit_jax').warning('a line')
     logging.getLogger('vit_jax').removeHandler(handler)
     with handler.stream:
-        monkeypatch.setattr(handler, 'stream', types.SimpleNamespace(
-            flush=lambda: None, close=close))
+        monkeypatch.setattr(
+            handler, 'stream', types.SimpleNamespace(flush=lambda: None, close=close)
+        )
         handler.close()
     assert caplog.text.count('train.log cannot be written (Disk quota exceeded): the run') == 1
 
@@ -268,8 +318,11 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, limited_files):
 def test_no_directory_can_be_made(tmp_path):
     (tmp_path / 'file').write_text('')
     (tmp_path / 'link').symlink_to(tmp_path / 'gone')
-    for path, message in [('file', 'is a file'), ('file/lr=0.1', 'is below a file'),
-                          ('link', 'is a link to nothing')]:
+    for path, message in [
+        ('file', 'is a file'),
+        ('file/lr=0.1', 'is below a file'),
+        ('link', 'is a link to nothing'),
+    ]:
         with pytest.raises(UserError, match=f'--workdir .*{path} {message}: name a directory'):
             record.lock(str(tmp_path / path))
     with pytest.raises(UserError, match=r"runs/.udcfe' is not in UTF-8: name another directory"):

@@ -11,10 +11,12 @@ from vit_jax.errors import UserError
 from vit_jax.workdir import checkpoint, record, saved_params
 
 
-@pytest.mark.parametrize(('keep_best', 'name'), [
-    (True, 'eval/accuracy'), (True, 'eval/loss'), (False, 'eval/accuracy')])
-def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(keep_best, name, tmp_path,
-                                                                   caplog):
+@pytest.mark.parametrize(
+    ('keep_best', 'name'), [(True, 'eval/accuracy'), (True, 'eval/loss'), (False, 'eval/accuracy')]
+)
+def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(
+    keep_best, name, tmp_path, caplog
+):
     state = setup(ema=True, optimizer_name='adam')[0]
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
     for step in (1, 2, 3):
@@ -24,13 +26,18 @@ def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(keep_best, na
     config.update(num_steps=3, keep_best=keep_best, best_metric=name)
     record.write(str(tmp_path), resolved(config), ['ant'])
     metrics = tmp_path / 'metrics.jsonl'
-    metrics.write_text(''.join(
-        json.dumps({'step': step, name: 1 - score if 'loss' in name else score}) + '\n'
-        for step, score in [(1, 0.5), (2, 0.9), (3, 0.8), (4, 0.95)]))
+    metrics.write_text(
+        ''.join(
+            json.dumps({'step': step, name: 1 - score if 'loss' in name else score}) + '\n'
+            for step, score in [(1, 0.5), (2, 0.9), (3, 0.8), (4, 0.95)]
+        )
+    )
     assert saved_params.load_params(str(tmp_path))[1] == (2 if keep_best else 3)
     score = 'eval/loss 0.1000' if 'loss' in name else 'eval/accuracy 0.9000'
-    said = f'the best checkpoint is taken, of step 2 ({score}). Another one: {tmp_path}/'\
+    said = (
+        f'the best checkpoint is taken, of step 2 ({score}). Another one: {tmp_path}/'
         'checkpoints/STEP' in caplog.text
+    )
     assert said == keep_best
     assert saved_params.load_params(str(tmp_path), 1)[1] == 1
     os.mkfifo(tmp_path / 'checkpoints/2/state/pipe')

@@ -27,7 +27,7 @@ class Wandb(types.ModuleType):
         assert allow_val_change
         assert name == '/'.join(dir.split('/')[-2:])
         run = self.runs.setdefault(id or f'w{len(self.runs)}', types.SimpleNamespace(rows=[]))
-        run.id, = (key for key, value in self.runs.items() if value is run)
+        (run.id,) = (key for key, value in self.runs.items() if value is run)
         run.config, run.code = config, None
         run.log = lambda values, *, step: run.rows.append({'step': step, **values})
         run.finish = lambda exit_code: setattr(run, 'code', exit_code)
@@ -44,8 +44,9 @@ class Mlflow(types.ModuleType):
     def start_run(self, *, run_id, run_name):
         assert self.active is None, 'Run is already active'
         self.active = run_id or f'm{len(self.runs)}'
-        self.runs.setdefault(self.active, types.SimpleNamespace(
-            rows=[], params={}, title=run_name)).status = 'RUNNING'
+        self.runs.setdefault(
+            self.active, types.SimpleNamespace(rows=[], params={}, title=run_name)
+        ).status = 'RUNNING'
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id=self.active))
 
     def log_params(self, params):
@@ -77,8 +78,8 @@ def test_both_get_every_row_and_a_run_goes_on(clients, tmp_path):
         opened.write(begin, {'train/loss': 0.5})
         opened.close(complete)
         opened.close(complete=False)  # has nothing to close
-    run, = clients.wandb.runs.values()
-    other, = clients.mlflow.runs.values()
+    (run,) = clients.wandb.runs.values()
+    (other,) = clients.mlflow.runs.values()
     assert run.rows == other.rows == [{'step': step, 'train/loss': 0.5} for step in (1, 2)]
     assert run.config == other.params == config_lib.flatten(CONFIG)
     assert other.params['optimizer.learning_rate'] == CONFIG.optimizer.learning_rate
@@ -99,7 +100,7 @@ def test_an_error_in_between_is_said_once(clients, tmp_path, caplog):
         raise ConnectionError('no route to host\nand more')
 
     opened = Trackers(BOTH, str(tmp_path), CONFIG)
-    monkey, = clients.wandb.runs.values()
+    (monkey,) = clients.wandb.runs.values()
     monkey.log = refuse
     for step in (1, 2, 3):
         opened.write(step, {'train/loss': 0.5})
@@ -122,8 +123,10 @@ def test_an_error_at_the_beginning(clients, monkeypatch, tmp_path):
 @pytest.mark.parametrize('name', BOTH)
 def test_a_client_that_is_missing(name, monkeypatch, run_main, tmp_path):
     monkeypatch.setitem(sys.modules, name, None)
-    check_message(run_main(tmp_path, fields={'trackers': name}), f"error: trackers has '{name}', "
-                  'whose client cannot be imported')
+    check_message(
+        run_main(tmp_path, fields={'trackers': name}),
+        f"error: trackers has '{name}', whose client cannot be imported",
+    )
     assert f'pip install {name}' in (tmp_path / 'train.log').read_text()
     assert not (tmp_path / 'checkpoints').exists()
 
@@ -138,8 +141,12 @@ def test_another_name(run_main, tmp_path):
 def test_a_run_and_its_metrics_say_the_same(clients, run_main, tmp_path):
     """Also of a run that is extended, and one that is complete begins none."""
     for num_steps in (2, 4, 4):
-        fields = TINY | {'num_steps': num_steps, 'eval_every': 2, 'trackers': 'wandb,mlflow',
-                         'optimizer.warmup_steps': 1}
+        fields = TINY | {
+            'num_steps': num_steps,
+            'eval_every': 2,
+            'trackers': 'wandb,mlflow',
+            'optimizer.warmup_steps': 1,
+        }
         result = run_main(tmp_path, fields=fields)
         assert result.returncode == 0, result.stderr
     run, other = clients.wandb.runs['w0'], clients.mlflow.runs['m0']

@@ -21,9 +21,13 @@ from vit_jax.errors import UserError
 
 logger = logging.getLogger('vit_jax.data')
 
-STORAGE_ERRORS = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError,
-                  tf.errors.ResourceExhaustedError, tf.errors.AbortedError,
-                  tf.errors.CancelledError)
+STORAGE_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+)
 # To look for all broken images when there are too many. Other processes wait longer than this.
 _SCAN_SECONDS = 60
 _LISTED = 1000  # in the message
@@ -38,7 +42,8 @@ class BrokenImages:
         self._reasons = {}  # index -> why it cannot be decoded
         # As a graph, so that errors of its Python functions arrive as they do in training.
         self._decode = tf.function(
-            lambda item: preprocess.decode_image(source.load(item)[0]), autograph=False)
+            lambda item: preprocess.decode_image(source.load(item)[0]), autograph=False
+        )
         if source.unreadable:
             self._add(source.unreadable)
 
@@ -55,8 +60,11 @@ class BrokenImages:
         # The loop ends, because `discover` stops a run in which all images are broken.
         return tf.while_loop(
             lambda index: tf.reduce_any(self.is_broken(index)),
-            lambda index: (tf.where(self.is_broken(index), (index + 1) % self._source.num_examples,
-                                    index),), [indices])[0]
+            lambda index: (
+                tf.where(self.is_broken(index), (index + 1) % self._source.num_examples, index),
+            ),
+            [indices],
+        )[0]
 
     def next_valid_row(self, indices: Int64[tf.Tensor, ' k']) -> Int64[tf.Tensor, ' k']:
         """Each row of a window, or the next one (modulo the window) that is not broken.
@@ -88,7 +96,8 @@ class BrokenImages:
             raise UserError(
                 f'a file of the data set in {os.path.dirname(self._source.name_of(0))} cannot be '
                 f'read: {_one_line(damage)}. It is damaged or gone: copy it again from where it is '
-                'whole, or prepare the data set again.') from damage
+                'whole, or prepare the data set again.'
+            ) from damage
         reasons = {int(item['index']): why for item in items if (why := self._reason(item))}
         if not reasons:
             raise error
@@ -112,9 +121,11 @@ class BrokenImages:
         """Raises UserError if what has gone is a file of dataset.cache: the photo may be good."""
         path = item['path'].numpy().decode(errors='backslashreplace')
         if path != (photo := self._source.name_of(int(item['index']))):
-            raise UserError(f'{path}, in which dataset.cache=disk kept the pixels of {photo}, has '
-                            'gone: run the same command again, which makes it anew. A folder that '
-                            'nobody empties can be named as dataset.cache_dir.')
+            raise UserError(
+                f'{path}, in which dataset.cache=disk kept the pixels of {photo}, has '
+                'gone: run the same command again, which makes it anew. A folder that '
+                'nobody empties can be named as dataset.cache_dir.'
+            )
 
     def _refuse_label(self, index, message):
         """Raises UserError for a label that is none of the classes: the image is not broken."""
@@ -122,7 +133,8 @@ class BrokenImages:
         raise UserError(
             f'{self._source.name_of(index)} has the label {label}: expected 0 to '
             f'{len(self._source.class_names) - 1}. Where examples have no label, as in the test '
-            'split of some sets, take another split; or another dataset.label.')
+            'split of some sets, take another split; or another dataset.label.'
+        )
 
     def _add(self, reasons):
         """Logs new broken images; raises UserError if there are too many or no other is left."""
@@ -130,12 +142,22 @@ class BrokenImages:
         self._reasons |= new
         total = self._source.num_examples
         for number, (index, why) in enumerate(new.items(), len(self._reasons) - len(new) + 1):
-            logger.warning('skipped broken image %s: %s (%d of %d)', self._source.name_of(index),
-                           why, number, total)
+            logger.warning(
+                'skipped broken image %s: %s (%d of %d)',
+                self._source.name_of(index),
+                why,
+                number,
+                total,
+            )
         too_many = len(self._reasons) / total > self._max_fraction
         if not new or too_many or len(self._reasons) == total:
-            problem = ('no readable image is left to take the place of a broken one' if not new else
-                       'too many images are broken' if too_many else 'no image can be read')
+            problem = (
+                'no readable image is left to take the place of a broken one'
+                if not new
+                else 'too many images are broken'
+                if too_many
+                else 'no image can be read'
+            )
             self._stop(problem, too_many)
 
     def _stop(self, problem, too_many):
@@ -149,8 +171,14 @@ class BrokenImages:
         if count > _LISTED:
             names[_LISTED:] = [f'  and {count - _LISTED} more']
         part = '' if seen == total else f', of which {seen} were looked at in order'
-        raise UserError('\n'.join([f'{problem}: {count} of {total}{part}, {count / total:.2%}'
-                                   f'{limit}. {advice}:', *names]))
+        raise UserError(
+            '\n'.join(
+                [
+                    f'{problem}: {count} of {total}{part}, {count / total:.2%}{limit}. {advice}:',
+                    *names,
+                ]
+            )
+        )
 
     def _scan(self):
         """Adds all broken images of the split, as far as the time allows; returns how many it saw.
@@ -162,8 +190,12 @@ class BrokenImages:
         if source.pieces is not None:
             items = sequential.in_order(source.pieces, 0, 1)
         else:
-            items = tf.data.Dataset.range(source.num_examples).batch(256).map(
-                lambda index: {**source.fetch(index), 'index': index}).unbatch()
+            items = (
+                tf.data.Dataset.range(source.num_examples)
+                .batch(256)
+                .map(lambda index: {**source.fetch(index), 'index': index})
+                .unbatch()
+            )
         self._decode.get_concrete_function(items.element_spec)  # here, and not in each thread
         items = iter(items)
         with concurrent.futures.ThreadPoolExecutor() as pool:

@@ -35,8 +35,13 @@ _PART = 500  # photos between two calls of `check`
 _SILENCE = 20  # seconds from one line of the log to the next
 
 
-def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] = (0, 1),
-           check: Callable[[], None] = lambda: None) -> Source:
+def cached(
+    source: Source,
+    folder: str,
+    short_side: int,
+    share: tuple[int, int] = (0, 1),
+    check: Callable[[], None] = lambda: None,
+) -> Source:
     """The source, reading its photos from a folder in which those that are missing are made first.
 
     Args:
@@ -51,10 +56,16 @@ def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] 
     number, first = source.num_examples, source.name_of(0)
     has_files = source.pieces is None and 'path' in source.fetch(tf.zeros([0], tf.int64))
     if not has_files or '://' in first:
-        raise UserError(f'dataset.cache is disk, and {first} is no file of this machine: expected '
-                        'a directory of image files as dataset.name, or dataset.cache=none.')
-    folder = os.path.abspath(os.path.expanduser(folder) or os.path.join(os.environ.get(
-        'XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'vit_jax', 'photos'))
+        raise UserError(
+            f'dataset.cache is disk, and {first} is no file of this machine: expected '
+            'a directory of image files as dataset.name, or dataset.cache=none.'
+        )
+    folder = os.path.abspath(
+        os.path.expanduser(folder)
+        or os.path.join(
+            os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'vit_jax', 'photos'
+        )
+    )
     paths = source.fetch(tf.range(number, dtype=tf.int64))['path'].numpy()
     todo = np.roll(np.arange(number), -(number * share[0] // share[1]))
     todo = todo[~np.isin(todo, list(source.unreadable))]  # pipes, which could block
@@ -64,17 +75,24 @@ def cached(source: Source, folder: str, short_side: int, share: tuple[int, int] 
             said = time.monotonic()
             for done in range(0, len(todo), _PART):
                 check()
-                part = todo[done:done + _PART]
-                paths[part] = list(pool.map(
-                    lambda photo: _file_of(photo, folder, short_side), paths[part]))
+                part = todo[done : done + _PART]
+                paths[part] = list(
+                    pool.map(lambda photo: _file_of(photo, folder, short_side), paths[part])
+                )
                 if done + len(part) == len(todo) or time.monotonic() - said >= _SILENCE:
                     said = time.monotonic()
-                    logger.info('dataset.cache: %d of %d photos are in %s', done + len(part),
-                                len(todo), folder)
+                    logger.info(
+                        'dataset.cache: %d of %d photos are in %s',
+                        done + len(part),
+                        len(todo),
+                        folder,
+                    )
     except OSError as error:
-        raise UserError(f'dataset.cache: photos cannot be kept in {folder} ({error}). They take 3 '
-                        'bytes a pixel: make room, lower dataset.cache_size, or name another '
-                        'folder as dataset.cache_dir.') from error
+        raise UserError(
+            f'dataset.cache: photos cannot be kept in {folder} ({error}). They take 3 '
+            'bytes a pixel: make room, lower dataset.cache_size, or name another '
+            'folder as dataset.cache_dir.'
+        ) from error
     result, table = copy.copy(source), tf.constant(list(paths))
     result.fetch = lambda indices: source.fetch(indices) | {'path': tf.gather(table, indices)}
     return result
@@ -126,8 +144,9 @@ def _write(path, image):
 
 
 # A graph, because in one Python functions get the bytes that they get in training.
-@tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string),
-                                               tf.TensorSpec([], tf.int64)])
+@tf.function(
+    autograph=False, input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)]
+)
 def _pixels(photo, short_side):
     image = decode_image(tf.io.read_file(photo))
     size = tf.shape(image, tf.int64)[:2]

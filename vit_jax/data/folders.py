@@ -27,18 +27,27 @@ def entries(folder: str) -> dict[str, str]:
     read the folder.
     """
     if '://' in folder:  # remote file systems add a slash to the names of folders
-        found = {entry.rstrip('/'): 'folder' if entry.endswith('/') or (
-            not is_image(entry) and tf.io.gfile.isdir(os.path.join(folder, entry))) else 'file'
-            for entry in tf.io.gfile.listdir(folder)}
+        found = {
+            entry.rstrip('/'): 'folder'
+            if entry.endswith('/')
+            or (not is_image(entry) and tf.io.gfile.isdir(os.path.join(folder, entry)))
+            else 'file'
+            for entry in tf.io.gfile.listdir(folder)
+        }
     else:
         try:
             with os.scandir(folder) as listed:
                 found = {entry.name: _kind(entry) for entry in listed}
         except PermissionError as error:
-            raise UserError(f"the folder '{folder}' cannot be listed ({error.strerror}): give this "
-                            'user the right to read and enter it, or move it away.') from error
-    return {name: found[name] for name in sorted(found)
-            if not name.startswith('.') and name != '__MACOSX'}  # macOS puts it into zip files
+            raise UserError(
+                f"the folder '{folder}' cannot be listed ({error.strerror}): give this "
+                'user the right to read and enter it, or move it away.'
+            ) from error
+    return {
+        name: found[name]
+        for name in sorted(found)
+        if not name.startswith('.') and name != '__MACOSX'
+    }  # macOS puts it into zip files
 
 
 def _kind(entry):
@@ -57,8 +66,10 @@ def split_folder(root: str, name: str) -> str:
     """The folder with the class folders of a split; UserError if there is none."""
     if not tf.io.gfile.isdir(root):
         seen_from = '' if os.path.isabs(root) or '://' in root else f' in {os.getcwd()}'
-        raise UserError(f"no directory '{root}'{seen_from}; dataset.name is a directory with "
-                        "SPLIT/CLASS/image files, a TFDS name or 'digits'")
+        raise UserError(
+            f"no directory '{root}'{seen_from}; dataset.name is a directory with "
+            "SPLIT/CLASS/image files, a TFDS name or 'digits'"
+        )
     folders = subfolders(root)
     if name in folders:
         return os.path.join(root, name)
@@ -67,22 +78,27 @@ def split_folder(root: str, name: str) -> str:
             f"no split folder '{name}' in '{root}'; the folders there are: "
             f'{", ".join(folders) or "none"}. Name one of them, or a slice such as '
             'train[:90%], in dataset.train_split, dataset.eval_split and dataset.test_split of a '
-            'config or in --split of vit_jax.evaluate')
+            'config or in --split of vit_jax.evaluate'
+        )
     if name == 'train':
-        _say_once("'%s' has no split folders: 'train' is all of its %d class folders", root,
-                  len(folders))
+        _say_once(
+            "'%s' has no split folders: 'train' is all of its %d class folders", root, len(folders)
+        )
         return root
     raise UserError(
         f"no split folder '{name}' in '{root}', whose folders {some(folders)} are classes. Either "
-        f"make folders {root}/train/CLASS/ and {root}/{name}/CLASS/ and move the images there, or "
+        f'make folders {root}/train/CLASS/ and {root}/{name}/CLASS/ and move the images there, or '
         'cut splits from all images: --config.dataset.train_split=train[:90%] '
-        '--config.dataset.eval_split=train[90%:] (vit_jax.evaluate: --split=train[90%:])')
+        '--config.dataset.eval_split=train[90%:] (vit_jax.evaluate: --split=train[90%:])'
+    )
 
 
 def _is_flat(root, folders):
     return not any(name.lower() in _SPLITS for name in folders) and any(
         kind != 'folder' and is_image(name)
-        for folder in folders for name, kind in entries(os.path.join(root, folder)).items())
+        for folder in folders
+        for name, kind in entries(os.path.join(root, folder)).items()
+    )
 
 
 def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, str]:
@@ -96,16 +112,24 @@ def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, st
     folders = subfolders(root) if tf.io.gfile.isdir(root) else []
     found = next((folder for folder in VALIDATION if folder in folders), '')
     if found and wanted not in folders:
-        logger.info("evaluation takes '%s'%s", os.path.join(root, found), wanted and (
-            f": there is no folder '{wanted}'"))
-        return train_split, found + eval_split[len(wanted):]
+        logger.info(
+            "evaluation takes '%s'%s",
+            os.path.join(root, found),
+            wanted and (f": there is no folder '{wanted}'"),
+        )
+        return train_split, found + eval_split[len(wanted) :]
     if eval_split:
         return train_split, eval_split
     if '[' in train_split:
-        raise UserError(f'dataset.eval_split is empty and dataset.train_split is {train_split}: '
-                        'name the rest, as in train[90%:] for train[:90%].')
-    logger.info('evaluation takes the last 10 %% of %s, which training leaves out%s', train_split,
-                f": there is no folder {', '.join(VALIDATION)} in '{root}'" if folders else '')
+        raise UserError(
+            f'dataset.eval_split is empty and dataset.train_split is {train_split}: '
+            'name the rest, as in train[90%:] for train[:90%].'
+        )
+    logger.info(
+        'evaluation takes the last 10 %% of %s, which training leaves out%s',
+        train_split,
+        f": there is no folder {', '.join(VALIDATION)} in '{root}'" if folders else '',
+    )
     return f'{train_split}[:90%]', f'{train_split}[90%:]'
 
 
@@ -120,29 +144,38 @@ def class_contents(folder: str, expected: tuple[str, ...] | None) -> dict[str, d
     if stray := [name for name in found if is_image(name) and name not in classes]:
         raise UserError(
             f"'{folder}' has {len(stray)} image(s) outside of class folders, for example "
-            f"'{stray[0]}'; move each to {folder}/CLASS/")
+            f"'{stray[0]}'; move each to {folder}/CLASS/"
+        )
     if odd := [name for name in classes if not is_utf8(name)]:
-        raise UserError(f"'{folder}' has class folder(s) with names that are not in UTF-8: "
-                        f'{", ".join(map(repr, odd))}. Rename them.')
+        raise UserError(
+            f"'{folder}' has class folder(s) with names that are not in UTF-8: "
+            f'{", ".join(map(repr, odd))}. Rename them.'
+        )
     expected = classes if expected is None else expected
     if unknown := [name for name in classes if name not in expected]:
         raise UserError(
             f"'{folder}' has class folder(s) of unknown classes: {some(unknown)}; those of "
             f'the training split or the weights are: {some(expected)}. Name other data or weights, '
-            'or rename or remove these folders')
+            'or rename or remove these folders'
+        )
     if missing := [name for name in expected if name not in classes]:
         raise UserError(
             f"'{folder}' has no folder for class(es) {some(missing)}; if no example of them "
-            'is intended, create an empty folder')
+            'is intended, create an empty folder'
+        )
     contents = {name: entries(os.path.join(folder, name)) for name in classes}
-    nested = [os.path.join(name, inner) for name, kinds in contents.items()
-              for inner, kind in kinds.items()
-              if kind == 'folder' and has_image(os.path.join(folder, name, inner))]
+    nested = [
+        os.path.join(name, inner)
+        for name, kinds in contents.items()
+        for inner, kind in kinds.items()
+        if kind == 'folder' and has_image(os.path.join(folder, name, inner))
+    ]
     if nested:
         raise UserError(
             f"the class folders of '{folder}' have images in folders of their own: "
             f'{some(nested)}. Each class is one folder with its images directly in it: move them '
-            f'to {folder}/CLASS/')
+            f'to {folder}/CLASS/'
+        )
     return contents
 
 

@@ -20,8 +20,9 @@ from vit_jax.errors import UserError
 
 # Not every format of Pillow: it also runs Ghostscript for PostScript and opens films and PDF files.
 _CHOSEN = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
-SUFFIXES = tuple(suffix for suffix, name in Image.registered_extensions().items()
-                 if name in _CHOSEN)
+SUFFIXES = tuple(
+    suffix for suffix, name in Image.registered_extensions().items() if name in _CHOSEN
+)
 FORMATS = tuple(name for name in _CHOSEN if name in Image.OPEN)  # older versions have no AVIF
 
 # A larger image counts as broken, in training as in prediction: decoding takes up to 20 bytes of
@@ -34,8 +35,9 @@ warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)  # of
 # before the pixels. Searching the whole of a large file would take a third of its decoding time.
 ORIENTATION_WORDS = ('exif', 'tiff:orientation')
 HEADER_BYTES = 1 << 16
-_TOO_LARGE = (f'more than the limit of {MAX_PIXELS:,} pixels for decoding, or of {MAX_SIDE:,} on a '
-              'side')
+_TOO_LARGE = (
+    f'more than the limit of {MAX_PIXELS:,} pixels for decoding, or of {MAX_SIDE:,} on a side'
+)
 _PNG_END = b'IEND\xaeB`\x82'
 
 
@@ -44,8 +46,9 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def load(path: str, image_size: tuple[int, int], preprocess: Mapping
-         ) -> Float[np.ndarray, 'height width 3']:
+def load(
+    path: str, image_size: tuple[int, int], preprocess: Mapping
+) -> Float[np.ndarray, 'height width 3']:
     """One image file as evaluation shows it to a model, float32; UserError if it cannot be read.
 
     `image_size` is (height, width) in pixels; `preprocess` has the fields of `config.preprocess`.
@@ -87,7 +90,8 @@ def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
             pixels = _to_rgb(image)
             header = encoded[:HEADER_BYTES].lower()
             if image.format in ('JPEG', 'PNG') and not any(
-                    word.encode() in header for word in ORIENTATION_WORDS):
+                word.encode() in header for word in ORIENTATION_WORDS
+            ):
                 return pixels
             return turn_upright(pixels, image)
     except UnidentifiedImageError:
@@ -113,8 +117,9 @@ def _to_rgb(image):
     return np.asarray(image.convert('RGB'))
 
 
-def turn_upright(pixels: UInt8[np.ndarray, 'rows columns 3'], image: Image.Image
-                 ) -> UInt8[np.ndarray, 'height width 3']:
+def turn_upright(
+    pixels: UInt8[np.ndarray, 'rows columns 3'], image: Image.Image
+) -> UInt8[np.ndarray, 'height width 3']:
     """The pixels of an image, turned and mirrored as its EXIF or XMP data says."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)

@@ -23,11 +23,13 @@ _HEADERS = ['file', 'labels'], ['file', 'label']  # the second one of single lab
 OUT_OF_RANGE = 'the label is none of the classes'
 
 
-def multi_hot(labels: Int32[tf.Tensor, ' labels'], num_classes: int
-              ) -> Float32[tf.Tensor, ' num_classes']:
+def multi_hot(
+    labels: Int32[tf.Tensor, ' labels'], num_classes: int
+) -> Float32[tf.Tensor, ' num_classes']:
     """1 for every class in a list of labels, which may be empty, and 0 for the others."""
-    return tf.tensor_scatter_nd_update(tf.zeros([num_classes]), labels[:, None],
-                                       tf.ones(tf.shape(labels)))
+    return tf.tensor_scatter_nd_update(
+        tf.zeros([num_classes]), labels[:, None], tf.ones(tf.shape(labels))
+    )
 
 
 def checked(label: Int32[tf.Tensor, ''], num_classes: int) -> Int32[tf.Tensor, '']:
@@ -53,8 +55,9 @@ def has_table(folder: str) -> bool:
     return TABLE in found and ('folder' not in found.values() or any(map(is_image, found)))
 
 
-def images(root: str, folder: str, class_names: Sequence[str] | None
-           ) -> tuple[tuple[str, ...], list[tuple[str, list[int] | int, str]], bool]:
+def images(
+    root: str, folder: str, class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], list[tuple[str, list[int] | int, str]], bool]:
     """The classes, (name, label, kind of folders.entries) of every image, and if labels are lists.
 
     Args:
@@ -68,30 +71,46 @@ def images(root: str, folder: str, class_names: Sequence[str] | None
     kinds = {name: kind for name, kind in found.items() if is_image(name) and kind != 'folder'}
     path = os.path.join(folder, TABLE)
     rows, several = _rows(path, kinds)
-    if inner := [name for name, kind in found.items() if kind == 'folder' and
-                 folders.has_image(os.path.join(folder, name))]:
-        raise UserError(f"'{folder}' has {TABLE} and folders with images: {some(inner)}. "
-                        f'{TABLE} names images beside it: move them there, or move it away if the '
-                        'folders are the classes.')
+    if inner := [
+        name
+        for name, kind in found.items()
+        if kind == 'folder' and folders.has_image(os.path.join(folder, name))
+    ]:
+        raise UserError(
+            f"'{folder}' has {TABLE} and folders with images: {some(inner)}. "
+            f'{TABLE} names images beside it: move them there, or move it away if the '
+            'folders are the classes.'
+        )
     if missing := [name for name in kinds if name not in rows]:
-        raise UserError(f"{path} has no row for {len(missing)} image(s) beside it: "
-                        f'{some(missing)}. Add rows FILE,LABEL;LABEL, or move them away.')
+        raise UserError(
+            f'{path} has no row for {len(missing)} image(s) beside it: '
+            f'{some(missing)}. Add rows FILE,LABEL;LABEL, or move them away.'
+        )
     named = sorted({label for labels in rows.values() for label in labels})
     where = 'the training split or the weights'
     if class_names is None:
         stated = os.path.join(root, CLASSES)
-        class_names, where = (_read(stated).split('\n'), stated) if tf.io.gfile.exists(
-            stated) else (named, '')
+        class_names, where = (
+            (_read(stated).split('\n'), stated) if tf.io.gfile.exists(stated) else (named, '')
+        )
         class_names = tuple(name.strip() for name in class_names if name.strip())
     numbers = {name: label for label, name in enumerate(class_names)}
     if len(numbers) < len(class_names):
         raise UserError(f'{where} names a class twice: each stands once, class 0 first.')
     if unknown := [name for name in named if name not in numbers]:
-        raise UserError(f'{path} has labels of unknown classes: {some(unknown)}; those of '
-                        f'{where} are: {some(class_names)}. Correct or remove them.')
+        raise UserError(
+            f'{path} has labels of unknown classes: {some(unknown)}; those of '
+            f'{where} are: {some(class_names)}. Correct or remove them.'
+        )
     labels = {name: [numbers[label] for label in row] for name, row in rows.items()}
-    return tuple(class_names), [(name, labels[name] if several else labels[name][0], kind)
-                                for name, kind in kinds.items()], several
+    return (
+        tuple(class_names),
+        [
+            (name, labels[name] if several else labels[name][0], kind)
+            for name, kind in kinds.items()
+        ],
+        several,
+    )
 
 
 def _rows(path, images):
@@ -113,22 +132,29 @@ def _rows(path, images):
                 raise UserError(f'{where} has {len(row)} column(s): expected FILE,LABEL;LABEL.')
             name, labels = row[0].strip(), [label.strip() for label in row[1].split(';')]
             if name not in images:
-                raise UserError(f"{where} names {name!r}: there is no image of that name beside "
-                                f"it. Expected the name of a file in '{os.path.dirname(path)}', "
-                                "and in a header file,labels or file,label.")
+                raise UserError(
+                    f'{where} names {name!r}: there is no image of that name beside '
+                    f"it. Expected the name of a file in '{os.path.dirname(path)}', "
+                    'and in a header file,labels or file,label.'
+                )
             if name in rows:
                 raise UserError(f'{where} names {name!r} again: put all its labels into one row.')
             if not all(labels):
-                raise UserError(f'{where} has an empty label for {name!r}: expected one name or '
-                                'more, separated by semicolons. Remove the row and the image if '
-                                'it has none.')
+                raise UserError(
+                    f'{where} has an empty label for {name!r}: expected one name or '
+                    'more, separated by semicolons. Remove the row and the image if '
+                    'it has none.'
+                )
             if len(labels) > 1 and not several:
-                raise UserError(f'{where} has {len(labels)} labels for {name!r}, and the header is '
-                                'file,label: expected one, or file,labels in the header.')
+                raise UserError(
+                    f'{where} has {len(labels)} labels for {name!r}, and the header is '
+                    'file,label: expected one, or file,labels in the header.'
+                )
             rows[name] = labels
     except csv.Error as error:
-        raise UserError(f'{path}, line {lines.line_num}: {error}; expected FILE,LABEL;LABEL.'
-                        ) from error
+        raise UserError(
+            f'{path}, line {lines.line_num}: {error}; expected FILE,LABEL;LABEL.'
+        ) from error
     return rows, several
 
 
@@ -140,5 +166,6 @@ def _read(path):
         with tf.io.gfile.GFile(path, 'rb') as file:
             return file.read().decode('utf-8-sig')
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise UserError(f'{path} cannot be read ({error}): expected a text file in UTF-8.'
-                        ) from error
+        raise UserError(
+            f'{path} cannot be read ({error}): expected a text file in UTF-8.'
+        ) from error

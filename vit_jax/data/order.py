@@ -29,8 +29,9 @@ def stream_seeds(seed: int) -> tuple[int, int]:
     return int(order), int(augment)
 
 
-def permute(index: Int64[tf.Tensor, ' k'], key: Int32[tf.Tensor, '*k 3'], size: int | tf.Tensor
-            ) -> Int64[tf.Tensor, ' k']:
+def permute(
+    index: Int64[tf.Tensor, ' k'], key: Int32[tf.Tensor, '*k 3'], size: int | tf.Tensor
+) -> Int64[tf.Tensor, ' k']:
     """Where a pseudo-random permutation of range(size) takes each index.
 
     The key has all bits random, one for all elements or one for each; a tensor `size` is int64.
@@ -48,8 +49,9 @@ def key_of(seed: int, *counters) -> Int32[tf.Tensor, ' 3']:
     return tf.random.stateless_uniform([3], pair, minval=None, maxval=None, dtype=tf.int32)
 
 
-def shuffled_index(position: Int64[tf.Tensor, ' k'], num_examples: int, seed: int
-                   ) -> Int64[tf.Tensor, ' k']:
+def shuffled_index(
+    position: Int64[tf.Tensor, ' k'], num_examples: int, seed: int
+) -> Int64[tf.Tensor, ' k']:
     """Index of the example at each position, which may be of any epoch; each once per epoch."""
     epochs, which = tf.unique(position // num_examples)  # a batch may cross the end of an epoch
     keys = tf.map_fn(lambda e: key_of(seed, e), epochs, fn_output_signature=tf.int32)
@@ -58,8 +60,9 @@ def shuffled_index(position: Int64[tf.Tensor, ' k'], num_examples: int, seed: in
     return tf.ensure_shape(index, position.shape)
 
 
-def balanced(labels: Int32[np.ndarray, ' examples'], share: float, seed: int
-             ) -> Callable[[Int64[tf.Tensor, ' k']], Int64[tf.Tensor, ' k']]:
+def balanced(
+    labels: Int32[np.ndarray, ' examples'], share: float, seed: int
+) -> Callable[[Int64[tf.Tensor, ' k']], Int64[tf.Tensor, ' k']]:
     """The function from positions to indices of examples that shows all classes equally often.
 
     It does so at a share of the positions, evenly spread; the others are those of `shuffled_index`.
@@ -70,8 +73,9 @@ def balanced(labels: Int32[np.ndarray, ' examples'], share: float, seed: int
     table, sizes = tf.constant(np.argsort(labels, kind='stable')), tf.constant(counts)
     begins = tf.constant(np.cumsum(counts) - counts)
     part = max(1, round(share * _PARTS))
-    keys = tf.random.stateless_uniform([num_classes + 1, 3], [seed, _CLASSES], minval=None,
-                                       maxval=None, dtype=tf.int32)  # the last is of the rounds
+    keys = tf.random.stateless_uniform(
+        [num_classes + 1, 3], [seed, _CLASSES], minval=None, maxval=None, dtype=tf.int32
+    )  # the last is of the rounds
 
     def index_at(position):
         before = position * part // _PARTS  # balanced positions, and so where it stands in them
@@ -80,9 +84,16 @@ def balanced(labels: Int32[np.ndarray, ' examples'], share: float, seed: int
         size = tf.gather(sizes, label)
         place = _permute_few(time % size, time // size, tf.gather(keys, label), size)
         index = tf.ensure_shape(tf.gather(table, tf.gather(begins, label) + place), position.shape)
-        return index if part == _PARTS else tf.where(
-            (position + 1) * part // _PARTS > before, index,
-            shuffled_index(position - before, len(labels), seed))
+        return (
+            index
+            if part == _PARTS
+            else tf.where(
+                (position + 1) * part // _PARTS > before,
+                index,
+                shuffled_index(position - before, len(labels), seed),
+            )
+        )
+
     return index_at
 
 
@@ -116,5 +127,9 @@ def augment_bits(seed: int, first_position, num_rows: int) -> Int64[tf.Tensor, '
     key, _ = tf.raw_ops.StatelessRandomGetKeyCounter(seed=tf.constant([seed, 0], tf.int64))
     counter = tf.stack([tf.cast(4 * first_position, tf.uint64), tf.constant(0, tf.uint64)])
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[num_rows, 4, 2], key=key, counter=counter, dtype=tf.int64,
-        alg=tf.random.Algorithm.PHILOX.value)
+        shape=[num_rows, 4, 2],
+        key=key,
+        counter=counter,
+        dtype=tf.int64,
+        alg=tf.random.Algorithm.PHILOX.value,
+    )

@@ -32,10 +32,21 @@ _ENDLESS = tf.int64.max
 Batch = dict[str, np.ndarray]
 
 
-def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int], seed: int,
-                  augment: Mapping, preprocess: Mapping, shuffle_buffer: int, files_at_once: int,
-                  max_broken_fraction: float, start_step: int = 0, share: tuple[int, int] = (0, 1),
-                  balance: float = 0.0) -> Iterator[Batch]:
+def train_batches(
+    source: Source,
+    *,
+    batch_size: int,
+    image_size: tuple[int, int],
+    seed: int,
+    augment: Mapping,
+    preprocess: Mapping,
+    shuffle_buffer: int,
+    files_at_once: int,
+    max_broken_fraction: float,
+    start_step: int = 0,
+    share: tuple[int, int] = (0, 1),
+    balance: float = 0.0,
+) -> Iterator[Batch]:
     """Endless batches of one process, from `start_step` on.
 
     Args:
@@ -58,18 +69,35 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
     if source.pieces is not None and source.num_examples < share[1]:
         raise UserError(
             f'{source.num_examples} examples are too few for {share[1]} processes, each of which '
-            'reads its own share; take fewer processes or a larger split')
+            'reads its own share; take fewer processes or a larger split'
+        )
     broken = BrokenImages(source, max_broken_fraction)
     order_seed, augment_seed = order.stream_seeds(seed)
-    shown = order.balanced(source.labels, balance, order_seed) if balance else functools.partial(
-        order.shuffled_index, num_examples=source.num_examples, seed=order_seed)
+    shown = (
+        order.balanced(source.labels, balance, order_seed)
+        if balance
+        else functools.partial(
+            order.shuffled_index, num_examples=source.num_examples, seed=order_seed
+        )
+    )
 
     def index_at(position):
         return broken.next_valid(shown(position))
 
-    items = _items(source, batch_size, share, _ENDLESS, index_at, functools.partial(
-        sequential.shuffled, seed=order_seed, window=shuffle_buffer, files_at_once=files_at_once,
-        replace=broken.next_valid_row))
+    items = _items(
+        source,
+        batch_size,
+        share,
+        _ENDLESS,
+        index_at,
+        functools.partial(
+            sequential.shuffled,
+            seed=order_seed,
+            window=shuffle_buffer,
+            files_at_once=files_at_once,
+            replace=broken.next_valid_row,
+        ),
+    )
 
     def keys_of_step(step):
         first = order.positions_of_step(step, batch_size, share)[0]
@@ -85,9 +113,17 @@ def train_batches(source: Source, *, batch_size: int, image_size: tuple[int, int
     return _run(batches, lambda step: items(step).take(local), broken, start_step)
 
 
-def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int],
-                 preprocess: Mapping, files_at_once: int, max_broken_fraction: float,
-                 share: tuple[int, int] = (0, 1), with_index: bool = False) -> 'EvalBatches':
+def eval_batches(
+    source: Source,
+    *,
+    batch_size: int,
+    image_size: tuple[int, int],
+    preprocess: Mapping,
+    files_at_once: int,
+    max_broken_fraction: float,
+    share: tuple[int, int] = (0, 1),
+    with_index: bool = False,
+) -> 'EvalBatches':
     """All examples of a split exactly once over all processes; can be iterated many times.
 
     Arguments and batches are as for `train_batches`, with as many batches on every process. Rows
@@ -98,14 +134,22 @@ def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int]
     broken = BrokenImages(source, max_broken_fraction)
     size = tuple(image_size)
     num_batches = -(-source.num_examples // batch_size)  # rounded up
-    no_label = np.zeros([len(source.class_names)] if source.multi_label else [],
-                        np.float32 if source.multi_label else np.int32)
+    no_label = np.zeros(
+        [len(source.class_names)] if source.multi_label else [],
+        np.float32 if source.multi_label else np.int32,
+    )
 
     def index_at(position):
         return position[position < source.num_examples]
 
-    items = _items(source, batch_size, share, num_batches, index_at,
-                   functools.partial(sequential.in_order, files_at_once=files_at_once))
+    items = _items(
+        source,
+        batch_size,
+        share,
+        num_batches,
+        index_at,
+        functools.partial(sequential.in_order, files_at_once=files_at_once),
+    )
 
     def example(item):
         def read():
@@ -124,8 +168,11 @@ def eval_batches(source: Source, *, batch_size: int, image_size: tuple[int, int]
     def readable_items(step):
         return items(step).take(local).filter(lambda item: ~broken.is_broken(item['index']))
 
-    empty = {'image': np.zeros([local, *size, 3], np.float32),
-             'label': np.stack([no_label] * local), 'mask': np.zeros([local], bool)}
+    empty = {
+        'image': np.zeros([local, *size, 3], np.float32),
+        'label': np.stack([no_label] * local),
+        'mask': np.zeros([local], bool),
+    }
     if with_index:
         empty['index'] = np.zeros([local], np.int32)
     return EvalBatches(lambda: _run(batches, readable_items, broken, 0), num_batches, empty, broken)
@@ -172,6 +219,7 @@ def _training_example(source, image_size, augment, preprocess):
             # Here, because the memory for a batch is new to the process each time.
             image = normalise(image, preprocess)
         return {'image': image, 'label': label, 'mask': tf.constant(True)}
+
     return example
 
 
@@ -180,13 +228,15 @@ def _items(source, batch_size, share, num_steps, index_at, in_sequence):
 
     index_at(positions): indices of examples, for random access; in_sequence(pieces, start): items.
     """
+
     def fetch(step):
         index = index_at(order.positions_of_step(step, batch_size, share))
         return {**source.fetch(index), 'index': index}
 
     if source.pieces is None:
-        return lambda step: tf.data.Dataset.range(step, num_steps).map(
-            fetch, num_parallel_calls=2).unbatch()
+        return lambda step: (
+            tf.data.Dataset.range(step, num_steps).map(fetch, num_parallel_calls=2).unbatch()
+        )
     pieces, local = source.pieces.share(*share), batch_size // share[1]
     return lambda step: in_sequence(pieces, step * local)
 
@@ -203,8 +253,9 @@ def _run(batches, items_of_batch, broken, step):
     options.threading.max_intra_op_parallelism = 1  # images are what is worked on in parallel
     # No function of a pipeline has Python branches on tensors, and AutoGraph takes longer to look
     # for them than all else takes that is needed to build one.
-    batches, items_of_batch = map(tf.autograph.experimental.do_not_convert,
-                                  (batches, items_of_batch))
+    batches, items_of_batch = map(
+        tf.autograph.experimental.do_not_convert, (batches, items_of_batch)
+    )
     while True:
         stream = batches(step).prefetch(_PREFETCH).with_options(options).as_numpy_iterator()
         try:

@@ -31,38 +31,59 @@ def _decode_whole(encoded):
     # Of a BMP file: length, reserved, where pixels begin and of what kind, width, height, 24 bits
     # in one plane, no compression. Its pixels need no decoding, and data/cached.py writes such.
     numbers = tf.io.decode_raw(tf.strings.substr(start + bytes(34), 2, 32), tf.int32)
-    plain = tf.reduce_all(tf.gather(numbers, [0, 2, 3, 6, 7]) == tf.stack(
-        [tf.strings.length(encoded), 54, 40, 24 << 16 | 1, 0])) & (
-            tf.strings.substr(start, 0, 2) == b'BM') & _is_allowed(numbers[4:6])
+    plain = (
+        tf.reduce_all(
+            tf.gather(numbers, [0, 2, 3, 6, 7])
+            == tf.stack([tf.strings.length(encoded), 54, 40, 24 << 16 | 1, 0])
+        )
+        & (tf.strings.substr(start, 0, 2) == b'BM')
+        & _is_allowed(numbers[4:6])
+    )
     image, may_be_cut = tf.cond(
-        plain, lambda: (tf.io.decode_bmp(encoded, 3), tf.constant(False)),
-        lambda: _decode_compressed(encoded, start))
+        plain,
+        lambda: (tf.io.decode_bmp(encoded, 3), tf.constant(False)),
+        lambda: _decode_compressed(encoded, start),
+    )
     return tf.ensure_shape(image, [None, None, 3]), may_be_cut
 
 
 # Not inlined: in a branch that is not taken all operations would be gone through for every image.
-_decode_whole_apart = tf.function(_decode_whole, [tf.TensorSpec([], tf.string)], autograph=False,
-                                  experimental_attributes={'_noinline': True})
+_decode_whole_apart = tf.function(
+    _decode_whole,
+    [tf.TensorSpec([], tf.string)],
+    autograph=False,
+    experimental_attributes={'_noinline': True},
+)
 
 
 def _decode_compressed(encoded, start):
     is_jpeg = tf.strings.substr(start, 0, 3) == b'\xff\xd8\xff'
-    fits = tf.cond(is_jpeg, lambda: _is_allowed(tf.io.extract_jpeg_shape(encoded)[:2]),
-                   lambda: _is_png_that_fits(start))
+    fits = tf.cond(
+        is_jpeg,
+        lambda: _is_allowed(tf.io.extract_jpeg_shape(encoded)[:2]),
+        lambda: _is_png_that_fits(start),
+    )
     header = tf.strings.substr(encoded, 0, images.HEADER_BYTES)
     # \C is one byte: image files are not valid UTF-8. A chance match only costs time.
     words = '|'.join(images.ORIENTATION_WORDS)
     oriented = tf.strings.regex_full_match(header, rf'(?s)\C*(?:(?i){words})\C*')
     # The operation reads PNG too.
-    image = tf.cond(fits, lambda: tf.io.decode_jpeg(encoded, 3, dct_method=_DCT),
-                    lambda: tf.numpy_function(images.decode, [encoded], tf.uint8, stateful=False))
-    image = tf.cond(fits & oriented, lambda: tf.numpy_function(
-        _turn_upright, [encoded, image], tf.uint8, stateful=False), lambda: image)
+    image = tf.cond(
+        fits,
+        lambda: tf.io.decode_jpeg(encoded, 3, dct_method=_DCT),
+        lambda: tf.numpy_function(images.decode, [encoded], tf.uint8, stateful=False),
+    )
+    image = tf.cond(
+        fits & oriented,
+        lambda: tf.numpy_function(_turn_upright, [encoded, image], tf.uint8, stateful=False),
+        lambda: image,
+    )
     return image, is_jpeg & fits & ~oriented
 
 
-def decode_part(encoded: tf.Tensor, box: Callable, intact: tf.Tensor
-                ) -> tuple[UInt8[tf.Tensor, 'height width 3'], tf.Tensor]:
+def decode_part(
+    encoded: tf.Tensor, box: Callable, intact: tf.Tensor
+) -> tuple[UInt8[tf.Tensor, 'height width 3'], tf.Tensor]:
     """The same pixels as a slice of `decode_image`, and what to give as `intact` the next time.
 
     Args:
@@ -71,6 +92,7 @@ def decode_part(encoded: tf.Tensor, box: Callable, intact: tf.Tensor
         not decoded alone, which takes less time but would accept a file that is damaged below it,
         so that the crop would decide whether a file counts as broken.
     """
+
     def whole():
         image, may_be_cut = _decode_whole_apart(encoded)
         return tf.slice(image, *box(tf.shape(image))), may_be_cut
@@ -99,8 +121,9 @@ def _is_png_that_fits(start):
 def _is_allowed(size):
     """Whether TensorFlow may decode an image of that size; `images.decode` refuses others."""
     size = tf.cast(size, tf.int64)
-    return ((tf.reduce_prod(size) <= images.MAX_PIXELS)
-            & tf.reduce_all((size > 0) & (size <= images.MAX_SIDE)))
+    return (tf.reduce_prod(size) <= images.MAX_PIXELS) & tf.reduce_all(
+        (size > 0) & (size <= images.MAX_SIDE)
+    )
 
 
 def _turn_upright(encoded, pixels):
@@ -111,8 +134,9 @@ def _turn_upright(encoded, pixels):
         return pixels
 
 
-def resize(image: Num[tf.Tensor, 'rows columns 3'], size, preprocess: Mapping, window=None
-           ) -> Float32[tf.Tensor, 'height width 3']:
+def resize(
+    image: Num[tf.Tensor, 'rows columns 3'], size, preprocess: Mapping, window=None
+) -> Float32[tf.Tensor, 'height width 3']:
     """The image at size (height, width), equal to that of data/resizing.py.
 
     An image of that size keeps its pixels. `preprocess` has the fields resize and antialias.
@@ -122,30 +146,55 @@ def resize(image: Num[tf.Tensor, 'rows columns 3'], size, preprocess: Mapping, w
     method, antialias = preprocess['resize'], preprocess['antialias']
     begin, extent = ([0, 0], size) if window is None else window
     if method == 'area':  # whose operation makes no windows
-        return tf.cond(tf.reduce_all(tf.equal(extent, size)), lambda: tf.raw_ops.ResizeArea(
-            images=image[None], size=size)[0], lambda: tf.ensure_shape(tf.numpy_function(
-                functools.partial(resizing.interpolated, method=method),
-                [image, size, begin, extent], tf.float32, stateful=False), [None, None, 3]))
+        return tf.cond(
+            tf.reduce_all(tf.equal(extent, size)),
+            lambda: tf.raw_ops.ResizeArea(images=image[None], size=size)[0],
+            lambda: tf.ensure_shape(
+                tf.numpy_function(
+                    functools.partial(resizing.interpolated, method=method),
+                    [image, size, begin, extent],
+                    tf.float32,
+                    stateful=False,
+                ),
+                [None, None, 3],
+            ),
+        )
     if method == 'bilinear' and not antialias and window is None:
         # A seventh of the time of the operation below. Of bytes it takes longer, for the same bits.
         return tf.raw_ops.ResizeBilinear(
-            images=tf.cast(image, tf.float32)[None], size=size, half_pixel_centers=True)[0]
+            images=tf.cast(image, tf.float32)[None], size=size, half_pixel_centers=True
+        )[0]
     old_size = tf.shape(image)[:2]
     scale = tf.cast(size, tf.float32) / tf.cast(old_size, tf.float32)
 
     # As tf.image.resize does it, which needs a copy of the image in floats and makes no windows.
     def scaled():
         return tf.raw_ops.ScaleAndTranslate(
-            images=image[None], size=extent, scale=scale, kernel_type=KERNELS[method],
-            translation=-tf.cast(begin, tf.float32), antialias=antialias)[0]
+            images=image[None],
+            size=extent,
+            scale=scale,
+            kernel_type=KERNELS[method],
+            translation=-tf.cast(begin, tf.float32),
+            antialias=antialias,
+        )[0]
 
-    return tf.cond(tf.reduce_all(old_size == size), lambda: tf.cast(
-        tf.slice(image, [*tf.unstack(begin), 0], [*tf.unstack(extent), 3]), tf.float32), scaled)
+    return tf.cond(
+        tf.reduce_all(old_size == size),
+        lambda: tf.cast(
+            tf.slice(image, [*tf.unstack(begin), 0], [*tf.unstack(extent), 3]), tf.float32
+        ),
+        scaled,
+    )
 
 
-def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: tuple[int, int],
-                augment: Mapping, preprocess: Mapping, intact: tf.Tensor
-                ) -> tuple[Float32[tf.Tensor, 'height width 3'], tf.Tensor]:
+def train_image(
+    encoded: tf.Tensor,
+    keys: Int64[tf.Tensor, '4 2'],
+    image_size: tuple[int, int],
+    augment: Mapping,
+    preprocess: Mapping,
+    intact: tf.Tensor,
+) -> tuple[Float32[tf.Tensor, 'height width 3'], tf.Tensor]:
     """One training image, cropped, flipped and distorted, and what `intact` is the next time.
 
     The image is a function of the file and the keys. Its values are in 0..255, which 'bicubic' may
@@ -167,9 +216,14 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
 
     def box(shape):
         return tf.image.stateless_sample_distorted_bounding_box(
-            shape, tf.zeros([1, 0, 4]), keys[0], min_object_covered=0.0,
-            aspect_ratio_range=(3 / 4, 4 / 3), area_range=(augment['min_area'], 1.0),
-            use_image_if_no_bounding_boxes=True)[:2]
+            shape,
+            tf.zeros([1, 0, 4]),
+            keys[0],
+            min_object_covered=0.0,
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            area_range=(augment['min_area'], 1.0),
+            use_image_if_no_bounding_boxes=True,
+        )[:2]
 
     flip = augment['flip'] and keys[1, 0] < 0
     if augment['crop'] == 'inception':
@@ -177,8 +231,11 @@ def train_image(encoded: tf.Tensor, keys: Int64[tf.Tensor, '4 2'], image_size: t
         # Before resizing, whose filters are symmetric: bytes take less time than floats.
         image = resize(flipped(image, flip), size, preprocess)
     else:
-        target = (resizing.target_size(size, {'fit': 'squash', **augment})
-                  if augment['crop'] == 'resize' else size)
+        target = (
+            resizing.target_size(size, {'fit': 'squash', **augment})
+            if augment['crop'] == 'resize'
+            else size
+        )
         image = resize(decode_image(encoded), target, preprocess)
         if augment['crop'] == 'pad':
             pad = augment['pad']
@@ -203,8 +260,9 @@ def flipped(image: Num[tf.Tensor, 'height width 3'], flip) -> Num[tf.Tensor, 'he
     return tf.reshape(tf.reverse(tf.reshape(image, [rows, -1, pixel]), [1]), [rows, columns, 3])
 
 
-def eval_image(encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapping
-               ) -> Float32[tf.Tensor, 'height width 3']:
+def eval_image(
+    encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapping
+) -> Float32[tf.Tensor, 'height width 3']:
     """One image of evaluation, values in 0..255: resized to `resizing.fitted_size`, then cropped.
 
     `preprocess` has the fields fit, crop_ratio, resize and antialias of a config.
@@ -224,8 +282,9 @@ def eval_image(encoded: tf.Tensor, image_size: tuple[int, int], preprocess: Mapp
     return tf.ensure_shape(image, [*size, 3])
 
 
-def normalise(pixels: Float32[tf.Tensor, '... width 3'], preprocess: Mapping
-              ) -> Float32[tf.Tensor, '... width 3']:
+def normalise(
+    pixels: Float32[tf.Tensor, '... width 3'], preprocess: Mapping
+) -> Float32[tf.Tensor, '... width 3']:
     """(x / 255 - mean) / std, with mean and std of `config.preprocess`, for x in 0..255."""
     mean, std = (np.float32(preprocess[name]) for name in ('mean', 'std'))
     if np.ptp(mean) or np.ptp(std):

@@ -32,8 +32,9 @@ class Draw(NamedTuple):
     centre: tf.Tensor  # two whole numbers, at least 0
 
 
-def randaugment(image: UInt8[tf.Tensor, 'height width 3'], key: Int64[tf.Tensor, ' 2'],
-                settings: Mapping) -> UInt8[tf.Tensor, 'height width 3']:
+def randaugment(
+    image: UInt8[tf.Tensor, 'height width 3'], key: Int64[tf.Tensor, ' 2'], settings: Mapping
+) -> UInt8[tf.Tensor, 'height width 3']:
     """The image after `num_ops` operations, each drawn from all of OPERATIONS with equal chances.
 
     Args:
@@ -42,20 +43,31 @@ def randaugment(image: UInt8[tf.Tensor, 'height width 3'], key: Int64[tf.Tensor,
     """
     for draw in draws(key, settings['num_ops']):
         # Bound now: branches are traced when `image` and `draw` have their next values.
-        image = tf.switch_case(draw.which, [
-            functools.partial(operation, image, settings, draw)
-            for operation in OPERATIONS.values()])
+        image = tf.switch_case(
+            draw.which,
+            [
+                functools.partial(operation, image, settings, draw)
+                for operation in OPERATIONS.values()
+            ],
+        )
         image = tf.ensure_shape(image, [None, None, 3])
     return image
 
 
 def draws(key: Int64[tf.Tensor, ' 2'], num_ops: int) -> list[Draw]:
     """What is drawn for each of the operations that follow each other."""
-    bits = tf.cast(tf.random.stateless_uniform([num_ops, 4], key, minval=None, maxval=None,
-                                               dtype=tf.uint32), tf.int64)
-    return [Draw(which=tf.cast(row[0] % len(OPERATIONS), tf.int32),
-                 direction=tf.cast(2 * (row[1] % 2) - 1, tf.float32), centre=row[2:])
-            for row in tf.unstack(bits)]
+    bits = tf.cast(
+        tf.random.stateless_uniform([num_ops, 4], key, minval=None, maxval=None, dtype=tf.uint32),
+        tf.int64,
+    )
+    return [
+        Draw(
+            which=tf.cast(row[0] % len(OPERATIONS), tf.int32),
+            direction=tf.cast(2 * (row[1] % 2) - 1, tf.float32),
+            centre=row[2:],
+        )
+        for row in tf.unstack(bits)
+    ]
 
 
 def auto_contrast(image, settings, draw):
@@ -64,12 +76,14 @@ def auto_contrast(image, settings, draw):
     low, high = (reduce(pixels, [0, 1]) for reduce in (tf.reduce_min, tf.reduce_max))
     scale, shift = 255.0 / (high - low), -low * (255.0 / (high - low))
     several = high > low  # a channel of one value stays
-    return tf.saturate_cast(pixels * tf.where(several, scale, 1.0)
-                            + tf.where(several, shift, 0.0), tf.uint8)
+    return tf.saturate_cast(
+        pixels * tf.where(several, scale, 1.0) + tf.where(several, shift, 0.0), tf.uint8
+    )
 
 
 def equalize(image, settings, draw):
     """Each colour with a histogram that is as even as can be."""
+
     def channel(pixels):
         counts = tf.math.bincount(pixels, minlength=256, maxlength=256)
         step = (tf.size(pixels) - counts[tf.reduce_max(pixels)]) // 255
@@ -90,8 +104,17 @@ def rotate(image, settings, draw):
     angle = draw.direction * (30 * _strength(settings)) * (math.pi / 180)
     cos, sin = tf.cos(angle), tf.sin(angle)
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2] - 1, tf.float32))
-    return _moved(image, [cos, -sin, (width - (cos * width - sin * height)) / 2,
-                          sin, cos, (height - (sin * width + cos * height)) / 2])
+    return _moved(
+        image,
+        [
+            cos,
+            -sin,
+            (width - (cos * width - sin * height)) / 2,
+            sin,
+            cos,
+            (height - (sin * width + cos * height)) / 2,
+        ],
+    )
 
 
 def posterize(image, settings, draw):
@@ -162,17 +185,40 @@ def translate_y(image, settings, draw):
 def cutout(image, settings, draw):
     """A grey square, `cutout` pixels to each side of its centre at magnitude 10."""
     reach = int(settings['cutout'] * _strength(settings))
-    inside = [(places >= centre - reach) & (places < centre + reach) for places, centre in (
-        (tf.range(side), centre % side) for side, centre in zip(
-            tf.unstack(tf.shape(image, tf.int64)[:2]), tf.unstack(draw.centre), strict=True))]
+    inside = [
+        (places >= centre - reach) & (places < centre + reach)
+        for places, centre in (
+            (tf.range(side), centre % side)
+            for side, centre in zip(
+                tf.unstack(tf.shape(image, tf.int64)[:2]), tf.unstack(draw.centre), strict=True
+            )
+        )
+    ]
     outside = tf.cast(~(inside[0][:, None] & inside[1]), tf.uint8)[..., None]
     return image * outside + GREY * (1 - outside)
 
 
 OPERATIONS: dict[str, Callable] = {  # (image, settings, draw) -> image, both uint8 as above
-    operation.__name__: operation for operation in (
-        auto_contrast, equalize, invert, rotate, posterize, solarize, color, contrast, brightness,
-        sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add)}
+    operation.__name__: operation
+    for operation in (
+        auto_contrast,
+        equalize,
+        invert,
+        rotate,
+        posterize,
+        solarize,
+        color,
+        contrast,
+        brightness,
+        sharpness,
+        shear_x,
+        shear_y,
+        translate_x,
+        translate_y,
+        cutout,
+        solarize_add,
+    )
+}
 
 
 def _strength(settings) -> float:
@@ -193,5 +239,9 @@ def _blend(start, end, settings):
 def _moved(image, matrix):
     """The nearest pixels at places that `matrix`, two rows of three numbers, says of (x, y, 1)."""
     return tf.raw_ops.ImageProjectiveTransformV3(
-        images=image[None], transforms=tf.stack([*matrix, 0.0, 0.0])[None],
-        output_shape=tf.shape(image)[:2], fill_value=float(GREY), interpolation='NEAREST')[0]
+        images=image[None],
+        transforms=tf.stack([*matrix, 0.0, 0.0])[None],
+        output_shape=tf.shape(image)[:2],
+        fill_value=float(GREY),
+        interpolation='NEAREST',
+    )[0]

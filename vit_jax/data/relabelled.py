@@ -26,35 +26,50 @@ def relabelled(source: Source, lists: list[Any], path: str) -> Source:
     Raises UserError if these are no lists of labels of the classes, one for each image.
     """
     if not isinstance(source, DirectorySource):
-        raise UserError(f'--labels={path} has labels in the order of file names: expected a '
-                        'directory of image files as the data set. Of TFDS sets, imagenet2012_real '
-                        'has the ReaL labels itself.')
+        raise UserError(
+            f'--labels={path} has labels in the order of file names: expected a '
+            'directory of image files as the data set. Of TFDS sets, imagenet2012_real '
+            'has the ReaL labels itself.'
+        )
     if len(lists) != source.num_examples:
-        raise UserError(f'--labels={path} has {len(lists)} lists of labels and the split has '
-                        f'{source.num_examples} images: expected a list for every image of a '
-                        'whole split, in the order of file names.')
+        raise UserError(
+            f'--labels={path} has {len(lists)} lists of labels and the split has '
+            f'{source.num_examples} images: expected a list for every image of a '
+            'whole split, in the order of file names.'
+        )
     names = [os.path.basename(source.name_of(k)) for k in range(len(lists))]
     order = sorted(range(len(names)), key=names.__getitem__)
     if twice := [a for a, b in itertools.pairwise(order) if names[a] == names[b]]:
-        raise UserError(f'--labels={path} goes by the names of files, and {names[twice[0]]} occurs '
-                        'more than once: give every image a name of its own.')
+        raise UserError(
+            f'--labels={path} goes by the names of files, and {names[twice[0]]} occurs '
+            'more than once: give every image a name of its own.'
+        )
     standard = sorted(source.class_names)
     position = {k: source.class_names.index(name) for k, name in enumerate(standard)}
     found = [[]] * len(lists)
     for number, (index, labels) in enumerate(zip(order, lists, strict=True)):
-        if not isinstance(labels, list) or any(type(k) is not int or k not in position
-                                               for k in labels):
-            raise UserError(f'--labels={path} has {str(labels):.80} as number {number}, for '
-                            f'{names[index]}: expected a list of whole numbers from 0 to '
-                            f'{len(standard) - 1}.')
+        if not isinstance(labels, list) or any(
+            type(k) is not int or k not in position for k in labels
+        ):
+            raise UserError(
+                f'--labels={path} has {str(labels):.80} as number {number}, for '
+                f'{names[index]}: expected a list of whole numbers from 0 to '
+                f'{len(standard) - 1}.'
+            )
         found[index] = [position[k] for k in labels]
     packed = label_lists.pack(found)
-    return _with_labels(source, source.class_names, lambda index, _: label_lists.multi_hot(
-        label_lists.unpack(tf.gather(packed, index)), len(standard)))
+    return _with_labels(
+        source,
+        source.class_names,
+        lambda index, _: label_lists.multi_hot(
+            label_lists.unpack(tf.gather(packed, index)), len(standard)
+        ),
+    )
 
 
-def mapped(source: Source, mapping: Mapping[str, Any], class_names: Sequence[str], path: str
-           ) -> Source:
+def mapped(
+    source: Source, mapping: Mapping[str, Any], class_names: Sequence[str], path: str
+) -> Source:
     """The source with the classes of a model that the classes of its own are, as `mapping` says.
 
     Args:
@@ -72,23 +87,30 @@ def mapped(source: Source, mapping: Mapping[str, Any], class_names: Sequence[str
         names = mapping.get(name, [])
         names = names.split(';') if isinstance(names, str) else names
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-            raise UserError(f'{path} has {str(names):.80} for {name}: expected names of classes, '
-                            "in a list or with '; ' between them.")
+            raise UserError(
+                f'{path} has {str(names):.80} for {name}: expected names of classes, '
+                "in a list or with '; ' between them."
+            )
         for other in names:
             if _word(other) not in position:
-                raise UserError(f'{path} has {other.strip()!r} for {name}, which is no class of '
-                                'the weights. ' + nearest_names(_word(other), position))
+                raise UserError(
+                    f'{path} has {other.strip()!r} for {name}, which is no class of '
+                    'the weights. ' + nearest_names(_word(other), position)
+                )
             row[position[_word(other)]] = 1
     if not targets.any():
-        raise UserError(f'{path} says nothing of the classes of the data set, such as '
-                        f'{source.class_names[0]!r}: expected {{"CLASS OF THE DATA SET": "CLASS OF '
-                        'THE WEIGHTS; ANOTHER", ...}.')
+        raise UserError(
+            f'{path} says nothing of the classes of the data set, such as '
+            f'{source.class_names[0]!r}: expected {{"CLASS OF THE DATA SET": "CLASS OF '
+            'THE WEIGHTS; ANOTHER", ...}.'
+        )
     table = tf.constant(targets)
     return _with_labels(source, class_names, lambda _, label: tf.gather(table, label))
 
 
 def _with_labels(source, class_names, targets):
     """The source with `targets`: (index of an image, its own label) -> 0 or 1 for each class."""
+
     def load(item):
         encoded, label = source.load(item)
         return encoded, targets(item['index'], label)

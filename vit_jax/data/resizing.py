@@ -12,8 +12,11 @@ import numpy as np
 from jaxtyping import Float, Num
 from PIL import Image
 
-RESAMPLING = {'bilinear': Image.Resampling.BILINEAR, 'bicubic': Image.Resampling.BICUBIC,
-              'lanczos3': Image.Resampling.LANCZOS}
+RESAMPLING = {
+    'bilinear': Image.Resampling.BILINEAR,
+    'bicubic': Image.Resampling.BICUBIC,
+    'lanczos3': Image.Resampling.LANCZOS,
+}
 
 # What is antialiased is resized as a whole, unless that takes this many times the pixels of the
 # crop.
@@ -39,8 +42,10 @@ def fitted_size(height, width, image_size: tuple[int, int], preprocess: Mapping,
     if fit == 'squash':
         return target_h, target_w
     half_h, half_w = (height, width) if fit == 'cover' else (0, 0)  # rounds to the nearest, or down
-    return (larger((2 * height * target_w + half_w) // (2 * width), target_h),
-            larger((2 * width * target_h + half_h) // (2 * height), target_w))
+    return (
+        larger((2 * height * target_w + half_w) // (2 * width), target_h),
+        larger((2 * width * target_h + half_h) // (2 * height), target_w),
+    )
 
 
 def crop_offset(difference, fit: str):
@@ -49,8 +54,9 @@ def crop_offset(difference, fit: str):
     return (difference + (difference // 2 % 2 if fit in ('torchvision', 'squash') else 0)) // 2
 
 
-def resize_and_central_crop(image: Num[np.ndarray, 'rows columns 3'], size: tuple[int, int],
-                            preprocess: Mapping) -> Float[np.ndarray, 'height width 3']:
+def resize_and_central_crop(
+    image: Num[np.ndarray, 'rows columns 3'], size: tuple[int, int], preprocess: Mapping
+) -> Float[np.ndarray, 'height width 3']:
     """Like `data.preprocess.eval_image`; float32 in 0..255.
 
     Args:
@@ -59,10 +65,11 @@ def resize_and_central_crop(image: Num[np.ndarray, 'rows columns 3'], size: tupl
       preprocess: fields fit, crop_ratio, resize and antialias of `config.preprocess`.
     """
     new_size = fitted_size(*image.shape[:2], size, preprocess)
-    top, left = (crop_offset(new - side, preprocess['fit'])
-                 for new, side in zip(new_size, size, strict=True))
+    top, left = (
+        crop_offset(new - side, preprocess['fit']) for new, side in zip(new_size, size, strict=True)
+    )
     if new_size == image.shape[:2]:
-        return image[top:top + size[0], left:left + size[1]].astype(np.float32)
+        return image[top : top + size[0], left : left + size[1]].astype(np.float32)
     method = preprocess['resize']
     resized = _antialiased if preprocess['antialias'] and method != 'area' else interpolated
     return resized(image, new_size, (top, left), size, method)
@@ -77,14 +84,20 @@ def _antialiased(image, new_size, begin, size, method):
         box = (window[0] * x, window[1] * y, window[2] * x, window[3] * y)
         new_size, window = size, (0, 0, width, height)
     # Channel by channel, because Pillow has no colours in floats, and to take less memory.
-    channels = [Image.fromarray(channel.astype(np.float32)).resize(
-        new_size[::-1], RESAMPLING[method], box) for channel in np.moveaxis(image, -1, 0)]
+    channels = [
+        Image.fromarray(channel.astype(np.float32)).resize(new_size[::-1], RESAMPLING[method], box)
+        for channel in np.moveaxis(image, -1, 0)
+    ]
     return np.stack([np.asarray(channel.crop(window)) for channel in channels], axis=-1)
 
 
-def interpolated(image: Num[np.ndarray, 'rows columns 3'], new_size: Sequence[int],
-                 begin: Sequence[int], size: Sequence[int], method: str
-                 ) -> Float[np.ndarray, 'height width 3']:
+def interpolated(
+    image: Num[np.ndarray, 'rows columns 3'],
+    new_size: Sequence[int],
+    begin: Sequence[int],
+    size: Sequence[int],
+    method: str,
+) -> Float[np.ndarray, 'height width 3']:
     """The part from `begin` on of the image at new_size, from the nearest pixels alone.
 
     That is what tf.image.resize does by default. By 'area' a pixel is the mean over its area.
@@ -119,5 +132,8 @@ def _bicubic(x):
     return np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2)
 
 
-_KERNELS = {'bilinear': (1, lambda x: 1 - np.abs(x)), 'bicubic': (2, _bicubic),
-            'lanczos3': (3, lambda x: np.sinc(x) * np.sinc(x / 3))}
+_KERNELS = {
+    'bilinear': (1, lambda x: 1 - np.abs(x)),
+    'bicubic': (2, _bicubic),
+    'lanczos3': (3, lambda x: np.sinc(x) * np.sinc(x / 3)),
+}

@@ -34,8 +34,9 @@ class Pieces(NamedTuple):
         cut = np.maximum(begin - self.first, 0)
         take = np.minimum(self.first + self.take, end) - (self.first + cut)
         keep = take > 0
-        return Pieces(self.filename[keep], (self.skip + cut)[keep], take[keep],
-                      (self.first + cut)[keep])
+        return Pieces(
+            self.filename[keep], (self.skip + cut)[keep], take[keep], (self.first + cut)[keep]
+        )
 
 
 def in_order(pieces: Pieces, start: int, files_at_once: int) -> tf.data.Dataset:
@@ -44,8 +45,15 @@ def in_order(pieces: Pieces, start: int, files_at_once: int) -> tf.data.Dataset:
     return _read(pieces, files, tf.constant(start, tf.int64), files_at_once)
 
 
-def shuffled(pieces: Pieces, start: int, *, seed: int, window: int, files_at_once: int,
-             replace: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
+def shuffled(
+    pieces: Pieces,
+    start: int,
+    *,
+    seed: int,
+    window: int,
+    files_at_once: int,
+    replace: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.data.Dataset:
     """Endless items {'record', 'index'} of shuffled epochs, without the first `start`.
 
     `window` records are permuted in memory, `files_at_once` files are read interleaved. `replace`
@@ -55,8 +63,9 @@ def shuffled(pieces: Pieces, start: int, *, seed: int, window: int, files_at_onc
 
     def epoch_items(epoch):
         skip = tf.where(epoch == start // total, tf.constant(start % total, tf.int64), 0)
-        files = order.permute(tf.range(num_pieces, dtype=tf.int64),
-                              order.key_of(seed, epoch, _FILE_ORDER), num_pieces)
+        files = order.permute(
+            tf.range(num_pieces, dtype=tf.int64), order.key_of(seed, epoch, _FILE_ORDER), num_pieces
+        )
         first_window = skip // window
 
         def shuffle_window(number, items):
@@ -87,13 +96,17 @@ def _read(pieces, files, skip, files_at_once):
         records = tf.data.TFRecordDataset(filename[piece])
         records = records.skip(first_record[piece]).take(take[piece])
         return records.enumerate(first_index[piece]).map(
-            lambda index, record: {'record': record, 'index': index})
+            lambda index, record: {'record': record, 'index': index}
+        )
 
     def read_segment(segment):
-        members = files[segment * files_at_once:(segment + 1) * files_at_once]
+        members = files[segment * files_at_once : (segment + 1) * files_at_once]
         return tf.data.Dataset.from_tensor_slices(members).interleave(
-            read_piece, cycle_length=files_at_once, num_parallel_calls=files_at_once,
-            deterministic=True)
+            read_piece,
+            cycle_length=files_at_once,
+            num_parallel_calls=files_at_once,
+            deterministic=True,
+        )
 
     segments = tf.data.Dataset.range(first_segment, tf.size(lengths, tf.int64))
     return segments.flat_map(read_segment).skip(skip)

@@ -53,8 +53,13 @@ class Source(Protocol):
         """The name of an example in messages."""
 
 
-def open_source(name: str, split: str, data_dir: str = '',
-                class_names: Sequence[str] | None = None, label: str = '') -> Source:
+def open_source(
+    name: str,
+    split: str,
+    data_dir: str = '',
+    class_names: Sequence[str] | None = None,
+    label: str = '',
+) -> Source:
     """Opens a split of a data set; UserError if it does not exist or cannot be used.
 
     Args:
@@ -69,11 +74,14 @@ def open_source(name: str, split: str, data_dir: str = '',
     if not name:
         raise UserError(
             'dataset.name is empty: add --config.dataset.name=DIRECTORY_OR_TFDS_NAME, where the '
-            'directory has SPLIT/CLASS/image files')
+            'directory has SPLIT/CLASS/image files'
+        )
     is_directory = name != 'digits' and _is_directory(name)
     if label and (is_directory or name == 'digits'):
-        raise UserError(f"dataset.label (--label) is {label!r}, and only TFDS sets have several to "
-                        f"choose from: leave it empty for '{name}'.")
+        raise UserError(
+            f'dataset.label (--label) is {label!r}, and only TFDS sets have several to '
+            f"choose from: leave it empty for '{name}'."
+        )
     if name == 'digits':
         source = DigitsSource(split)
     elif is_directory:
@@ -110,16 +118,23 @@ def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
     Raises UserError where labels are not known before they are read, or a class has no example.
     """
     if source.labels is None:
-        reason = ('images have several labels' if source.multi_label else
-                  'those of TFDS sets are known when they are read')
-        raise UserError(f'{field} needs the label of every training image, and {reason}. Take a '
-                        'directory SPLIT/CLASS/images, or loss.class_weights=NUMBER,... for each '
-                        'class, without dataset.balance.')
+        reason = (
+            'images have several labels'
+            if source.multi_label
+            else 'those of TFDS sets are known when they are read'
+        )
+        raise UserError(
+            f'{field} needs the label of every training image, and {reason}. Take a '
+            'directory SPLIT/CLASS/images, or loss.class_weights=NUMBER,... for each '
+            'class, without dataset.balance.'
+        )
     counts = np.bincount(source.labels, minlength=len(source.class_names))
     if empty := [source.class_names[k] for k in np.flatnonzero(counts == 0)]:
-        raise UserError(f'{field} needs examples of every class, and {len(empty)} of {len(counts)} '
-                        f'have none: {some(empty)}. Take a larger split, or remove empty '
-                        'folders.')
+        raise UserError(
+            f'{field} needs examples of every class, and {len(empty)} of {len(counts)} '
+            f'have none: {some(empty)}. Take a larger split, or remove empty '
+            'folders.'
+        )
     return counts
 
 
@@ -130,6 +145,7 @@ def split_name(split: str) -> str:
 
 def split_range(split: str, num_examples: int) -> tuple[int, int]:
     """First and last + 1 example of a slice, as in TFDS (percentages round to the nearest)."""
+
     def number(text):
         if text and text.endswith('%'):
             return round(int(text[:-1]) * num_examples / 100)
@@ -156,8 +172,9 @@ def shared_split(split: str, other: str, opened: Callable[[str], Source]) -> str
 
 def _parse_split(split):
     if not (match := re.fullmatch(r'([^\[\]+]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?', split)):
-        raise UserError(f"split '{split}' cannot be read; write 'train', 'train[:90%]' or "
-                        "'train[100:200]'")
+        raise UserError(
+            f"split '{split}' cannot be read; write 'train', 'train[:90%]' or 'train[100:200]'"
+        )
     return match.groups()
 
 
@@ -221,19 +238,25 @@ class DirectorySource(_Table):
     def __init__(self, root, split, class_names=None):
         folder = folders.split_folder(root, split_name(split))
         self.class_names, images, self.multi_label = (
-            label_lists.images(root, folder, class_names) if label_lists.has_table(folder) else
-            (*_images_of_classes(folder, class_names), False))
+            label_lists.images(root, folder, class_names)
+            if label_lists.has_table(folder)
+            else (*_images_of_classes(folder, class_names), False)
+        )
         if not images:
             raise UserError(
                 f"no image in the {len(self.class_names)} class folder(s) of '{folder}'; expected "
-                f'files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}')
+                f'files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}'
+            )
         images.sort(key=lambda image: (hashlib.blake2b(os.fsencode(image[0])).digest(), image[0]))
         images = images[slice(*split_range(split, len(images)))]
         paths = [os.fsencode(os.path.join(folder, path)) for path, *_ in images]
         super().__init__([label for _, label, _ in images], path=tf.constant(paths, tf.string))
         # Not to be opened: a pipe or a device could block for ever.
-        self.unreadable = {index: 'it is neither a file nor a link to one'
-                           for index, (*_, kind) in enumerate(images) if kind == 'other'}
+        self.unreadable = {
+            index: 'it is neither a file nor a link to one'
+            for index, (*_, kind) in enumerate(images)
+            if kind == 'other'
+        }
 
     def load(self, item):
         label = item['label']
@@ -250,21 +273,29 @@ def _images_of_classes(folder, class_names):
     contents = folders.class_contents(folder, class_names)
     class_names = tuple(contents if class_names is None else class_names)
     _warn_of_others(folder, contents)
-    return class_names, [(f'{name}/{file}', label, contents[name][file])
-                         for label, name in enumerate(class_names)
-                         for file, kind in contents[name].items()
-                         if kind != 'folder' and is_image(file)]
+    return class_names, [
+        (f'{name}/{file}', label, contents[name][file])
+        for label, name in enumerate(class_names)
+        for file, kind in contents[name].items()
+        if kind != 'folder' and is_image(file)
+    ]
 
 
 def _warn_of_others(folder, contents):
     """Says what is left out of the class folders."""
-    others = Counter('folder' if kind == 'folder' else os.path.splitext(name)[1] or 'without ending'
-                     for kinds in contents.values() for name, kind in kinds.items()
-                     if kind == 'folder' or not is_image(name))
+    others = Counter(
+        'folder' if kind == 'folder' else os.path.splitext(name)[1] or 'without ending'
+        for kinds in contents.values()
+        for name, kind in kinds.items()
+        if kind == 'folder' or not is_image(name)
+    )
     if not others:
         return
     text = ', '.join(f'{count} {ending}' for ending, count in others.most_common())
-    if empty := [name for name, kinds in contents.items() if kinds and not any(
-            kind != 'folder' and is_image(file) for file, kind in kinds.items())]:
+    if empty := [
+        name
+        for name, kinds in contents.items()
+        if kinds and not any(kind != 'folder' and is_image(file) for file, kind in kinds.items())
+    ]:
         text += f'. Class folder(s) without any image: {", ".join(empty)}'
     _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; left out: {text}")

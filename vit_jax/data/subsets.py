@@ -26,8 +26,10 @@ def subset(source: Source, size: str, split: str) -> Source:
     total, pieces = source.num_examples, source.pieces
     count = round(float(size[:-1]) * total / 100) if size.endswith('%') else int(size)
     if not 1 <= count <= total:
-        raise UserError(f'dataset.subset is {size}, which are {count} images, and {split} has '
-                        f'{total}: expected 1 to {total}, or a share of them.')
+        raise UserError(
+            f'dataset.subset is {size}, which are {count} images, and {split} has '
+            f'{total}: expected 1 to {total}, or a share of them.'
+        )
     if pieces is None:
         return _part(source, order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy())
     take = _shares(pieces.take, count)
@@ -38,6 +40,7 @@ def subset(source: Source, size: str, split: str) -> Source:
 
 def _shares(sizes, count):
     """How many of each are taken to make `count`, in proportion; of a larger count no fewer."""
+
     def taken(share):
         return np.minimum(sizes, np.floor(share * sizes + 0.5).astype(np.int64))
 
@@ -46,7 +49,7 @@ def _shares(sizes, count):
         middle = (low + high) / 2
         low, high = (middle, high) if taken(middle).sum() <= count else (low, middle)
     found = taken(low)
-    found[np.flatnonzero(taken(high) > found)[:count - found.sum()]] += 1
+    found[np.flatnonzero(taken(high) > found)[: count - found.sum()]] += 1
     return found
 
 
@@ -55,8 +58,10 @@ def _part(source, indices, pieces=None):
     table, part = tf.constant(indices), copy.copy(source)
     part.num_examples, part.pieces = len(indices), pieces
     part.labels = None if source.labels is None else source.labels[indices]
-    part.unreadable = {int(k): source.unreadable[int(indices[k])] for k in np.flatnonzero(
-        np.isin(indices, list(source.unreadable)))}
+    part.unreadable = {
+        int(k): source.unreadable[int(indices[k])]
+        for k in np.flatnonzero(np.isin(indices, list(source.unreadable)))
+    }
     part.fetch = lambda within: source.fetch(tf.gather(table, within))
     part.name_of = lambda index: source.name_of(int(indices[index]))
     return part

@@ -36,28 +36,34 @@ class TfdsSource:
         self._image_key, self._label = tfds_labels.image_and_label(info, label)
         # Only these two are parsed: other features may be large.
         self._features = tfds.features.FeaturesDict(
-            {key: info.features[key] for key in (self._image_key, self._label.feature)})
+            {key: info.features[key] for key in (self._image_key, self._label.feature)}
+        )
         self.multi_label, self.class_names = self._label.multi_label, self._label.class_names
         self._is_binary = info.name in _BINARY
         try:
             files = info.splits[split].file_instructions
         except (KeyError, ValueError) as error:
-            sizes = ', '.join(f'{name} ({x.num_examples} examples)'
-                              for name, x in info.splits.items())
+            sizes = ', '.join(
+                f'{name} ({x.num_examples} examples)' for name, x in info.splits.items()
+            )
             raise UserError(
                 f"no split '{split}' in '{info.full_name}'; its splits are: {sizes}, or slices of "
-                "them, such as 'train[:90%]'") from error
+                "them, such as 'train[:90%]'"
+            ) from error
         files = [file for file in files if file.take > 0]  # of train[9:3] it is -6
         take = np.array([file.take for file in files], np.int64)
         self.num_examples = int(take.sum())
         self.pieces = self._runs = Pieces(
             filename=np.array([os.fspath(file.filename) for file in files], dtype=object),
             skip=np.array([file.skip for file in files], np.int64),
-            take=take, first=np.cumsum(take) - take)
+            take=take,
+            first=np.cumsum(take) - take,
+        )
         _check_files(self._runs.filename, info.full_name)
         # The files decide, because their format may differ from the default of the builder.
-        if take.size and all('.array_record' in os.path.basename(name)
-                             for name in self._runs.filename):
+        if take.size and all(
+            '.array_record' in os.path.basename(name) for name in self._runs.filename
+        ):
             from array_record.python import array_record_data_source
 
             self.pieces = None
@@ -74,7 +80,8 @@ class TfdsSource:
 
     def load(self, item):
         example = self._features.deserialize_example(
-            item['record'], decoders={self._image_key: tfds.decode.SkipDecoding()})
+            item['record'], decoders={self._image_key: tfds.decode.SkipDecoding()}
+        )
         image, label = example[self._image_key], self._label.of(example[self._label.feature])
         if self._is_binary:
             image = tf.io.encode_png(255 * tf.io.decode_png(image))
@@ -91,12 +98,14 @@ class TfdsSource:
 def _check_files(paths, name):
     """Raises MissingDataError unless all are there: reading may come to the last one much later."""
     folders = set(map(os.path.dirname, paths))
-    there = {os.path.join(folder, file) for folder in folders
-             for file in tf.io.gfile.listdir(folder)}
+    there = {
+        os.path.join(folder, file) for folder in folders for file in tf.io.gfile.listdir(folder)
+    }
     if missing := [path for path in paths if path not in there]:
         raise MissingDataError(
             f"'{name}' lacks {len(missing)} of {len(paths)} files, the first of them {missing[0]}: "
-            'copy it again from where it is whole, or remove its folder and prepare it again')
+            'copy it again from where it is whole, or remove its folder and prepare it again'
+        )
 
 
 def _builder(name, data_dir):
@@ -110,25 +119,34 @@ def _builder(name, data_dir):
         raise MissingDataError(
             f"dataset.name is '{name}': TFDS knows no data set of that name, and there is none in "
             f"data_dir '{where}'. {nearest_names(name, names)}dataset.name may also be a directory "
-            "with SPLIT/CLASS/image files (./NAME in the current directory) or 'digits'") from error
+            "with SPLIT/CLASS/image files (./NAME in the current directory) or 'digits'"
+        ) from error
     except STORAGE_ERRORS:
         raise
     except Exception as error:  # of files that may be damaged, and code of others
-        raise MissingDataError(f"TFDS cannot open '{name}' in '{where}': {error}. If its files are "
-                               'damaged or incomplete, copy them again, or remove its folder '
-                               f'and prepare it again:\n  {_preparing(name, where)}') from error
+        raise MissingDataError(
+            f"TFDS cannot open '{name}' in '{where}': {error}. If its files are "
+            'damaged or incomplete, copy them again, or remove its folder '
+            f'and prepare it again:\n  {_preparing(name, where)}'
+        ) from error
     if builder.is_prepared():
         return builder
-    message = (f"data set '{name}' is not prepared: looked in '{builder.data_path}'. To prepare "
-               f'it, run\n  {_preparing(name, where)}\n'
-               'or set dataset.data_dir to the directory that contains it')
+    message = (
+        f"data set '{name}' is not prepared: looked in '{builder.data_path}'. To prepare "
+        f'it, run\n  {_preparing(name, where)}\n'
+        'or set dataset.data_dir to the directory that contains it'
+    )
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-        message += (f"\nIts files must first be downloaded by hand to '{where}/downloads/manual' "
-                    f'(or --manual_dir): {" ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())}')
+        message += (
+            f"\nIts files must first be downloaded by hand to '{where}/downloads/manual' "
+            f'(or --manual_dir): {" ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())}'
+        )
     raise MissingDataError(message)
 
 
 def _preparing(name, where):
     """The command; that of TFDS, `tfds build`, needs Apache Beam, which few data sets do."""
-    return (f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
-            f'data_dir={str(where)!r}).download_and_prepare()"')
+    return (
+        f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
+        f'data_dir={str(where)!r}).download_and_prepare()"'
+    )

@@ -40,6 +40,11 @@ def legend(figure: Any, axes: Any) -> None:
     """One legend for all charts, below them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, [label.replace('$', r'\$') for label in labels],
-                      loc='outside lower center', fontsize=8, frameon=False,
-                      ncols=max(1, min(len(labels), 140 // (6 + max(map(len, labels))))))
+        figure.legend(
+            handles,
+            [label.replace('$', r'\$') for label in labels],
+            loc='outside lower center',
+            fontsize=8,
+            frameon=False,
+            ncols=max(1, min(len(labels), 140 // (6 + max(map(len, labels))))),
+        )

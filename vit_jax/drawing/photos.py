@@ -18,14 +18,21 @@ Photo = UInt8[np.ndarray, 'height width 3']
 
 def rollout(arrays: Arrays, title: str) -> Any:
     """Attention through all layers, over photos (figures 6 and 14): `photos` and their `maps`."""
-    return _rows(f'{title}\nattention rollout', arrays['photos'], [
-        ('rollout', heat, arrays['maps']), ('photo times rollout', darkened, arrays['maps'])])
+    return _rows(
+        f'{title}\nattention rollout',
+        arrays['photos'],
+        [('rollout', heat, arrays['maps']), ('photo times rollout', darkened, arrays['maps'])],
+    )
 
 
 def attribution(arrays: Arrays, title: str) -> Any:
     """What speaks for a class, over photos: `photos`, `maps`, and `captions` with the class."""
-    return _rows(f'{title}\nwhat speaks for a class: gradient times attention', arrays['photos'], [
-        ('relevance', heat, arrays['maps'])], arrays['captions'])
+    return _rows(
+        f'{title}\nwhat speaks for a class: gradient times attention',
+        arrays['photos'],
+        [('relevance', heat, arrays['maps'])],
+        arrays['captions'],
+    )
 
 
 def compare(arrays: Arrays, title: str) -> Any:
@@ -33,8 +40,9 @@ def compare(arrays: Arrays, title: str) -> Any:
     rows = [('rollout', heat, arrays['rollout']), ('60 % of the attention', kept, arrays['kept'])]
     if 'attribution' in arrays:
         rows.append(('relevance for its class', heat, arrays['attribution']))
-    return _rows(f'{title}\nthree ways to ask what counts', arrays['photos'], rows,
-                 arrays.get('captions'))
+    return _rows(
+        f'{title}\nthree ways to ask what counts', arrays['photos'], rows, arrays.get('captions')
+    )
 
 
 def attention(arrays: Arrays, title: str) -> Any:
@@ -53,15 +61,22 @@ def threshold(arrays: Arrays, title: str) -> Any:
 def heat(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns']) -> None:
     """Values as colours over the grey photo, interpolated, from the least to BRIGHTEST."""
     axes.imshow(photo.mean(axis=-1), cmap='gray', vmin=0, vmax=255)
-    axes.imshow(values, cmap=HEAT, alpha=0.65, extent=_extent(photo), interpolation='bilinear',
-                vmax=np.quantile(values, BRIGHTEST))
+    axes.imshow(
+        values,
+        cmap=HEAT,
+        alpha=0.65,
+        extent=_extent(photo),
+        interpolation='bilinear',
+        vmax=np.quantile(values, BRIGHTEST),
+    )
 
 
 def darkened(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns']) -> None:
     """The photo times the values, interpolated, of which BRIGHTEST leaves it as it is."""
     share = np.minimum(values / np.quantile(values, BRIGHTEST), 1)
-    large = Image.fromarray(share.astype(np.float32)).resize(photo.shape[1::-1],
-                                                             Image.Resampling.BILINEAR)
+    large = Image.fromarray(share.astype(np.float32)).resize(
+        photo.shape[1::-1], Image.Resampling.BILINEAR
+    )
     axes.imshow((photo * np.asarray(large)[..., None]).astype(np.uint8))
 
 
@@ -82,16 +97,25 @@ def _rows(title, photos, rows, captions=None):
     """Photos side by side, with the same of each in a row: (name, how to draw, values)."""
     count, (height, width) = len(photos), photos.shape[1:3]
     side = min(2.4, (canvas.WIDTH - 0.4) / count)  # of a photo, in inches
-    figure = canvas.new((0.6 if captions is None else 0.8)
-                        + (side * height / width + 0.03) * (1 + len(rows)), title)
+    figure = canvas.new(
+        (0.6 if captions is None else 0.8) + (side * height / width + 0.03) * (1 + len(rows)), title
+    )
     panels = figure.subplots(1 + len(rows), count, squeeze=False)
     for k, photo in enumerate(photos):
         canvas.bare(panels[0, k], '' if captions is None else captions[k]).imshow(photo)
         for axes, (_, draw, values) in zip(panels[1:, k], rows, strict=True):
             draw(canvas.bare(axes), photo, values[k])
     for axes, name in zip(panels[:, 0], ['photo', *(name for name, *_ in rows)], strict=True):
-        axes.text(-0.04, 0.5, name, transform=axes.transAxes, rotation=90, fontsize=9,
-                  horizontalalignment='right', verticalalignment='center')
+        axes.text(
+            -0.04,
+            0.5,
+            name,
+            transform=axes.transAxes,
+            rotation=90,
+            fontsize=9,
+            horizontalalignment='right',
+            verticalalignment='center',
+        )
     return figure
 
 
@@ -106,7 +130,7 @@ def _blocks(title, arrays, draw):
     for axes in panels.flat:
         canvas.bare(axes)
     for k, photo in enumerate(photos):
-        block = panels[k * lines:(k + 1) * lines]
+        block = panels[k * lines : (k + 1) * lines]
         block[0, 0].imshow(photo)
         for name, axes, values in zip(names, block[:, 1:].flat, maps[k], strict=False):
             draw(axes, photo, values)

@@ -20,8 +20,9 @@ def compute(arrays: Arrays, title: str) -> Any:
         x, y = own['flops'], 100 * own['accuracy']
         axes.plot(x, y, '-', color=colour, alpha=0.35, linewidth=1)
         axes.plot(x[-1:], y[-1:], marker, color=colour)
-        axes.annotate(own['model'][0], (x[-1], y[-1]), xytext=(6, -3), fontsize=8,
-                      textcoords='offset points')
+        axes.annotate(
+            own['model'][0], (x[-1], y[-1]), xytext=(6, -3), fontsize=8, textcoords='offset points'
+        )
     for family in _unique(arrays['family']):
         axes.plot([], [], FAMILIES[family][1], color=FAMILIES[family][0], label=family)
     axes.set(xscale='log', xlabel='pre-training compute (FLOPs)', ylabel='accuracy (%)')
@@ -55,10 +56,17 @@ def fewshot(arrays: Arrays, title: str) -> Any:
         for name, style in zip(shots, ('-', '--', ':', '-.') * len(shots), strict=False):
             y, deviation = 100 * own[name], 100 * own.get(f'{name}_deviation', 0 * own[name])
             for axes, x in zip(charts, (own['epochs'], own['flops']), strict=True):
-                axes.plot(x, y, style, marker='.', color=f'C{k}',
-                          label=f'{own["model"][0]} of {short}, {_named(name)}')
-                axes.fill_between(x, y - deviation, y + deviation, color=f'C{k}', alpha=0.15,
-                                  linewidth=0)
+                axes.plot(
+                    x,
+                    y,
+                    style,
+                    marker='.',
+                    color=f'C{k}',
+                    label=f'{own["model"][0]} of {short}, {_named(name)}',
+                )
+                axes.fill_between(
+                    x, y - deviation, y + deviation, color=f'C{k}', alpha=0.15, linewidth=0
+                )
     charts[0].set(xlabel='epochs', ylabel='few-shot accuracy (%)')
     charts[1].set(xlabel='pre-training compute (FLOPs)', xscale='log')
     canvas.legend(figure, charts[0])
@@ -75,8 +83,12 @@ def speed(arrays: Arrays, title: str) -> Any:
             sizes = np.unique(own['pixels'])
             name = f'{model}, {setting}' if len(settings) > 1 else model
             for axes, kind in ((left, 'images_per_second'), (right, 'batch_size')):
-                axes.plot(sizes, [own[kind][own['pixels'] == size].max() for size in sizes], 'o-',
-                          label=name)
+                axes.plot(
+                    sizes,
+                    [own[kind][own['pixels'] == size].max() for size in sizes],
+                    'o-',
+                    label=name,
+                )
     for axes, what in ((left, 'images per second'), (right, 'images in the batch')):
         axes.set(xlabel='image size (pixels)', ylabel=what, xscale='log', yscale='log')
         _ticks(axes, arrays['pixels'])

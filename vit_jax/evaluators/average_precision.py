@@ -4,8 +4,9 @@ import numpy as np
 from jaxtyping import Bool, Shaped
 
 
-def by_class(scores: Shaped[np.ndarray, 'images classes'],
-             labels: Bool[np.ndarray, 'images classes']) -> Shaped[np.ndarray, ' classes']:
+def by_class(
+    scores: Shaped[np.ndarray, 'images classes'], labels: Bool[np.ndarray, 'images classes']
+) -> Shaped[np.ndarray, ' classes']:
     """Average precision of every class in [0, 1], NaN for one that no image has.
 
     The sum over all thresholds of precision times the increase in recall, without interpolation
@@ -15,8 +16,9 @@ def by_class(scores: Shaped[np.ndarray, 'images classes'],
     return np.array([_one(score, label) for score, label in zip(scores.T, labels.T, strict=True)])
 
 
-def mean(scores: Shaped[np.ndarray, 'images classes'], labels: Bool[np.ndarray, 'images classes']
-         ) -> float:
+def mean(
+    scores: Shaped[np.ndarray, 'images classes'], labels: Bool[np.ndarray, 'images classes']
+) -> float:
     """The mean of `by_class` over the classes that occur, NaN if none does."""
     found = by_class(scores, labels)[labels.any(axis=0)]
     return float(found.mean()) if found.size else float('nan')

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float32
 BINS = 15
 
 
-def calibration(confidence: Float32[np.ndarray, ' images'], right: Bool[np.ndarray, ' images']
-                ) -> dict[str, Any]:
+def calibration(
+    confidence: Float32[np.ndarray, ' images'], right: Bool[np.ndarray, ' images']
+) -> dict[str, Any]:
     """Expected calibration error and the reliability diagram that it sums up (arXiv 1706.04599).
 
     Args:
@@ -23,9 +24,16 @@ def calibration(confidence: Float32[np.ndarray, ' images'], right: Bool[np.ndarr
     if np.isnan(confidence).any():
         return {'expected_error': None, 'bins': []}
     number = np.clip(np.ceil(confidence.astype(np.float64) * BINS).astype(int) - 1, 0, BINS - 1)
-    bins = [{'from': k / BINS, 'to': (k + 1) / BINS, 'num_examples': int(inside.sum()),
-             'accuracy': float(right[inside].mean()),
-             'confidence': float(confidence[inside].mean(dtype=np.float64))}
-            for k in np.unique(number).tolist() for inside in [number == k]]
+    bins = [
+        {
+            'from': k / BINS,
+            'to': (k + 1) / BINS,
+            'num_examples': int(inside.sum()),
+            'accuracy': float(right[inside].mean()),
+            'confidence': float(confidence[inside].mean(dtype=np.float64)),
+        }
+        for k in np.unique(number).tolist()
+        for inside in [number == k]
+    ]
     error = sum(b['num_examples'] * abs(b['accuracy'] - b['confidence']) for b in bins)
     return {'expected_error': error / len(confidence), 'bins': bins}

@@ -18,8 +18,12 @@ from vit_jax.models.parts import join, split
 MEAN_AVERAGE_PRECISION = 'eval/mean_average_precision'
 
 
-def total(eval_step: Callable, params: PyTree, batches: Iterable,
-          interrupted: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+def total(
+    eval_step: Callable,
+    params: PyTree,
+    batches: Iterable,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
     """Sums over all batches, in float64, which is exact for counts.
 
     `eval_step` is (params, batch) -> sums, as eval_step() with its other arguments given;
@@ -57,19 +61,29 @@ def metrics(sums: dict[str, Any]) -> dict[str, float]:
     """
     count, rows = float(sums['count']), sums.get('rows', {})
     if not count:
-        raise UserError('no image of the split has a label, so there is nothing to score: take '
-                        'another split.')
-    values = {'eval/accuracy': float(sums['correct']) / count,
-              'eval/accuracy_top5': float(sums['correct_top5']) / count,
-              'eval/loss': float(sums['loss']) / count,
-              'eval/num_examples': count}
+        raise UserError(
+            'no image of the split has a label, so there is nothing to score: take another split.'
+        )
+    values = {
+        'eval/accuracy': float(sums['correct']) / count,
+        'eval/accuracy_top5': float(sums['correct_top5']) / count,
+        'eval/loss': float(sums['loss']) / count,
+        'eval/num_examples': count,
+    }
     if rows and rows['label'].ndim == 2:
         values[MEAN_AVERAGE_PRECISION] = average_precision.mean(rows['logits'], rows['label'])
     return values
 
 
-def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: Callable,
-              accum_steps: int = 1, sums_of: Callable | None = None) -> dict[str, Any]:
+def eval_step(
+    params: PyTree,
+    batch: Batch,
+    *,
+    model: nn.Module,
+    loss: Callable,
+    accum_steps: int = 1,
+    sums_of: Callable | None = None,
+) -> dict[str, Any]:
     """Sums over the examples of a batch whose `mask` is set; pure, to be jitted by the caller.
 
     Args:
@@ -80,16 +94,19 @@ def eval_step(params: PyTree, batch: Batch, *, model: nn.Module, loss: Callable,
       sums_of: (outputs of the model, batch, loss) -> what is returned; None: logit_sums.
     """
     if accum_steps > 1:
-        sums = jax.lax.map(functools.partial(eval_step, params, model=model, loss=loss,
-                                             sums_of=sums_of), split(batch, accum_steps))
+        sums = jax.lax.map(
+            functools.partial(eval_step, params, model=model, loss=loss, sums_of=sums_of),
+            split(batch, accum_steps),
+        )
         rows = {'rows': join(sums.pop('rows'))} if 'rows' in sums else {}
         return jax.tree.map(lambda x: x.sum(axis=0), sums) | rows
     outputs = model.apply({'params': params}, batch['image'], train=False)
     return (sums_of or logit_sums)(outputs, batch, loss)
 
 
-def logit_sums(logits: Float[Array, 'batch classes'], batch: Batch, loss: Callable
-               ) -> dict[str, Any]:
+def logit_sums(
+    logits: Float[Array, 'batch classes'], batch: Batch, loss: Callable
+) -> dict[str, Any]:
     """The sums of eval_step from the logits of a batch.
 
     Returns float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss. An
@@ -104,13 +121,19 @@ def logit_sums(logits: Float[Array, 'batch classes'], batch: Batch, loss: Callab
     hits = top_hits(logits, labels)
     values = loss(logits, labels)
     summed = functools.partial(jnp.sum, where=mask > 0)
-    return {'count': mask.sum(), 'correct': summed(hits[:, 0].astype(jnp.float32)),
-            'correct_top5': summed(hits.any(axis=-1).astype(jnp.float32)), 'loss': summed(values),
-            **rows}
+    return {
+        'count': mask.sum(),
+        'correct': summed(hits[:, 0].astype(jnp.float32)),
+        'correct_top5': summed(hits.any(axis=-1).astype(jnp.float32)),
+        'loss': summed(values),
+        **rows,
+    }
 
 
-def top_hits(logits: Float[Array, 'batch classes'],
-             labels: Int[Array, ' batch'] | Float[Array, 'batch classes']) -> Array:
+def top_hits(
+    logits: Float[Array, 'batch classes'],
+    labels: Int[Array, ' batch'] | Float[Array, 'batch classes'],
+) -> Array:
     """Whether each of the five most probable classes, best first, is a label: bool [batch, 5]."""
     _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     if labels.ndim == 2:

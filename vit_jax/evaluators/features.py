@@ -22,20 +22,26 @@ class Features(NamedTuple):
     labels: Int[np.ndarray, ' images']
 
 
-def step(params: PyTree, batch: Batch, *, model: nn.Module, name: str, accum_steps: int = 1
-         ) -> dict[str, Batch]:
+def step(
+    params: PyTree, batch: Batch, *, model: nn.Module, name: str, accum_steps: int = 1
+) -> dict[str, Batch]:
     """`rows` of features [batch, features], label and mask of a batch; pure, to be jitted.
 
     The results must be replicated where there are several devices. The batch is split into
     `accum_steps` parts as in classification.eval_step.
     """
-    features = in_parts(functools.partial(representation.of, model, params, name=name),
-                        batch['image'], accum_steps)
+    features = in_parts(
+        functools.partial(representation.of, model, params, name=name), batch['image'], accum_steps
+    )
     return {'rows': {'features': features, 'label': batch['label'], 'mask': batch['mask']}}
 
 
-def extract(features_step: Callable, params: PyTree, batches: Iterable,
-            interrupted: Callable[[], bool] = lambda: False) -> Features | None:
+def extract(
+    features_step: Callable,
+    params: PyTree,
+    batches: Iterable,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Features | None:
     """The features of all images of `batches`, in their order, broken ones left out.
 
     Args:
@@ -51,6 +57,8 @@ def extract(features_step: Callable, params: PyTree, batches: Iterable,
     features = Features(found['rows']['features'], found['rows']['label'])
     finite = np.isfinite(features.values).all(axis=1)
     if not finite.all():
-        raise UserError(f'the features of {np.sum(~finite)} of {len(finite)} images are not '
-                        'finite: the training diverged, or the weights are damaged.')
+        raise UserError(
+            f'the features of {np.sum(~finite)} of {len(finite)} images are not '
+            'finite: the training diverged, or the weights are damaged.'
+        )
     return features

@@ -32,15 +32,18 @@ def whiten(train: Queries, *others: Queries) -> list[Float[np.ndarray, 'rows fea
     return [(x - mean) / std for x in (train, *others)]
 
 
-def least_squares(train: Features, queries: Queries, num_classes: int, l2: tuple[float, ...]
-                  ) -> list[Scores]:
+def least_squares(
+    train: Features, queries: Queries, num_classes: int, l2: tuple[float, ...]
+) -> list[Scores]:
     """Regularised least squares to {-1, +1}^classes in closed form (section 4.1), for each L2.
 
     With X the whitened features and a constant, and Y the targets, it minimises
     |X W - Y|^2 + L2 |W|^2, by one eigendecomposition of the smaller of X^T X and X X^T.
     """
-    x, queries = (np.pad(a, ((0, 0), (0, 1)), constant_values=BIAS_FEATURE)
-                  for a in whiten(train.values, queries))
+    x, queries = (
+        np.pad(a, ((0, 0), (0, 1)), constant_values=BIAS_FEATURE)
+        for a in whiten(train.values, queries)
+    )
     y = 2.0 * np.eye(num_classes)[train.labels] - 1
     if len(x) >= x.shape[1]:  # W = (X^T X + L2)^-1 X^T Y
         eigenvalues, vectors = np.linalg.eigh(x.T @ x)
@@ -80,7 +83,8 @@ def linear_probe(train: Features, queries: Queries, num_classes: int) -> Scores:
 
     def objective(params):
         losses = optax.softmax_cross_entropy_with_integer_labels(
-            x @ params['kernel'] + params['bias'], labels)
+            x @ params['kernel'] + params['bias'], labels
+        )
         return losses.mean() + PROBE_L2 / 2 * jnp.sum(params['kernel'] ** 2)
 
     solver, value_and_grad = optax.lbfgs(), optax.value_and_grad_from_state(objective)
@@ -88,14 +92,17 @@ def linear_probe(train: Features, queries: Queries, num_classes: int) -> Scores:
     def step(carry):
         params, state, _, count = carry
         value, grad = value_and_grad(params, state=state)
-        updates, state = solver.update(grad, state, params, value=value, grad=grad,
-                                       value_fn=objective)
+        updates, state = solver.update(
+            grad, state, params, value=value, grad=grad, value_fn=objective
+        )
         return optax.apply_updates(params, updates), state, optax.tree.norm(grad), count + 1
 
     params = {'kernel': jnp.zeros((x.shape[1], num_classes)), 'bias': jnp.zeros(num_classes)}
-    params, *_ = jax.jit(lambda carry: jax.lax.while_loop(
-        lambda carry: (carry[2] > PROBE_GRADIENT) & (carry[3] < PROBE_STEPS), step, carry))(
-        (params, solver.init(params), jnp.inf, 0))
+    params, *_ = jax.jit(
+        lambda carry: jax.lax.while_loop(
+            lambda carry: (carry[2] > PROBE_GRADIENT) & (carry[3] < PROBE_STEPS), step, carry
+        )
+    )((params, solver.init(params), jnp.inf, 0))
     return queries @ np.asarray(params['kernel'], np.float64) + np.asarray(params['bias'])
 
 

@@ -18,10 +18,14 @@ def filters(subject: Subject) -> Arrays:
 
 def positions(subject: Subject) -> Arrays:
     """Similarity of position embeddings (figures 7, centre, and 10), of a layer if each has one."""
-    found = parameters.position_similarity(subject.model, subject.params,
-                                           subject.weights.image_size())
-    of_layer = found[number('--layer', subject.choice.layer or 0, len(found))] if (
-        len(found) > 1) else found[0]
+    found = parameters.position_similarity(
+        subject.model, subject.params, subject.weights.image_size()
+    )
+    of_layer = (
+        found[number('--layer', subject.choice.layer or 0, len(found))]
+        if (len(found) > 1)
+        else found[0]
+    )
     return {'similarity': of_layer}
 
 
@@ -29,8 +33,12 @@ def distance(subject: Subject) -> Arrays:
     """How far each head of each layer looks, in pixels (figures 7, right, and 11)."""
     found, size = subject.observed['distance'], subject.weights.image_size()
     between = maps.between_patches(subject.model.grid(size), patch_in_pixels(subject.weights.model))
-    return {'distance': found.mean(axis=0), 'of_each_image': found, 'uniform': between.mean(),
-            'image_size': np.array(size)}
+    return {
+        'distance': found.mean(axis=0),
+        'of_each_image': found,
+        'uniform': between.mean(),
+        'image_size': np.array(size),
+    }
 
 
 def rollout(subject: Subject) -> Arrays:
@@ -41,22 +49,34 @@ def rollout(subject: Subject) -> Arrays:
 def attention(subject: Subject) -> Arrays:
     """Attention of a query: one head, one layer, or all heads of the last layer."""
     found, query, (layers, heads) = subject.observed['query'][:SHOWN], subject.query, subject.panels
-    source = (f'patch {query[0]},{query[1]} attends' if query else 'the class token attends'
-              if subject.model.pool == 'cls' else 'all patches attend')
-    return {'photos': subject.photos,
-            'maps': found[:, layers][:, :, heads].reshape(len(found), -1, *found.shape[-2:]),
-            'panels': np.array([f'layer {k}, head {h}' for k in layers for h in heads]),
-            'what': np.array(f'what {source} to'), 'query': np.array(query or ())}
+    source = (
+        f'patch {query[0]},{query[1]} attends'
+        if query
+        else 'the class token attends'
+        if subject.model.pool == 'cls'
+        else 'all patches attend'
+    )
+    return {
+        'photos': subject.photos,
+        'maps': found[:, layers][:, :, heads].reshape(len(found), -1, *found.shape[-2:]),
+        'panels': np.array([f'layer {k}, head {h}' for k in layers for h in heads]),
+        'what': np.array(f'what {source} to'),
+        'query': np.array(query or ()),
+    }
 
 
 def threshold(subject: Subject) -> Arrays:
     """The patches with 60 % of the attention from which the class is read, by head, as in DINO."""
     found = subject.observed['head'][:SHOWN]
     reader = {'cls': 'the class token attends', 'map': 'the pooling attends'}.get(
-        subject.model.pool, 'all patches attend')
-    return {'photos': subject.photos, 'maps': maps.most_of_mass(found),
-            'panels': np.array([f'head {k}' for k in range(found.shape[1])]),
-            'what': np.array(f'patches with 60 % of what {reader} to')}
+        subject.model.pool, 'all patches attend'
+    )
+    return {
+        'photos': subject.photos,
+        'maps': maps.most_of_mass(found),
+        'panels': np.array([f'head {k}' for k in range(found.shape[1])]),
+        'what': np.array(f'patches with 60 % of what {reader} to'),
+    }
 
 
 def attribution(subject: Subject) -> Arrays:
@@ -66,8 +86,11 @@ def attribution(subject: Subject) -> Arrays:
 
 def compare(subject: Subject) -> Arrays:
     """Rollout, thresholded attention and, where there are classes, attribution."""
-    found = {'photos': subject.photos, 'rollout': subject.observed['rollout'][:SHOWN],
-             'kept': maps.most_of_mass(subject.observed['head'][:SHOWN].mean(axis=1))}
+    found = {
+        'photos': subject.photos,
+        'rollout': subject.observed['rollout'][:SHOWN],
+        'kept': maps.most_of_mass(subject.observed['head'][:SHOWN].mean(axis=1)),
+    }
     try:
         attributed = subject.attributed
     except Inapplicable:

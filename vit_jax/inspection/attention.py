@@ -49,8 +49,10 @@ def observer(model: nn.Module) -> Callable[[PyTree, Array], Observed]:
         return logits, *among_all_tokens(weights, model.grid(images.shape[1:3]))
 
     def observe(params, images):
-        return Observed(*forward(params, images), model.grid(images.shape[1:3]),
-                        model.pool == 'cls')
+        return Observed(
+            *forward(params, images), model.grid(images.shape[1:3]), model.pool == 'cls'
+        )
+
     return observe
 
 
@@ -60,8 +62,9 @@ def check(model: nn.Module) -> None:
         raise Inapplicable('a ResNet has no attention between patches')
 
 
-def apply(model: nn.Module, params: PyTree, images: Float[Array, 'batch height width channels']
-          ) -> tuple[Array, dict[str, Array]]:
+def apply(
+    model: nn.Module, params: PyTree, images: Float[Array, 'batch height width channels']
+) -> tuple[Array, dict[str, Array]]:
     """Logits, and the attention weights as the model has them, by name.
 
     They are `attention`, or `row_attention` and `column_attention`, as in ViT.__call__; and with
@@ -70,28 +73,33 @@ def apply(model: nn.Module, params: PyTree, images: Float[Array, 'batch height w
     logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
     weights = {name: x for name, x in outputs.items() if name.endswith('attention')}
     if model.pool == 'map':  # the weights of AttentionPool
-        encoded, pool = outputs['encoded'][:, model.prefix:], params['pool']
+        encoded, pool = outputs['encoded'][:, model.prefix :], params['pool']
         attention = Attention(model.block.num_heads, 0.0, model.block.dtype)
         probes = jnp.tile(pool['probe'].astype(encoded.dtype), (len(encoded), 1, 1))
-        _, found = attention.apply({'params': pool['attention']}, probes, encoded,
-                                   return_weights=True)
+        _, found = attention.apply(
+            {'params': pool['attention']}, probes, encoded, return_weights=True
+        )
         weights['pooling'] = found[:, :, 0]
     return logits, weights
 
 
-def among_all_tokens(weights: Mapping[str, Array], grid: tuple[int, int]
-                     ) -> tuple[Float[Array, 'layers batch heads tokens tokens'],
-                                Float[Array, 'batch heads tokens'] | None]:
+def among_all_tokens(
+    weights: Mapping[str, Array], grid: tuple[int, int]
+) -> tuple[
+    Float[Array, 'layers batch heads tokens tokens'], Float[Array, 'batch heads tokens'] | None
+]:
     """The `weights` from `apply`, or anything of their shapes, as Observed has them: two fields."""
     pooling, found = weights.get('pooling'), weights.get('attention')
     if found is not None:
         registers = found.shape[-1] - math.prod(grid)  # which pooling does not see
         return found, pooling if pooling is None else jnp.pad(
-            pooling, ((0, 0), (0, 0), (registers, 0)))
+            pooling, ((0, 0), (0, 0), (registers, 0))
+        )
     rows, columns = (jnp.eye(n) for n in grid)
-    both = (jnp.einsum('lbrhqk,rs->lbhrqsk', weights['row_attention'], rows, precision='highest'),
-            jnp.einsum('lbchqk,cd->lbhqckd', weights['column_attention'], columns,
-                       precision='highest'))
+    both = (
+        jnp.einsum('lbrhqk,rs->lbhrqsk', weights['row_attention'], rows, precision='highest'),
+        jnp.einsum('lbchqk,cd->lbhqckd', weights['column_attention'], columns, precision='highest'),
+    )
     tokens = grid[0] * grid[1]
     stacked = jnp.stack([x.reshape(*x.shape[:3], tokens, tokens) for x in both], axis=1)
     return stacked.reshape(-1, *stacked.shape[2:]), pooling
@@ -109,4 +117,4 @@ def readout(observed: Observed) -> Float[Array, 'batch tokens']:
     if observed.class_token:
         return jnp.zeros((batch, tokens)).at[:, 0].set(1)
     patches = tokens - observed.prefix
-    return jnp.full((batch, tokens), 1 / patches).at[:, :observed.prefix].set(0)
+    return jnp.full((batch, tokens), 1 / patches).at[:, : observed.prefix].set(0)

@@ -22,14 +22,18 @@ from vit_jax.inspection.maps import on_grid
 from vit_jax.models.attention import Attention
 
 # The parameters of the attention that has the weights of each name of attention.apply.
-_PLACES = {'attention': 'blocks/attention', 'row_attention': 'blocks/row/attention',
-           'column_attention': 'blocks/column/attention', 'pooling': 'pool/attention'}
+_PLACES = {
+    'attention': 'blocks/attention',
+    'row_attention': 'blocks/row/attention',
+    'column_attention': 'blocks/column/attention',
+    'pooling': 'pool/attention',
+}
 _CHANGE = 'change_of_weights'
 
 
-def attributor(model: nn.Module
-               ) -> Callable[[PyTree, Array, Int[Array, ' batch']],
-                             Float[Array, 'batch rows columns']]:
+def attributor(
+    model: nn.Module,
+) -> Callable[[PyTree, Array, Int[Array, ' batch']], Float[Array, 'batch rows columns']]:
     """A function of parameters, prepared images and a class for each, to relevance from 0 on.
 
     It is compiled for every new shape of images. Raises Inapplicable for a model without attention
@@ -44,15 +48,21 @@ def attributor(model: nn.Module
     @jax.jit
     def attribute(params, images, classes):
         return relevance(*gradients(model, params, images, classes))
+
     return attribute
 
 
-def gradients(model: nn.Module, params: PyTree, images: Float[Array, 'batch height width 3'],
-              classes: Int[Array, ' batch']) -> tuple[Observed, Observed]:
+def gradients(
+    model: nn.Module,
+    params: PyTree,
+    images: Float[Array, 'batch height width 3'],
+    classes: Int[Array, ' batch'],
+) -> tuple[Observed, Observed]:
     """What is observed of images, and the gradient of their classes' logits by the weights.
 
     The latter has gradients in the fields `weights` and `pooling`.
     """
+
     def score(changes):
         with nn.intercept_methods(_add_change):
             logits, weights = attention.apply(model, _with_changes(params, changes), images)
@@ -62,12 +72,15 @@ def gradients(model: nn.Module, params: PyTree, images: Float[Array, 'batch heig
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     found, (logits, weights) = jax.grad(score, has_aux=True)(zeros)
     grid = model.grid(images.shape[1:3])
-    return tuple(Observed(logits, *attention.among_all_tokens(x, grid), grid, model.pool == 'cls')
-                 for x in (weights, found))
+    return tuple(
+        Observed(logits, *attention.among_all_tokens(x, grid), grid, model.pool == 'cls')
+        for x in (weights, found)
+    )
 
 
 def relevance(observed: Observed, gradient: Observed) -> Float[Array, 'batch rows columns']:
     """Relevance of each patch, by the equations above."""
+
     def positive(x, y):
         return jnp.maximum(x * y, 0)
 

@@ -10,8 +10,9 @@ from vit_jax.inspection import attention
 from vit_jax.inspection.attention import Observed
 
 
-def rolled_out(weights: Float[Array, 'layers batch heads tokens tokens']
-               ) -> Float[Array, 'batch tokens tokens']:
+def rolled_out(
+    weights: Float[Array, 'layers batch heads tokens tokens'],
+) -> Float[Array, 'batch tokens tokens']:
     """Attention rollout: how much of each patch of the image is in each token after all layers.
 
     Of every layer it takes the mean over the heads, and half of each token from the residual
@@ -19,25 +20,29 @@ def rolled_out(weights: Float[Array, 'layers batch heads tokens tokens']
     """
     mixing = (weights.mean(axis=2) + jnp.eye(weights.shape[-1])) / 2
     return functools.reduce(
-        lambda before, layer: jnp.matmul(layer, before, precision='highest'), mixing)
+        lambda before, layer: jnp.matmul(layer, before, precision='highest'), mixing
+    )
 
 
 def rollout(observed: Observed) -> Float[Array, 'batch rows columns']:
     """The share of each patch in what the head reads, by attention rollout (figures 6 and 14)."""
-    found = jnp.einsum('bq,bqk->bk', attention.readout(observed), rolled_out(observed.weights),
-                       precision='highest')
+    found = jnp.einsum(
+        'bq,bqk->bk', attention.readout(observed), rolled_out(observed.weights), precision='highest'
+    )
     return on_grid(found, observed)
 
 
-def of_query(observed: Observed, query: tuple[int, int] | None = None
-             ) -> Float[Array, 'layers batch heads rows columns']:
+def of_query(
+    observed: Observed, query: tuple[int, int] | None = None
+) -> Float[Array, 'layers batch heads rows columns']:
     """What a patch (row, column) attends to.
 
     None is for the class token or, without one, the mean over tokens as the head reads them.
     """
     if query is None:
-        found = jnp.einsum('lbhqk,bq->lbhk', observed.weights, attention.readout(observed),
-                           precision='highest')
+        found = jnp.einsum(
+            'lbhqk,bq->lbhk', observed.weights, attention.readout(observed), precision='highest'
+        )
     else:
         token = query[0] * observed.grid[1] + query[1] + observed.prefix
         found = observed.weights[..., token, :]
@@ -51,8 +56,9 @@ def of_head(observed: Observed) -> Float[Array, 'batch heads rows columns']:
     return of_query(observed)[-1]
 
 
-def most_of_mass(maps: Float[Array, '... rows columns'], share: float = 0.6
-                 ) -> Bool[np.ndarray, '... rows columns']:
+def most_of_mass(
+    maps: Float[Array, '... rows columns'], share: float = 0.6
+) -> Bool[np.ndarray, '... rows columns']:
     """The fewest patches that have at least `share` of a map's sum (DINO, arXiv 2104.14294)."""
     flat = np.asarray(maps, np.float64).reshape(*maps.shape[:-2], -1)
     order = flat.argsort(axis=-1)
@@ -75,15 +81,17 @@ def distances(observed: Observed, patch: tuple[int, int]) -> Float[Array, 'layer
     return ((weights * between_patches(observed.grid, patch)).sum(axis=-1) / among).mean(axis=-1)
 
 
-def between_patches(grid: tuple[int, int], patch: tuple[int, int]
-                    ) -> Float[np.ndarray, 'patches patches']:
+def between_patches(
+    grid: tuple[int, int], patch: tuple[int, int]
+) -> Float[np.ndarray, 'patches patches']:
     """Distances of the centres of patches in pixels; their mean is that of uniform attention."""
     centres = np.stack(np.indices(grid), axis=-1).reshape(-1, 2) * patch
     return np.linalg.norm(centres[:, None] - centres, axis=-1)
 
 
-def on_grid(values: Float[Array, '... tokens'], observed: Observed
-            ) -> Float[Array, '... rows columns']:
+def on_grid(
+    values: Float[Array, '... tokens'], observed: Observed
+) -> Float[Array, '... rows columns']:
     """Values of tokens as values of patches; those of other tokens are left out."""
-    patches = values[..., observed.prefix:]
+    patches = values[..., observed.prefix :]
     return patches.reshape(*patches.shape[:-1], *observed.grid)

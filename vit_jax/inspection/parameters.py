@@ -11,9 +11,9 @@ from vit_jax.errors import Inapplicable
 from vit_jax.models.position import Position
 
 
-def filters(params: PyTree, count: int = 28
-            ) -> tuple[Float[np.ndarray, 'count height width channels'],
-                       Float[np.ndarray, ' count']]:
+def filters(
+    params: PyTree, count: int = 28
+) -> tuple[Float[np.ndarray, 'count height width channels'], Float[np.ndarray, ' count']]:
     """The first principal components of the filters on pixels, and their shares of the variance.
 
     The filters are the patch embedding or, of hybrids and ResNets, the first convolution (figure 7,
@@ -30,8 +30,9 @@ def filters(params: PyTree, count: int = 28
     return found[:count].astype(np.float32), shares[:count].astype(np.float32)
 
 
-def position_similarity(model: nn.Module, params: PyTree, image_size: tuple[int, int]
-                        ) -> Float[np.ndarray, 'layers rows columns rows columns']:
+def position_similarity(
+    model: nn.Module, params: PyTree, image_size: tuple[int, int]
+) -> Float[np.ndarray, 'layers rows columns rows columns']:
     """Cosine similarity of the position embedding of each patch with those of all (figure 7).
 
     There is one layer unless each has an embedding of its own. Of relative positions it compares
@@ -44,8 +45,10 @@ def position_similarity(model: nn.Module, params: PyTree, image_size: tuple[int,
     if block.position == 'none':
         raise Inapplicable('model.position is none')
     if block.position == 'relative' and model.attention == 'axial':
-        raise Inapplicable('model.position is relative within rows and columns, of which pairs of '
-                           'patches in other rows and columns have none')
+        raise Inapplicable(
+            'model.position is relative within rows and columns, of which pairs of '
+            'patches in other rows and columns have none'
+        )
     first, grid = model.prefix, model.grid(image_size)
     tokens = grid[0] * grid[1]
     module = Position(block.position, block.position_at, grid, block.num_heads, first)
@@ -56,8 +59,9 @@ def position_similarity(model: nn.Module, params: PyTree, image_size: tuple[int,
     result = []
     for layer in range(count):
         own = jax.tree.map(operator.itemgetter(layer), found)
-        table = np.asarray(module.apply({'params': own}, block.hidden_size, method='embedding'),
-                           np.float64)
+        table = np.asarray(
+            module.apply({'params': own}, block.hidden_size, method='embedding'), np.float64
+        )
         if block.position == 'relative':  # [offsets, heads, head_dim]
             table = table.reshape(len(table), -1)
             zero = len(table) // 2

@@ -47,8 +47,10 @@ def evaluations(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 def _of_run(workdir):
     if (place := record.find(workdir)) is None:
-        raise UserError(f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
-                        'one (WORKDIR/checkpoints/STEP).')
+        raise UserError(
+            f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
+            'one (WORKDIR/checkpoints/STEP).'
+        )
     workdir, _ = place
     config, _ = record.read(workdir)
     found = [row for row in metrics.read(workdir) if metrics.ACCURACY in row]
@@ -57,13 +59,16 @@ def _of_run(workdir):
     masked = config.get('masked', {}).get('target', 'none') != 'none'
     for row in found:
         yield {
-            'run': workdir, **dict(zip(('model', 'family'), _name(config['model']), strict=True)),
-            'step': row['step'], 'accuracy': math.nan if masked else row[metrics.ACCURACY],
+            'run': workdir,
+            **dict(zip(('model', 'family'), _name(config['model']), strict=True)),
+            'step': row['step'],
+            'accuracy': math.nan if masked else row[metrics.ACCURACY],
             'final': row is found[-1],
             'epochs': row['step'] * config['batch_size'] / config['dataset']['num_examples'],
             'flops': per_step * (row['step'] if end is None else end) if before else math.nan,
             'examples': before['dataset']['num_examples'] if before else math.nan,
-            **{name: value for name, value in row.items() if re.match(FEWSHOT, name)}}
+            **{name: value for name, value in row.items() if re.match(FEWSHOT, name)},
+        }
 
 
 def _pretraining(config):
@@ -77,7 +82,8 @@ def _pretraining(config):
     workdir, step = found
     if step is None:  # its best or newest, as weights.load takes it
         steps = record.saved_steps(record.checkpoint_directory(workdir)) or [
-            row['step'] for row in metrics.read(workdir)]
+            row['step'] for row in metrics.read(workdir)
+        ]
         best = saved_params.kept_best(workdir, steps)
         step = best[0] if best else max(steps, default=math.nan)
     return record.read(workdir)[0], step
@@ -94,8 +100,11 @@ def _name(model):
     """(name, family) of the fields of a model."""
     resnet, transformer = model.get('resnet'), 'hidden_size' in model
     family = 'hybrid' if resnet and transformer else 'ResNet' if resnet else 'ViT'
-    sizes = (f'{model["hidden_size"]}x{model["num_layers"]}' if transformer else
-             f'{resnet["width"]}x{sum(resnet["units"])}')
+    sizes = (
+        f'{model["hidden_size"]}x{model["num_layers"]}'
+        if transformer
+        else f'{resnet["width"]}x{sum(resnet["units"])}'
+    )
     return variants.name_of(model) or sizes, family
 
 
@@ -105,18 +114,28 @@ def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     Raises Inapplicable if there are none.
     """
     table = evaluations(workdirs)
-    table = _only(table, np.isfinite(table['accuracy']), 'predict colours of hidden patches and no '
-                  'classes (give runs that were fine-tuned from them)')
-    return _only(table, np.isfinite(table['flops']), 'are of unknown pre-training '
-                 '(config.pretrained is not the workdir of a run)')
+    table = _only(
+        table,
+        np.isfinite(table['accuracy']),
+        'predict colours of hidden patches and no '
+        'classes (give runs that were fine-tuned from them)',
+    )
+    return _only(
+        table,
+        np.isfinite(table['flops']),
+        'are of unknown pre-training (config.pretrained is not the workdir of a run)',
+    )
 
 
 def _only(table, chosen, why):
     """The chosen rows, Inapplicable if there are none; the log names runs that have none."""
     if not chosen.any():
         raise Inapplicable(f'these runs {why}')
-    rows = {name: x[chosen] for name, x in table.items()
-            if not (re.match(FEWSHOT, name) and np.isnan(x[chosen]).all())}
+    rows = {
+        name: x[chosen]
+        for name, x in table.items()
+        if not (re.match(FEWSHOT, name) and np.isnan(x[chosen]).all())
+    }
     if left_out := [run for run in dict.fromkeys(table['run']) if run not in rows['run']]:
         log.warning('left out, as they %s: %s', why, ', '.join(left_out))
     return rows
@@ -126,8 +145,11 @@ def with_few_shots(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The rows of `evaluations` with few-shot accuracies; Inapplicable if no run has any."""
     table = evaluations(workdirs)
     found = [x for name, x in table.items() if re.match(FEWSHOT, name)]
-    return _only(table, np.isfinite(found).any(0), 'have no few-shot accuracies (train with '
-                 '--config.evals.fewshot.shots=5)')
+    return _only(
+        table,
+        np.isfinite(found).any(0),
+        'have no few-shot accuracies (train with --config.evals.fewshot.shots=5)',
+    )
 
 
 def speeds(paths: Sequence[str]) -> dict[str, np.ndarray]:
@@ -143,12 +165,16 @@ def speeds(paths: Sequence[str]) -> dict[str, np.ndarray]:
 def _of_benchmark(path) -> dict[str, Any]:
     try:
         found = json.loads(record.read_text(path).strip().splitlines()[-1])
-        return {'model': found.get('model') or found['recipe'],
-                'setting': f'{found["devices"]} x {found["device"]}, {found["dtype"]}',
-                'pixels': math.sqrt(math.prod(found['image_size'])),
-                'batch_size': found['batch_size'],
-                'images_per_second': found['subjects']['inference']['images_per_second']}
+        return {
+            'model': found.get('model') or found['recipe'],
+            'setting': f'{found["devices"]} x {found["device"]}, {found["dtype"]}',
+            'pixels': math.sqrt(math.prod(found['image_size'])),
+            'batch_size': found['batch_size'],
+            'images_per_second': found['subjects']['inference']['images_per_second'],
+        }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f'--benchmark={path} cannot be read ({type(error).__name__}: {error}): '
-                        'expected what vit_jax.benchmark --json prints last, with inference among '
-                        'its --parts.') from error
+        raise UserError(
+            f'--benchmark={path} cannot be read ({type(error).__name__}: {error}): '
+            'expected what vit_jax.benchmark --json prints last, with inference among '
+            'its --parts.'
+        ) from error

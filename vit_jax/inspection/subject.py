@@ -41,8 +41,11 @@ class Subject:
     choice: Choice = Choice()
 
     @functools.cached_property
-    def images(self) -> tuple[Float[np.ndarray, 'images height width 3'],
-                              UInt8[np.ndarray, 'images height width 3']]:
+    def images(
+        self,
+    ) -> tuple[
+        Float[np.ndarray, 'images height width 3'], UInt8[np.ndarray, 'images height width 3']
+    ]:
         """As the model takes them, and as people see them.
 
         Raises Inapplicable for none or a model without attention, UserError for one that cannot be
@@ -52,8 +55,9 @@ class Subject:
         if not self.paths:
             raise Inapplicable('it is of images: name some files')
         given = (self.weights.preprocess or {}) | description.complete_preprocess(self.weights)
-        prepared = weights_lib.prepare(dataclasses.replace(self.weights, preprocess=given),
-                                       self.paths)
+        prepared = weights_lib.prepare(
+            dataclasses.replace(self.weights, preprocess=given), self.paths
+        )
         return prepared, as_pixels(prepared, given)
 
     @functools.cached_property
@@ -69,10 +73,15 @@ class Subject:
         observe, found = attention.observer(self.model), []
         for image in images:  # one by one: of large models the weights take gigabytes
             seen = observe(self.params, image[None])
-            found.append({'distance': maps.distances(seen, patch)[:, 0],
-                          'rollout': maps.rollout(seen)[0],
-                          'query': maps.of_query(seen, query)[:, 0],
-                          'head': maps.of_head(seen)[0], 'logits': seen.logits[0]})
+            found.append(
+                {
+                    'distance': maps.distances(seen, patch)[:, 0],
+                    'rollout': maps.rollout(seen)[0],
+                    'query': maps.of_query(seen, query)[:, 0],
+                    'head': maps.of_head(seen)[0],
+                    'logits': seen.logits[0],
+                }
+            )
         return jax.tree.map(lambda *x: np.stack(x), *found)
 
     @property
@@ -84,8 +93,10 @@ class Subject:
         found = re.fullmatch(r'(\d+),(\d+)', self.choice.query)
         query = found and tuple(map(int, found.groups()))
         if not query or query[0] >= rows or query[1] >= columns:
-            raise UserError(f'--query={self.choice.query}: expected ROW,COLUMN of one of the '
-                            f'{rows}x{columns} patches, from 0,0 to {rows - 1},{columns - 1}.')
+            raise UserError(
+                f'--query={self.choice.query}: expected ROW,COLUMN of one of the '
+                f'{rows}x{columns} patches, from 0,0 to {rows - 1},{columns - 1}.'
+            )
         return query
 
     @property
@@ -98,8 +109,10 @@ class Subject:
         heads, (layer, head) = self.model.block.num_heads, self.choice[:2]
         if layer is None and head is None:
             layer = layers - 1
-        return tuple(range(count) if value is None else [number(f'--{name}', value, count)]
-                     for name, value, count in (('layer', layer, layers), ('head', head, heads)))
+        return tuple(
+            range(count) if value is None else [number(f'--{name}', value, count)]
+            for name, value, count in (('layer', layer, layers), ('head', head, heads))
+        )
 
     @functools.cached_property
     def attributed(self) -> dict[str, np.ndarray]:
@@ -109,20 +122,35 @@ class Subject:
         """
         attribute = attribution.attributor(self.model)
         given, names = self.choice.target, description.class_names(self.weights)
-        if given is not None and given not in names and not (
-                given.isdecimal() and int(given) < len(names)):
-            raise UserError(f'--class={given}: {nearest_names(given, names)}Expected the name of '
-                            f'a class, or its number, from 0 to {len(names) - 1}.')
+        if (
+            given is not None
+            and given not in names
+            and not (given.isdecimal() and int(given) < len(names))
+        ):
+            raise UserError(
+                f'--class={given}: {nearest_names(given, names)}Expected the name of '
+                f'a class, or its number, from 0 to {len(names) - 1}.'
+            )
         logits = self.observed['logits'][:SHOWN]
         classes = logits.argmax(axis=-1)
         if given is not None:
             classes[:] = names.index(given) if given in names else int(given)
         activation = jax.nn.sigmoid if self.weights.loss == 'sigmoid' else jax.nn.softmax
         shares = np.take_along_axis(np.asarray(activation(logits)), classes[:, None], axis=1)
-        return {'maps': np.stack([attribute(self.params, image[None], k[None])[0]
-                                  for image, k in zip(self.images[0], classes, strict=False)]),
-                'captions': np.array([f'{names[k][:22]}, {100 * share:.0f} %'
-                                      for k, share in zip(classes, shares[:, 0], strict=True)])}
+        return {
+            'maps': np.stack(
+                [
+                    attribute(self.params, image[None], k[None])[0]
+                    for image, k in zip(self.images[0], classes, strict=False)
+                ]
+            ),
+            'captions': np.array(
+                [
+                    f'{names[k][:22]}, {100 * share:.0f} %'
+                    for k, share in zip(classes, shares[:, 0], strict=True)
+                ]
+            ),
+        }
 
 
 def number(option: str, value: int, count: int) -> int:

@@ -27,11 +27,13 @@ def main() -> None:
         timed = _prepare(**json.loads(sys.stdin.readline()))
         for line in sys.stdin:
             question = json.loads(line)
-            print(json.dumps(_peak_memory() if question is None else timed(*question)),
-                  file=answers)
+            print(
+                json.dumps(_peak_memory() if question is None else timed(*question)), file=answers
+            )
     except Exception as error:  # of any kind, in code that is not ours
-        print(json.dumps({'error': f'{type(error).__name__}: {error}'.splitlines()[0]}),
-              file=answers)
+        print(
+            json.dumps({'error': f'{type(error).__name__}: {error}'.splitlines()[0]}), file=answers
+        )
 
 
 def _prepare(peer, config, dtype, compiled) -> Callable[[bool, int], float]:
@@ -74,6 +76,7 @@ def _prepare(peer, config, dtype, compiled) -> Callable[[bool, int], float]:
         if cuda:
             torch.cuda.synchronize()
         return time.perf_counter() - start
+
     return timed
 
 
@@ -87,8 +90,12 @@ def _loss(config):
     smoothing = config['loss']['label_smoothing']
     if config['loss']['name'] == 'softmax':
         return lambda logits, labels: F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    return lambda logits, labels: F.binary_cross_entropy_with_logits(
-        logits, F.one_hot(labels, logits.shape[1]).float(), reduction='sum') / len(logits)
+    return lambda logits, labels: (
+        F.binary_cross_entropy_with_logits(
+            logits, F.one_hot(labels, logits.shape[1]).float(), reduction='sum'
+        )
+        / len(logits)
+    )
 
 
 def _optimizer(model, fields: dict[str, Any]):
@@ -96,8 +103,13 @@ def _optimizer(model, fields: dict[str, Any]):
 
     rate, decay = fields['learning_rate'], fields['weight_decay']
     if fields['name'] == 'adam':
-        return torch.optim.AdamW(model.parameters(), rate, (fields['b1'], fields['b2']),
-                                 weight_decay=decay, fused=torch.cuda.is_available() or None)
+        return torch.optim.AdamW(
+            model.parameters(),
+            rate,
+            (fields['b1'], fields['b2']),
+            weight_decay=decay,
+            fused=torch.cuda.is_available() or None,
+        )
     return torch.optim.SGD(model.parameters(), rate, fields['momentum'], weight_decay=decay)
 
 
@@ -107,14 +119,22 @@ def _timm(config):
     model = config['model']
     cls = model['pool'] == 'cls'
     return VisionTransformer(
-        config['image_size'], tuple(model['patch_size']), embed_dim=model['hidden_size'],
-        depth=model['num_layers'], num_heads=model['num_heads'],
-        mlp_ratio=model['mlp_dim'] / model['hidden_size'], class_token=cls,
-        global_pool='token' if cls else 'avg', fc_norm=False,
-        num_classes=config['dataset']['num_classes'], pos_drop_rate=model['dropout_rate'],
-        proj_drop_rate=model['dropout_rate'], attn_drop_rate=model['attention_dropout_rate'],
+        config['image_size'],
+        tuple(model['patch_size']),
+        embed_dim=model['hidden_size'],
+        depth=model['num_layers'],
+        num_heads=model['num_heads'],
+        mlp_ratio=model['mlp_dim'] / model['hidden_size'],
+        class_token=cls,
+        global_pool='token' if cls else 'avg',
+        fc_norm=False,
+        num_classes=config['dataset']['num_classes'],
+        pos_drop_rate=model['dropout_rate'],
+        proj_drop_rate=model['dropout_rate'],
+        attn_drop_rate=model['attention_dropout_rate'],
         drop_path_rate=model['stochastic_depth_rate'],
-        init_values=model['layer_scale_init'] or None)
+        init_values=model['layer_scale_init'] or None,
+    )
 
 
 def _transformers(config):
@@ -129,19 +149,27 @@ def _transformers(config):
     (height, width), (rows, columns) = config['image_size'], model['patch_size']
     if height != width or rows != columns:
         raise ValueError("transformers' ViT takes square images and patches")
-    return ViTForImageClassification(ViTConfig(
-        image_size=height, patch_size=rows, hidden_size=model['hidden_size'],
-        num_hidden_layers=model['num_layers'], num_attention_heads=model['num_heads'],
-        intermediate_size=model['mlp_dim'],
-        hidden_dropout_prob=model['dropout_rate'], num_labels=config['dataset']['num_classes'],
-        attention_probs_dropout_prob=model['attention_dropout_rate']))
+    return ViTForImageClassification(
+        ViTConfig(
+            image_size=height,
+            patch_size=rows,
+            hidden_size=model['hidden_size'],
+            num_hidden_layers=model['num_layers'],
+            num_attention_heads=model['num_heads'],
+            intermediate_size=model['mlp_dim'],
+            hidden_dropout_prob=model['dropout_rate'],
+            num_labels=config['dataset']['num_classes'],
+            attention_probs_dropout_prob=model['attention_dropout_rate'],
+        )
+    )
 
 
 def _peak_memory():
     import torch
 
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else (
-        memory.peak_resident())
+    return (
+        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else (memory.peak_resident())
+    )
 
 
 if __name__ == '__main__':

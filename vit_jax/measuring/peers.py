@@ -17,13 +17,21 @@ from vit_jax.measuring.workloads import Workload
 # By peer, the packages that it needs.
 PEERS = {'timm': ('torch', 'torchvision', 'timm'), 'transformers': ('torch', 'transformers')}
 # The values of these fields that a peer can follow.
-VALUES = {'model.attention': ('full',), 'model.pool': ('cls', 'gap'),
-          'model.representation_size': (0,), 'model.num_registers': (0,),
-          'model.stem_norm': (False,), 'model.norm_after_pool': (False,),
-          'model.position': ('learned_1d',), 'model.position_at': ('stem',),
-          'masked.target': ('none',),
-          'optimizer.name': ('adam', 'sgd'), 'optimizer.lr_factors': ('',),
-          'optimizer.layer_decay': (1.0,), 'ema_decay': (0.0,)}
+VALUES = {
+    'model.attention': ('full',),
+    'model.pool': ('cls', 'gap'),
+    'model.representation_size': (0,),
+    'model.num_registers': (0,),
+    'model.stem_norm': (False,),
+    'model.norm_after_pool': (False,),
+    'model.position': ('learned_1d',),
+    'model.position_at': ('stem',),
+    'masked.target': ('none',),
+    'optimizer.name': ('adam', 'sgd'),
+    'optimizer.lr_factors': ('',),
+    'optimizer.layer_decay': (1.0,),
+    'ema_decay': (0.0,),
+}
 
 
 def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
@@ -39,10 +47,15 @@ def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
     check_choice('--peer', name, PEERS)
     for package in PEERS[name]:
         if importlib.util.find_spec(package) is None:
-            raise UserError(f'--peer={name} needs {package}, which is not installed: '
-                            f'pip install {package}')
-    return Peer(name, config, ['-m', 'vit_jax.measuring.peer_process'],
-                {'peer': name, 'dtype': dtype, 'compiled': compiled})
+            raise UserError(
+                f'--peer={name} needs {package}, which is not installed: pip install {package}'
+            )
+    return Peer(
+        name,
+        config,
+        ['-m', 'vit_jax.measuring.peer_process'],
+        {'peer': name, 'dtype': dtype, 'compiled': compiled},
+    )
 
 
 class Peer:
@@ -51,8 +64,9 @@ class Peer:
     A context: the process ends with it.
     """
 
-    def __init__(self, name: str, config: ConfigDict, program: Sequence[str],
-                 settings: Mapping[str, Any]):
+    def __init__(
+        self, name: str, config: ConfigDict, program: Sequence[str], settings: Mapping[str, Any]
+    ):
         """Raises UserError unless the peer can do the work of the config.
 
         Args:
@@ -60,16 +74,28 @@ class Peer:
           settings: what is said to it besides the config.
         """
         given = config_lib.flatten(config)
-        beyond = ['the model has a ResNet'] if 'model.resnet.units' in given else [
-            f'{field} is {given[field]!r} (expected {" or ".join(map(repr, values))})'
-            for field, values in VALUES.items() if given[field] not in values]
+        beyond = (
+            ['the model has a ResNet']
+            if 'model.resnet.units' in given
+            else [
+                f'{field} is {given[field]!r} (expected {" or ".join(map(repr, values))})'
+                for field, values in VALUES.items()
+                if given[field] not in values
+            ]
+        )
         if beyond:
-            raise UserError(f'--peer={name} is for plain ViTs that learn labels: '
-                            f'{"; ".join(beyond)}.')
+            raise UserError(
+                f'--peer={name} is for plain ViTs that learn labels: {"; ".join(beyond)}.'
+            )
         self.name, self._images, self._prepared = name, config.batch_size, 0
         self._process = subprocess.Popen(
-            [sys.executable, *program], text=True, bufsize=1,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            [sys.executable, *program],
+            text=True,
+            bufsize=1,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         self._say({'config': config.to_dict()} | settings)
 
     def __enter__(self):
@@ -111,9 +137,11 @@ class Peer:
         try:
             answer = json.loads(self._process.stdout.readline())
         except json.JSONDecodeError:
-            raise UserError(f'the process of {self.name} has ended, with exit code '
-                            f'{self._process.wait()}. If it ran out of memory (-9), lower '
-                            'batch_size.') from None
+            raise UserError(
+                f'the process of {self.name} has ended, with exit code '
+                f'{self._process.wait()}. If it ran out of memory (-9), lower '
+                'batch_size.'
+            ) from None
         if isinstance(answer, dict):
             raise UserError(f'{self.name} failed: {answer["error"]}')
         return answer

@@ -54,8 +54,9 @@ def _shortened(place):
     """Without what differentiates the model, repeats its layers or computes them again."""
     place = re.sub(r'transpose\(jvp\(\w+\)\)/', 'backward ', place)
     place = re.sub(r'jvp\(\w+\)/', 'forward ', place)
-    place = re.sub(r'jit\([^()]*\)/|closed_call/|checkpoint/|while/body/|cond/branch_\d_fun/', '',
-                   place)
+    place = re.sub(
+        r'jit\([^()]*\)/|closed_call/|checkpoint/|while/body/|cond/branch_\d_fun/', '', place
+    )
     return re.sub(r'((?:\w+/)+)\1', r'\1', place)
 
 

@@ -14,8 +14,13 @@ from vit_jax.training.program import Program
 from vit_jax.workdir import progress
 
 
-def make(program: Program, subjects: Mapping[str, Workload], timings: Mapping[str, Timing],
-         rounds: int, seconds: float) -> dict[str, Any]:
+def make(
+    program: Program,
+    subjects: Mapping[str, Workload],
+    timings: Mapping[str, Timing],
+    rounds: int,
+    seconds: float,
+) -> dict[str, Any]:
     """Everything that is known, in JSON's types: rates per second, times in seconds, bytes.
 
     For every subject: images_per_second, of the slowest and the fastest round, too, seconds of a
@@ -29,21 +34,31 @@ def make(program: Program, subjects: Mapping[str, Workload], timings: Mapping[st
         timing, speed = timings[name], subject.flops / timings[name].median
         found[name] = {'seconds': timing.median} | subject.about
         if subject.images:
-            found[name] |= {'images_per_second': subject.images / timing.median,
-                            'slowest': subject.images / timing.slowest,
-                            'fastest': subject.images / timing.fastest}
+            found[name] |= {
+                'images_per_second': subject.images / timing.median,
+                'slowest': subject.images / timing.slowest,
+                'fastest': subject.images / timing.fastest,
+            }
         if subject.flops:
             found[name] |= {'flops_per_second': speed, 'share_of_matmul': speed / ceiling}
             if sheet:
                 found[name]['share_of_data_sheet'] = speed / (sheet * program.mesh.size)
-    return {'recipe': config.recipe, 'model': variants.name_of(config.model),
-            'batch_size': config.batch_size,
-            'image_size': list(config.image_size), 'dtype': config.model.dtype,
-            'accum_steps': config.accum_steps or 1, 'device': device.device_kind,
-            'devices': program.mesh.size,
-            'processor': platform.processor() or platform.machine(), 'jax': jax.__version__,
-            'rounds': rounds, 'seconds_of_a_turn': seconds, 'subjects': found,
-            'peak_memory': {'vit_jax': progress.peak_memory()}}
+    return {
+        'recipe': config.recipe,
+        'model': variants.name_of(config.model),
+        'batch_size': config.batch_size,
+        'image_size': list(config.image_size),
+        'dtype': config.model.dtype,
+        'accum_steps': config.accum_steps or 1,
+        'device': device.device_kind,
+        'devices': program.mesh.size,
+        'processor': platform.processor() or platform.machine(),
+        'jax': jax.__version__,
+        'rounds': rounds,
+        'seconds_of_a_turn': seconds,
+        'subjects': found,
+        'peak_memory': {'vit_jax': progress.peak_memory()},
+    }
 
 
 def rate(value: float) -> str:
@@ -54,19 +69,23 @@ def rate(value: float) -> str:
 def text(found: Mapping[str, Any]) -> str:
     """The table for people."""
     height, width = found['image_size']
-    lines = [f'{found["recipe"]}: {height}x{width} px, batch {found["batch_size"]}'
-             + (f' in {found["accum_steps"]} parts' if found['accum_steps'] > 1 else '')
-             + f', {found["dtype"]}, {found["devices"]} x {found["device"]}, {found["cores"]} '
-             f'cores, jax {found["jax"]}',
-             f'median (slowest - fastest) of {found["rounds"]} rounds in which each has '
-             f'{found["seconds_of_a_turn"]:g} s', '',
-             f'{"":24}{"images/s":>10}{"":>22}{"ms/step":>10}{"GFLOP/s":>10}{"of matmul":>11}'
-             + f'{"of data sheet":>15}']
+    lines = [
+        f'{found["recipe"]}: {height}x{width} px, batch {found["batch_size"]}'
+        + (f' in {found["accum_steps"]} parts' if found['accum_steps'] > 1 else '')
+        + f', {found["dtype"]}, {found["devices"]} x {found["device"]}, {found["cores"]} '
+        f'cores, jax {found["jax"]}',
+        f'median (slowest - fastest) of {found["rounds"]} rounds in which each has '
+        f'{found["seconds_of_a_turn"]:g} s',
+        '',
+        f'{"":24}{"images/s":>10}{"":>22}{"ms/step":>10}{"GFLOP/s":>10}{"of matmul":>11}'
+        + f'{"of data sheet":>15}',
+    ]
     for name, row in found['subjects'].items():
         images = range_ = ''
         if 'images_per_second' in row:
             images, slowest, fastest = (
-                rate(row[key]) for key in ('images_per_second', 'slowest', 'fastest'))
+                rate(row[key]) for key in ('images_per_second', 'slowest', 'fastest')
+            )
             range_ = f'({slowest} - {fastest})'
         line = f'{name:24}{images:>10}{range_:>22}{1e3 * row["seconds"]:10,.1f}'
         if 'flops_per_second' in row:
@@ -81,12 +100,17 @@ def text(found: Mapping[str, Any]) -> str:
             lines.append(f'{ours}: {ratio:.2f} times {peer}')
     lines.append('')
     for name, row in found['subjects'].items():
-        times = [f'{stage.replace("_", " ")} {row[stage]:.2f} s'
-                 for stage in ('trace', 'lower', 'compile', 'first_step') if stage in row]
+        times = [
+            f'{stage.replace("_", " ")} {row[stage]:.2f} s'
+            for stage in ('trace', 'lower', 'compile', 'first_step')
+            if stage in row
+        ]
         if 'memory' in row:
             times.append(f'memory by the compiler {row["memory"] / 1e9:.2f} GB')
         if times:
             lines.append(f'{name}: {", ".join(times)}')
-    lines += [f'largest memory of the process of {name}: {peak / 1e9:.2f} GB'
-              for name, peak in found['peak_memory'].items()]
+    lines += [
+        f'largest memory of the process of {name}: {peak / 1e9:.2f} GB'
+        for name, peak in found['peak_memory'].items()
+    ]
     return '\n'.join(lines)

@@ -32,8 +32,9 @@ def check(options: argparse.Namespace) -> None:
         raise UserError(f'--seconds is {options.seconds}: expected a finite number above 0.')
 
 
-def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds: float
-            ) -> dict[str, Timing]:
+def in_turn(
+    subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds: float
+) -> dict[str, Timing]:
     """The time of a step of every subject.
 
     Args:
@@ -51,8 +52,10 @@ def in_turn(subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds
         for name in names:
             found[name].append(subjects[name](counts[name]) / counts[name])
         names.rotate(-1)
-    return {name: Timing(statistics.median(values), min(values), max(values))
-            for name, values in found.items()}
+    return {
+        name: Timing(statistics.median(values), min(values), max(values))
+        for name, values in found.items()
+    }
 
 
 def _warm_up(run):

@@ -36,19 +36,26 @@ def complete(config: ConfigDict) -> FrozenConfigDict:
     """A checked config with the numbers of its data, or of ImageNet-1k; no data is read."""
     dataset = config.dataset
     return config_lib.complete(
-        config_lib.checked(config), dataset.num_examples or NUM_EXAMPLES,
-        dataset.num_classes or NUM_CLASSES, dataset.multi_label)
+        config_lib.checked(config),
+        dataset.num_examples or NUM_EXAMPLES,
+        dataset.num_classes or NUM_CLASSES,
+        dataset.multi_label,
+    )
 
 
 def synthetic(program: Program) -> dict[str, jax.Array]:
     """A batch of noise with random labels, on the devices."""
     rng, shapes = np.random.default_rng(0), program.abstract_batch
     label = shapes['label']
-    batch = {'image': rng.standard_normal(shapes['image'].shape, np.float32),
-             'label': rng.integers(0, program.config.dataset.num_classes, label.shape
-                                   ).astype(label.dtype) if label.ndim == 1 else
-             np.zeros(label.shape, label.dtype),
-             'mask': np.ones(shapes['mask'].shape, bool)}
+    batch = {
+        'image': rng.standard_normal(shapes['image'].shape, np.float32),
+        'label': rng.integers(0, program.config.dataset.num_classes, label.shape).astype(
+            label.dtype
+        )
+        if label.ndim == 1
+        else np.zeros(label.shape, label.dtype),
+        'mask': np.ones(shapes['mask'].shape, bool),
+    }
     return jax.make_array_from_process_local_data(sharding.batch_sharding(program.mesh), batch)
 
 
@@ -80,9 +87,14 @@ def inference(program: Program) -> Workload:
     """Logits of one synthetic batch."""
     params, images = program.initial_state().params, synthetic(program)['image']
     with sharding.on_mesh(program.mesh):
-        logits = jax.jit(lambda params, images: in_parts(
-            functools.partial(program.model.apply, {'params': params}), images,
-            program.eval_parts), compiler_options=kernels.compiler_options(program.model))
+        logits = jax.jit(
+            lambda params, images: in_parts(
+                functools.partial(program.model.apply, {'params': params}),
+                images,
+                program.eval_parts,
+            ),
+            compiler_options=kernels.compiler_options(program.model),
+        )
         about = {}
         lowered = logits.lower(params, images)
         compiled = _timed(about, 'compile', lowered.compile)
@@ -119,8 +131,10 @@ def input_and_both(config: ConfigDict) -> dict[str, Workload]:
     alone = run.train_batches()
     both = sharding.feed(run.train_batches(), run.program.mesh)
     read = functools.partial(seconds_of, functools.partial(next, alone))
-    return {'input': Workload(read, run.config.batch_size, 0, {'first_step': read(1)}),
-            'train with input': training(run.program, both)}
+    return {
+        'input': Workload(read, run.config.batch_size, 0, {'first_step': read(1)}),
+        'train with input': training(run.program, both),
+    }
 
 
 def matmul(program: Program) -> Workload:
@@ -128,8 +142,11 @@ def matmul(program: Program) -> Workload:
     side = 2048 if jax.default_backend() == 'cpu' else 8192
     devices, dtype = program.mesh.local_devices, program.config.model.dtype
     ones = [jax.device_put(jnp.full((side, side), 1 / side, dtype), device) for device in devices]
-    product = jax.jit(lambda x, y: jnp.matmul(  # JAX's fastest, see models/linear.py
-        x, y, preferred_element_type=jnp.float32).astype(dtype))
+    product = jax.jit(
+        lambda x, y: jnp.matmul(  # JAX's fastest, see models/linear.py
+            x, y, preferred_element_type=jnp.float32
+        ).astype(dtype)
+    )
 
     found = ones
 

@@ -40,8 +40,9 @@ def build(model: str | Mapping, num_classes: int, **overrides) -> nn.Module:
     if given['resnet'] is not None:
         given['resnet'] = dict(given['resnet'])
     if family is ViT:
-        given['block'] = BlockFields(**{f.name: given.pop(f.name)
-                                        for f in dataclasses.fields(BlockFields)})
+        given['block'] = BlockFields(
+            **{f.name: given.pop(f.name) for f in dataclasses.fields(BlockFields)}
+        )
     built = family(num_classes=num_classes, **given)
     built.check()
     return built
@@ -54,9 +55,11 @@ def fields(name: str) -> dict:
 
 def tables() -> dict[str, dict[str, Field]]:
     """The fields of `config.model`, by the models that have them."""
-    return {'transformers': declared(ViT, BlockFields, prefix='model.'),
-            'ResNets': declared(ResNet, prefix='model.'),
-            'ResNets and hybrids': declared(Backbone, prefix='model.resnet.')}
+    return {
+        'transformers': declared(ViT, BlockFields, prefix='model.'),
+        'ResNets': declared(ResNet, prefix='model.'),
+        'ResNets and hybrids': declared(Backbone, prefix='model.resnet.'),
+    }
 
 
 def _completed(given):
@@ -65,7 +68,15 @@ def _completed(given):
         family, classes = ViT, (ViT, BlockFields)
     else:
         family, classes = ResNet, (ResNet,)
-    defaults = {f.name: f.default for c in classes for f in dataclasses.fields(c)
-                if f.name not in ('num_classes', 'block', 'parent', 'name')}
-    return family, list(defaults), {name: default for name, default in defaults.items()
-                                    if default is not dataclasses.MISSING} | dict(given)
+    defaults = {
+        f.name: f.default
+        for c in classes
+        for f in dataclasses.fields(c)
+        if f.name not in ('num_classes', 'block', 'parent', 'name')
+    }
+    return (
+        family,
+        list(defaults),
+        {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
+        | dict(given),
+    )

@@ -24,10 +24,14 @@ class Attention(nn.Module):
     tokens: int | None = None  # of the context; in _attend nothing attends to further ones
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch queries hidden'],
-                 context: Float[Array, 'batch tokens hidden'],
-                 relative: Float[Array, 'offsets heads head_dim'] | None = None,
-                 train: bool = False, return_weights: bool = False):
+    def __call__(
+        self,
+        x: Float[Array, 'batch queries hidden'],
+        context: Float[Array, 'batch tokens hidden'],
+        relative: Float[Array, 'offsets heads head_dim'] | None = None,
+        train: bool = False,
+        return_weights: bool = False,
+    ):
         """Returns tokens like `x`, and float32 weights [batch, heads, queries, tokens] or None.
 
         Queries come from `x`, keys and values from `context`, which is `x` in self-attention, and
@@ -41,9 +45,13 @@ class Attention(nn.Module):
         apart = self.linear_kernel == 'gpu' and train and not drops
 
         def project(name, tokens, **options):
-            y = dense((self.num_heads, hidden_size // self.num_heads),
-                      kernel_init=nn.initializers.xavier_uniform(),
-                      dtype=self.dtype, name=name, **options)(tokens)
+            y = dense(
+                (self.num_heads, hidden_size // self.num_heads),
+                kernel_init=nn.initializers.xavier_uniform(),
+                dtype=self.dtype,
+                name=name,
+                **options,
+            )(tokens)
             y, bias = y if options else (y, None)
             return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim')), bias
 
@@ -54,13 +62,19 @@ class Attention(nn.Module):
         bias = None if relative is None else relative_logits(query, relative)
         weights = attention_weights(query, key, bias) if return_weights else None
         if drops:
-            dropped = Dropout(self.dropout_rate)(
-                attention_weights(query, key, bias), train).astype(value.dtype)
+            dropped = Dropout(self.dropout_rate)(attention_weights(query, key, bias), train).astype(
+                value.dtype
+            )
             y = jnp.einsum('bhqk,bkhd->bqhd', dropped, value)
         else:
             y = _attend(query, key, value, bias, self.kernel, self.tokens or key.shape[1])
-        y = dense(hidden_size, axis=(-2, -1), kernel_init=nn.initializers.xavier_uniform(),
-                  dtype=self.dtype, name='out')(y, *([shift] if apart else []))
+        y = dense(
+            hidden_size,
+            axis=(-2, -1),
+            kernel_init=nn.initializers.xavier_uniform(),
+            dtype=self.dtype,
+            name='out',
+        )(y, *([shift] if apart else []))
         return y, weights
 
 
@@ -75,12 +89,17 @@ def _attend(query, key, value, bias, kernel, tokens):
         return cpu_attention.attend(query, key, value)
     lengths = {}
     if key.shape[1] > tokens:  # of each image, on the device that has it
-        lengths = {name: nn.with_logical_constraint(jnp.full(len(key), n, jnp.int32), ('batch',))
-                   for name, n in (('query_seq_lengths', query.shape[1]),
-                                   ('key_value_seq_lengths', tokens))}
+        lengths = {
+            name: nn.with_logical_constraint(jnp.full(len(key), n, jnp.int32), ('batch',))
+            for name, n in (
+                ('query_seq_lengths', query.shape[1]),
+                ('key_value_seq_lengths', tokens),
+            )
+        }
     by_cudnn = kernel == 'cudnn' and plain and not padding_tokens(key.shape[1])
-    return jax.nn.dot_product_attention(query, key, value, bias, **lengths,
-                                        implementation='cudnn' if by_cudnn else 'xla')
+    return jax.nn.dot_product_attention(
+        query, key, value, bias, **lengths, implementation='cudnn' if by_cudnn else 'xla'
+    )
 
 
 def padding_tokens(tokens: int) -> int:
@@ -90,10 +109,11 @@ def padding_tokens(tokens: int) -> int:
     return more + 2 if (tokens + more) % 128 == 64 else more
 
 
-def attention_weights(query: Float[Array, 'batch queries heads head_dim'],
-                      key: Float[Array, 'batch tokens heads head_dim'],
-                      bias: Float[Array, 'batch heads queries tokens'] | None
-                      ) -> Float[Array, 'batch heads queries tokens']:
+def attention_weights(
+    query: Float[Array, 'batch queries heads head_dim'],
+    key: Float[Array, 'batch tokens heads head_dim'],
+    bias: Float[Array, 'batch heads queries tokens'] | None,
+) -> Float[Array, 'batch heads queries tokens']:
     """softmax(query key / sqrt(head_dim) + bias) over the tokens, in float32 (equation 6)."""
     logits = jnp.einsum('bqhd,bkhd->bhqk', query, key, preferred_element_type=jnp.float32)
     logits = logits / np.sqrt(query.shape[-1])

@@ -27,8 +27,9 @@ class AxialAttention(nn.Module):
     dtype: jax.typing.DTypeLike  # of the computation, but for logits and softmax, in float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch lines length channels']
-                 ) -> Float[Array, 'batch lines length channels']:
+    def __call__(
+        self, x: Float[Array, 'batch lines length channels']
+    ) -> Float[Array, 'batch lines length channels']:
         """Each line by itself; `length` is that of the images the parameters are made for.
 
         A key has as many numbers as a query, and a value twice as many. Query, key and value each
@@ -37,24 +38,40 @@ class AxialAttention(nn.Module):
         length, channels = x.shape[2:]
         d = channels // self.num_heads // 2
         qkv = self.norm(name='norm_qkv')(self.conv(2 * channels, 1, 1, name='conv_qkv')(x))
-        query, key, value = jnp.split(qkv.reshape(*x.shape[:3], self.num_heads, 4 * d), (d, 2 * d),
-                                      axis=-1)
+        query, key, value = jnp.split(
+            qkv.reshape(*x.shape[:3], self.num_heads, 4 * d), (d, 2 * d), axis=-1
+        )
         place = jnp.arange(length)
-        table = Position('relative', 'every_layer', (1, length), 1, stddev=(2 * d) ** -0.5,
-                         name='position').embedding(4 * d)[:, 0].astype(self.dtype)
+        table = (
+            Position(
+                'relative', 'every_layer', (1, length), 1, stddev=(2 * d) ** -0.5, name='position'
+            )
+            .embedding(4 * d)[:, 0]
+            .astype(self.dtype)
+        )
         of_query, of_key, of_value = jnp.split(
-            table[place - place[:, None] + length - 1], (d, 2 * d), axis=-1)  # [query, key, ...]
-        logits = [jnp.einsum(axes, *arrays, preferred_element_type=jnp.float32)
-                  for axes, *arrays in (('blqhd,blkhd->bhlqk', query, key),
-                                        ('blqhd,qkd->bhlqk', query, of_query),
-                                        ('blkhd,qkd->bhlqk', key, of_key))]
+            table[place - place[:, None] + length - 1], (d, 2 * d), axis=-1
+        )  # [query, key, ...]
+        logits = [
+            jnp.einsum(axes, *arrays, preferred_element_type=jnp.float32)
+            for axes, *arrays in (
+                ('blqhd,blkhd->bhlqk', query, key),
+                ('blqhd,qkd->bhlqk', query, of_query),
+                ('blkhd,qkd->bhlqk', key, of_key),
+            )
+        ]
         scales = self.param('scale', nn.initializers.ones, (3, self.num_heads), jnp.float32)
-        weights = jax.nn.softmax(sum(
-            y * scale[:, None, None, None] * jax.lax.rsqrt(
-                y.var((2, 3, 4), keepdims=True) + self.epsilon)
-            for scale, y in zip(scales, logits, strict=True))).astype(self.dtype)
-        seen = [jnp.einsum(axes, weights, array).reshape(x.shape)
-                for axes, array in (('bhlqk,blkhd->blqhd', value),
-                                    ('bhlqk,qkd->blqhd', of_value))]
+        weights = jax.nn.softmax(
+            sum(
+                y
+                * scale[:, None, None, None]
+                * jax.lax.rsqrt(y.var((2, 3, 4), keepdims=True) + self.epsilon)
+                for scale, y in zip(scales, logits, strict=True)
+            )
+        ).astype(self.dtype)
+        seen = [
+            jnp.einsum(axes, weights, array).reshape(x.shape)
+            for axes, array in (('bhlqk,blkhd->blqhd', value), ('bhlqk,qkd->blqhd', of_value))
+        ]
         y = self.norm(name='norm_out')(jnp.concatenate(seen, axis=-1))
         return y[..., :channels] + y[..., channels:]

@@ -20,10 +20,12 @@ Padding = tuple[tuple[int, int], tuple[int, int]]
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def convolve(x: Float[Array, 'batch height width in_features'],
-             kernel: Float[Array, 'rows columns in_features features'],
-             strides: tuple[int, int], padding: str | Padding
-             ) -> Float[Array, 'batch out_height out_width features']:
+def convolve(
+    x: Float[Array, 'batch height width in_features'],
+    kernel: Float[Array, 'rows columns in_features features'],
+    strides: tuple[int, int],
+    padding: str | Padding,
+) -> Float[Array, 'batch out_height out_width features']:
     """jax.lax.conv_general_dilated of images, channels last; the result has x's dtype."""
     if isinstance(padding, str):
         padding = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
@@ -31,8 +33,9 @@ def convolve(x: Float[Array, 'batch height width in_features'],
 
 
 def _plain(x, kernel, strides, padding, **dilation):
-    return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=LAYOUT,
-                                        **dilation)
+    return jax.lax.conv_general_dilated(
+        x, kernel, strides, padding, dimension_numbers=LAYOUT, **dilation
+    )
 
 
 _convolve = jax.custom_jvp(_plain, nondiff_argnums=(2, 3))
@@ -41,9 +44,11 @@ _convolve = jax.custom_jvp(_plain, nondiff_argnums=(2, 3))
 @functools.partial(_convolve.defjvp, symbolic_zeros=True)
 def _differentiate(strides, padding, primals, tangents):
     (x, kernel), (of_x, of_kernel) = primals, tangents
-    terms = [_tangent.bind(*arguments, strides=strides, padding=padding)
-             for arguments in ((of_x, kernel), (x, of_kernel))
-             if not any(isinstance(each, SymbolicZero) for each in arguments)]
+    terms = [
+        _tangent.bind(*arguments, strides=strides, padding=padding)
+        for arguments in ((of_x, kernel), (x, of_kernel))
+        if not any(isinstance(each, SymbolicZero) for each in arguments)
+    ]
     y = _plain(x, kernel, strides, padding)  # the primitive of stack.REMAT_POLICIES
     return y, functools.reduce(jnp.add, terms)
 
@@ -73,17 +78,22 @@ def _transpose_x(gradient, x, kernel, strides, padding):
 
     def by_pixels():
         found = _product('bhwo,io->bhwi', gradient, kernel[0, 0]).astype(x.dtype)
-        return _transposed(lambda x: x[:, ::strides[0], ::strides[1]], x, found)
+        return _transposed(lambda x: x[:, :: strides[0], :: strides[1]], x, found)
 
     def by_windows():
         low = [n - 1 - before for n, (before, _) in zip(kernel.shape[:2], padding, strict=True)]
-        return _plain(gradient, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1),
-                      _pads(low, x.shape[1:3], _spread(gradient, strides), kernel.shape[:2]),
-                      lhs_dilation=strides)
+        return _plain(
+            gradient,
+            kernel[::-1, ::-1].swapaxes(2, 3),
+            (1, 1),
+            _pads(low, x.shape[1:3], _spread(gradient, strides), kernel.shape[:2]),
+            lhs_dilation=strides,
+        )
 
     return jax.lax.platform_dependent(
         cpu=by_pixels if _of_pixels(kernel, padding) else by_windows,
-        default=lambda: _transposed(lambda x: _plain(x, kernel, strides, padding), x, gradient))
+        default=lambda: _transposed(lambda x: _plain(x, kernel, strides, padding), x, gradient),
+    )
 
 
 def _transpose_kernel(gradient, x, kernel, strides, padding):
@@ -91,19 +101,26 @@ def _transpose_kernel(gradient, x, kernel, strides, padding):
     kernel = kernel.aval
 
     def by_pixels():
-        return _product('bhwi,bhwo->io', x[:, ::strides[0], ::strides[1]], gradient
-                        ).astype(kernel.dtype)[None, None]
+        return _product('bhwi,bhwo->io', x[:, :: strides[0], :: strides[1]], gradient).astype(
+            kernel.dtype
+        )[None, None]
 
     def by_windows():
         low = [before for before, _ in padding]
-        return _plain(x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3), (1, 1),
-                      _pads(low, kernel.shape[:2], x.shape[1:3], _spread(gradient, strides)),
-                      rhs_dilation=strides).transpose(1, 2, 0, 3)
+        return _plain(
+            x.transpose(3, 1, 2, 0),
+            gradient.transpose(1, 2, 0, 3),
+            (1, 1),
+            _pads(low, kernel.shape[:2], x.shape[1:3], _spread(gradient, strides)),
+            rhs_dilation=strides,
+        ).transpose(1, 2, 0, 3)
 
     return jax.lax.platform_dependent(
         cpu=by_pixels if _of_pixels(kernel, padding) else by_windows,
-        default=lambda: _transposed(lambda kernel: _plain(x, kernel, strides, padding), kernel,
-                                    gradient))
+        default=lambda: _transposed(
+            lambda kernel: _plain(x, kernel, strides, padding), kernel, gradient
+        ),
+    )
 
 
 ad.defbilinear(_tangent, _transpose_x, _transpose_kernel)
@@ -125,5 +142,7 @@ def _spread(gradient, strides):
 
 def _pads(low, out, given, window):
     """The padding, `low` before, with which a window leaves `out` places of those `given`."""
-    return [(before, n + w - 1 - g - before)
-            for before, n, g, w in zip(low, out, given, window, strict=True)]
+    return [
+        (before, n + w - 1 - g - before)
+        for before, n, g, w in zip(low, out, given, window, strict=True)
+    ]

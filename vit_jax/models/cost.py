@@ -22,16 +22,22 @@ def of_model(model: nn.Module, image_size: tuple[int, int]) -> Cost:
     image = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
     model = _by_xla(model)
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
-    return Cost(sum(x.size for x in jax.tree.leaves(variables)),
-                count_flops(model.apply, variables, image))
+    return Cost(
+        sum(x.size for x in jax.tree.leaves(variables)), count_flops(model.apply, variables, image)
+    )
 
 
 def _by_xla(model):
     """The model without kernels, in which products cannot be counted."""
     if hasattr(model, 'vit'):  # masked.MaskedPatches
         return model.clone(vit=_by_xla(model.vit))
-    return model if not hasattr(model, 'block') else model.clone(
-        block=dataclasses.replace(model.block, attention_kernel='xla', linear_kernel='xla'))
+    return (
+        model
+        if not hasattr(model, 'block')
+        else model.clone(
+            block=dataclasses.replace(model.block, attention_kernel='xla', linear_kernel='xla')
+        )
+    )
 
 
 def count_flops(function, *args, **kwargs) -> int:

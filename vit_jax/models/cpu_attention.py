@@ -17,10 +17,11 @@ _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 @jax.custom_vjp
-def attend(query: Float[Array, 'batch queries heads head_dim'],
-           key: Float[Array, 'batch tokens heads head_dim'],
-           value: Float[Array, 'batch tokens heads head_dim']
-           ) -> Float[Array, 'batch queries heads head_dim']:
+def attend(
+    query: Float[Array, 'batch queries heads head_dim'],
+    key: Float[Array, 'batch tokens heads head_dim'],
+    value: Float[Array, 'batch tokens heads head_dim'],
+) -> Float[Array, 'batch queries heads head_dim']:
     """softmax(query key / sqrt(head_dim)) value (ViT equations 6 and 7), of the query's dtype.
 
     Sums and the softmax are float32.
@@ -44,10 +45,12 @@ def _backward(kept, gradient):
     by_query = factor.reshape(len(y), y.shape[2], y.shape[1], 1).swapaxes(1, 2)
     mean = (gradient.astype(jnp.float32) * y.astype(jnp.float32)).sum(-1, keepdims=True)
     of_weights = _product('nqd,nkd->nqk', _rows(gradient), _rows(value))
-    of_logits = (weights.astype(jnp.float32) * (of_weights - _rows(mean))
-                 * (factor * _scale(query))).astype(query.dtype)
-    of_value = _product('ndq,nqk->ndk', _columns((gradient * by_query).astype(query.dtype)),
-                        weights)
+    of_logits = (
+        weights.astype(jnp.float32) * (of_weights - _rows(mean)) * (factor * _scale(query))
+    ).astype(query.dtype)
+    of_value = _product(
+        'ndq,nqk->ndk', _columns((gradient * by_query).astype(query.dtype)), weights
+    )
     of_key = _product('ndq,nqk->ndk', _columns(query), of_logits)
     of_query = _product('nqk,nkd->nqd', of_logits, _rows(key))
     return _from_rows(of_query, query), _from_columns(of_key, key), _from_columns(of_value, value)

@@ -25,8 +25,9 @@ class Dropout(nn.Module):
     kernel: str = 'auto'  # one of linear.KERNELS
 
     @nn.compact
-    def __call__(self, x: Float[Array, '... features'], train: bool
-                 ) -> Float[Array, '... features']:
+    def __call__(
+        self, x: Float[Array, '... features'], train: bool
+    ) -> Float[Array, '... features']:
         """Without `train` or with rate 0 it returns `x`; else it takes the PRNG key 'dropout'."""
         threshold = min(round(self.rate * 2**16), 2**16 - 1)
         if not train or not threshold:
@@ -37,8 +38,9 @@ class Dropout(nn.Module):
         *rows, features = x.shape
         pairs = random_bits(key, (*rows, -(-features // 2)))
         # The upper halves after the lower ones: side by side a CPU would take them one by one.
-        kept = jnp.concatenate([half >= threshold for half in (pairs & 0xffff, pairs >> 16)],
-                               axis=-1)[..., :features]
+        kept = jnp.concatenate(
+            [half >= threshold for half in (pairs & 0xFFFF, pairs >> 16)], axis=-1
+        )[..., :features]
         return _scaled(x, kept, rate)
 
 
@@ -48,15 +50,16 @@ def _scaled(x, kept, rate):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def drop(x: Float[Array, '... features'], masks: UInt8[Array, '... eighths'], rate: float
-         ) -> Float[Array, '... features']:
+def drop(
+    x: Float[Array, '... features'], masks: UInt8[Array, '... eighths'], rate: float
+) -> Float[Array, '... features']:
     """x / (1 - rate), or 0 where the bit of random_masks(key, x.shape, rate) is 0.
 
     The backward pass reads these bits again, and not a mask of as many bytes.
     """
     places = jax.lax.broadcasted_iota(jnp.uint32, (*masks.shape, 8), masks.ndim)
     kept = masks[..., None].astype(jnp.uint32) >> places & 1
-    return _scaled(x, kept.reshape(*x.shape[:-1], -1)[..., :x.shape[-1]] == 1, rate)
+    return _scaled(x, kept.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]] == 1, rate)
 
 
 def _drop_forward(x, masks, rate):
@@ -113,8 +116,10 @@ def _is_threefry(key, shape):
 def _threefry(key, shape):
     words = jax.random.key_data(key)
     keys = words[0], words[1], words[0] ^ words[1] ^ np.uint32(0x1BD11BDA)
-    count = sum(jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(math.prod(
-        shape[axis + 1:])) for axis in range(len(shape)))
+    count = sum(
+        jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(math.prod(shape[axis + 1 :]))
+        for axis in range(len(shape))
+    )
     a, b = jnp.zeros_like(count) + keys[0], count + keys[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
@@ -129,8 +134,9 @@ class StochasticDepth(nn.Module):
     """Drops the residual branch of whole images at random (arXiv 1603.09382), unbiased."""
 
     @nn.compact
-    def __call__(self, y: Float[Array, 'batch tokens hidden'], rate: Float[Array, ''],
-                 images: int) -> Float[Array, 'batch tokens hidden']:
+    def __call__(
+        self, y: Float[Array, 'batch tokens hidden'], rate: Float[Array, ''], images: int
+    ) -> Float[Array, 'batch tokens hidden']:
         """`batch` is a multiple of `images`: several lines of one image are dropped together."""
         keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - rate, (images,))
         factor = jnp.repeat(keep / (1 - rate), len(y) // images)

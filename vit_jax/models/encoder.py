@@ -26,24 +26,37 @@ class BlockFields:
     hidden_size: Annotated[int, whole(1), 'numbers of a token']
     mlp_dim: Annotated[int, whole(1), 'hidden numbers of the MLP of a block']
     num_heads: Annotated[int, whole(1), 'of attention; they divide hidden_size']
-    position: Annotated[str, one_of(*PLACES),
-                        'embedding of positions (table 8)'] = 'learned_1d'
-    position_at: Annotated[str, one_of(*ALL_PLACES), 'where it acts: before the first '
-                           'layer, in every one, or in every one the same'] = 'stem'
-    dropout_rate: Annotated[float, RATE, 'after the embedding and each dense layer of a block but '
-                            'q, k, v'] = 0.0
+    position: Annotated[str, one_of(*PLACES), 'embedding of positions (table 8)'] = 'learned_1d'
+    position_at: Annotated[
+        str,
+        one_of(*ALL_PLACES),
+        'where it acts: before the first layer, in every one, or in every one the same',
+    ] = 'stem'
+    dropout_rate: Annotated[
+        float, RATE, 'after the embedding and each dense layer of a block but q, k, v'
+    ] = 0.0
     attention_dropout_rate: Annotated[float, RATE, 'of the attention weights in the blocks'] = 0.0
-    attention_kernel: Annotated[str, one_of(*KERNELS), 'what computes attention in the blocks; '
-                                'cpu: the fastest on a CPU; cudnn: flash attention of NVIDIA GPUs, '
-                                'in bfloat16; auto: chosen for the machine'] = 'auto'
-    linear_kernel: Annotated[str, one_of(*linear.KERNELS), 'what computes linear layers and GELUs '
-                             'of patches and blocks, with cpu LayerNorms, with gpu dropout; '
-                             'cpu: the fastest in bfloat16 on a CPU; gpu: on an NVIDIA GPU; auto: '
-                             'chosen for the machine'] = 'auto'
-    layer_scale_init: Annotated[float, number(least=0), 'of learned factors of the residual '
-                                'branches; 0: no factors'] = 0.0
-    gelu: Annotated[str, one_of(*linear.GELU),
-                    "as in Google's code; in timm and Hugging Face; in OpenAI's CLIP"] = 'tanh'
+    attention_kernel: Annotated[
+        str,
+        one_of(*KERNELS),
+        'what computes attention in the blocks; '
+        'cpu: the fastest on a CPU; cudnn: flash attention of NVIDIA GPUs, '
+        'in bfloat16; auto: chosen for the machine',
+    ] = 'auto'
+    linear_kernel: Annotated[
+        str,
+        one_of(*linear.KERNELS),
+        'what computes linear layers and GELUs '
+        'of patches and blocks, with cpu LayerNorms, with gpu dropout; '
+        'cpu: the fastest in bfloat16 on a CPU; gpu: on an NVIDIA GPU; auto: '
+        'chosen for the machine',
+    ] = 'auto'
+    layer_scale_init: Annotated[
+        float, number(least=0), 'of learned factors of the residual branches; 0: no factors'
+    ] = 0.0
+    gelu: Annotated[
+        str, one_of(*linear.GELU), "as in Google's code; in timm and Hugging Face; in OpenAI's CLIP"
+    ] = 'tanh'
     layer_norm_epsilon: Annotated[float, number(0, 1), 'is added to the variance'] = 1e-6
     dtype: Dtype = 'float32'
 
@@ -51,8 +64,10 @@ class BlockFields:
         """Raises UserError unless the fields fit together."""
         fields.check(fields.declared(BlockFields), vars(self), 'model.')
         if self.hidden_size % self.num_heads:
-            raise UserError(f'model.hidden_size {self.hidden_size} does not divide among '
-                            f'{self.num_heads} heads (model.num_heads).')
+            raise UserError(
+                f'model.hidden_size {self.hidden_size} does not divide among '
+                f'{self.num_heads} heads (model.num_heads).'
+            )
         position.check(self.position, self.position_at, self.hidden_size)
 
 
@@ -65,12 +80,16 @@ class Mlp(nn.Module):
     def __call__(self, x: Float[Array, 'batch tokens hidden'], train: bool):
         fields = self.fields
         dense = functools.partial(
-            linear.dense(fields.linear_kernel), kernel_init=nn.initializers.xavier_uniform(),
-            bias_init=nn.initializers.normal(stddev=1e-6), dtype=fields.dtype)
+            linear.dense(fields.linear_kernel),
+            kernel_init=nn.initializers.xavier_uniform(),
+            bias_init=nn.initializers.normal(stddev=1e-6),
+            dtype=fields.dtype,
+        )
 
         def hidden(self, x):
-            x = nn.with_logical_constraint(dense(fields.mlp_dim, name='dense1')(x),
-                                           ('batch', 'tokens', 'mlp'))
+            x = nn.with_logical_constraint(
+                dense(fields.mlp_dim, name='dense1')(x), ('batch', 'tokens', 'mlp')
+            )
             x = linear.gelu(fields.linear_kernel, fields.gelu, train)(x)
             return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
 
@@ -89,9 +108,14 @@ class EncoderBlock(nn.Module):
     wanted: int | None = None  # compute only this many of the first tokens; they attend to all
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens hidden'],
-                 depth_rate: Float[Array, ''] | None, embedding: Array | None, train: bool,
-                 return_intermediates: bool):
+    def __call__(
+        self,
+        x: Float[Array, 'batch tokens hidden'],
+        depth_rate: Float[Array, ''] | None,
+        embedding: Array | None,
+        train: bool,
+        return_intermediates: bool,
+    ):
         """Returns the tokens, and a dict of intermediates or None: what nn.scan collects.
 
         `depth_rate` is of stochastic depth in this layer, `embedding` the position embedding that
@@ -100,16 +124,30 @@ class EncoderBlock(nn.Module):
         fields = self.fields
         # On many devices every example stays where it is, and parameters come to it.
         x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
-        x, relative = Position(fields.position, fields.position_at, self.grid, fields.num_heads,
-                               self.prefix, name='position').in_layer(x, embedding)
-        norm = functools.partial(linear.layer_norm(fields.linear_kernel),
-                                 epsilon=fields.layer_norm_epsilon, dtype=fields.dtype)
+        x, relative = Position(
+            fields.position,
+            fields.position_at,
+            self.grid,
+            fields.num_heads,
+            self.prefix,
+            name='position',
+        ).in_layer(x, embedding)
+        norm = functools.partial(
+            linear.layer_norm(fields.linear_kernel),
+            epsilon=fields.layer_norm_epsilon,
+            dtype=fields.dtype,
+        )
         y = norm(name='norm1')(x)
-        x = x[:, :self.wanted]
-        y, weights = Attention(fields.num_heads, fields.attention_dropout_rate, fields.dtype,
-                               fields.attention_kernel, fields.linear_kernel,
-                               math.prod(self.grid) + self.prefix, name='attention')(
-            y[:, :self.wanted], y, relative, train, return_intermediates)
+        x = x[:, : self.wanted]
+        y, weights = Attention(
+            fields.num_heads,
+            fields.attention_dropout_rate,
+            fields.dtype,
+            fields.attention_kernel,
+            fields.linear_kernel,
+            math.prod(self.grid) + self.prefix,
+            name='attention',
+        )(y[:, : self.wanted], y, relative, train, return_intermediates)
         y = Dropout(fields.dropout_rate, fields.linear_kernel)(y, train)
         x = x + self.branch(y, depth_rate, train, 'scale1')
         y = Mlp(fields, name='mlp')(norm(name='norm2')(x), train)
@@ -120,8 +158,9 @@ class EncoderBlock(nn.Module):
         """LayerScale (arXiv 2103.17239) and stochastic depth of a residual branch, if enabled."""
         init = self.fields.layer_scale_init
         if init:
-            y = y * self.param(name, nn.initializers.constant(init), y.shape[-1:],
-                               jnp.float32).astype(y.dtype)
+            y = y * self.param(
+                name, nn.initializers.constant(init), y.shape[-1:], jnp.float32
+            ).astype(y.dtype)
         if depth_rate is not None and train:
             y = StochasticDepth()(y, depth_rate, len(y) // self.lines)
         return y
@@ -134,30 +173,40 @@ class AxialBlock(nn.Module):
     grid: tuple[int, int]
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens hidden'],
-                 depth_rate: Float[Array, ''] | None, embedding: Array | None, train: bool,
-                 return_intermediates: bool):
+    def __call__(
+        self,
+        x: Float[Array, 'batch tokens hidden'],
+        depth_rate: Float[Array, ''] | None,
+        embedding: Array | None,
+        train: bool,
+        return_intermediates: bool,
+    ):
         """As EncoderBlock; attention weights are [batch, rows or columns, heads, query, key]."""
         batch, tokens, hidden_size = x.shape
         fields = self.fields
         if fields.position != 'relative':  # which acts along each line
-            x, _ = Position(fields.position, fields.position_at, self.grid, fields.num_heads,
-                            name='position').in_layer(x, embedding)
+            x, _ = Position(
+                fields.position, fields.position_at, self.grid, fields.num_heads, name='position'
+            ).in_layer(x, embedding)
             fields = dataclasses.replace(fields, position='none', position_at='stem')
 
         def along(name, x):  # [batch, lines, length, hidden]
             lines, length = x.shape[1:3]
             block = EncoderBlock(fields, (1, length), lines=lines, name=name)
-            y, out = block(x.reshape(-1, length, hidden_size), depth_rate, None, train,
-                           return_intermediates)
+            y, out = block(
+                x.reshape(-1, length, hidden_size), depth_rate, None, train, return_intermediates
+            )
             weights = out and out['attention'].reshape(batch, lines, -1, length, length)
             return y.reshape(x.shape), weights
 
         x, row_weights = along('row', x.reshape(batch, *self.grid, hidden_size))
         x, column_weights = along('column', x.swapaxes(1, 2))
         x = x.swapaxes(1, 2).reshape(batch, tokens, hidden_size)
-        return x, {'tokens': x, 'row_attention': row_weights,
-                   'column_attention': column_weights} if return_intermediates else None
+        return x, {
+            'tokens': x,
+            'row_attention': row_weights,
+            'column_attention': column_weights,
+        } if return_intermediates else None
 
 
 class AttentionPool(nn.Module):
@@ -168,11 +217,18 @@ class AttentionPool(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden']) -> Float[Array, 'batch hidden']:
         fields = self.fields
-        probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]),
-                           jnp.float32)
+        probe = self.param(
+            'probe', nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]), jnp.float32
+        )
         probe = jnp.tile(probe.astype(x.dtype), (x.shape[0], 1, 1))
-        x, _ = Attention(fields.num_heads, 0.0, fields.dtype, linear_kernel=fields.linear_kernel,
-                         name='attention')(probe, x)
+        x, _ = Attention(
+            fields.num_heads,
+            0.0,
+            fields.dtype,
+            linear_kernel=fields.linear_kernel,
+            name='attention',
+        )(probe, x)
         y = linear.layer_norm(fields.linear_kernel)(
-            epsilon=fields.layer_norm_epsilon, dtype=fields.dtype, name='norm')(x)
+            epsilon=fields.layer_norm_epsilon, dtype=fields.dtype, name='norm'
+        )(x)
         return (x + Mlp(fields, name='mlp')(y, train=False))[:, 0]

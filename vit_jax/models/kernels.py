@@ -22,8 +22,9 @@ LINEAR_ON_CPU = {'bfloat16': 'cpu', 'float32': 'xla'}
 COMPILER = {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}
 
 
-def fastest(model: Mapping[str, Any], platform: str, device: jax.Device | None = None
-            ) -> dict[str, str]:
+def fastest(
+    model: Mapping[str, Any], platform: str, device: jax.Device | None = None
+) -> dict[str, str]:
     """Values of the fields attention_kernel and linear_kernel on 'cpu', 'gpu' or 'tpu'.
 
     `model` are all fields of a model, as `config.model` has them; {} for a ResNet, which has no
@@ -52,12 +53,17 @@ def compiler_options(model: nn.Module) -> dict[str, Any] | None:
 def beyond_cudnn(model: Mapping[str, Any]) -> list[str]:
     """What attention by cudnn does not compute of a model, and what it expects instead."""
     head = model['hidden_size'] // model['num_heads']
-    return [f'{what} (expected {expected})' for fits, what, expected in (
-        (model['dtype'] == 'bfloat16', f'model.dtype {model["dtype"]}', 'bfloat16'),
-        (head <= 128 and head % 8 == 0, f'heads of size {head}', '8, 16, ... or 128'),
-        (model['attention'] == 'full', f'model.attention {model["attention"]}', 'full'),
-        (model['position'] != 'relative', 'model.position relative', 'another'),
-        (not model['attention_dropout_rate'], 'model.attention_dropout_rate', '0')) if not fits]
+    return [
+        f'{what} (expected {expected})'
+        for fits, what, expected in (
+            (model['dtype'] == 'bfloat16', f'model.dtype {model["dtype"]}', 'bfloat16'),
+            (head <= 128 and head % 8 == 0, f'heads of size {head}', '8, 16, ... or 128'),
+            (model['attention'] == 'full', f'model.attention {model["attention"]}', 'full'),
+            (model['position'] != 'relative', 'model.position relative', 'another'),
+            (not model['attention_dropout_rate'], 'model.attention_dropout_rate', '0'),
+        )
+        if not fits
+    ]
 
 
 def has_cudnn(device: jax.Device) -> bool:

@@ -86,14 +86,23 @@ def remat_mlp(kernel: str, function: Callable[..., Array]) -> Callable[..., Arra
     The backward pass computes biases, GELU and dropout again, in the kernel that needs them.
     """
     kept = jax.checkpoint_policies
-    return function if kernel != 'gpu' else nn.remat(function, policy=kept.save_from_both_policies(
-        kept.dots_saveable, kept.save_only_these_names(MASKS)))
+    return (
+        function
+        if kernel != 'gpu'
+        else nn.remat(
+            function,
+            policy=kept.save_from_both_policies(
+                kept.dots_saveable, kept.save_only_these_names(MASKS)
+            ),
+        )
+    )
 
 
 def patches(kernel: str) -> Callable[..., nn.Module]:
     """nn.Conv of patches that do not overlap, computed by one of KERNELS."""
-    return {'cpu': CpuPatches, 'gpu': GpuPatches}.get(kernel, functools.partial(
-        nn.Conv, conv_general_dilated_cls=lambda: _convolve))
+    return {'cpu': CpuPatches, 'gpu': GpuPatches}.get(
+        kernel, functools.partial(nn.Conv, conv_general_dilated_cls=lambda: _convolve)
+    )
 
 
 def _convolve(x, kernel, strides, padding, **_):  # dilations and groups, which patches lack
@@ -103,24 +112,35 @@ def _convolve(x, kernel, strides, padding, **_):  # dilations and groups, which 
 def _patches_and_parameters(layer, images):
     """([batch, rows, columns, numbers of a patch], kernel [numbers of a patch, features], bias)."""
     (height, width), channels = layer.kernel_size, images.shape[-1]
-    kernel = layer.param('kernel', layer.kernel_init, (height, width, channels, layer.features),
-                         layer.param_dtype)
-    bias = (layer.param('bias', layer.bias_init, (layer.features,), layer.param_dtype)
-            if layer.use_bias else None)
+    kernel = layer.param(
+        'kernel', layer.kernel_init, (height, width, channels, layer.features), layer.param_dtype
+    )
+    bias = (
+        layer.param('bias', layer.bias_init, (layer.features,), layer.param_dtype)
+        if layer.use_bias
+        else None
+    )
     rows, columns = images.shape[1] // height, images.shape[2] // width
-    x = images[:, :rows * height, :columns * width].astype(layer.dtype).reshape(
-        -1, rows, height, columns, width, channels)
+    x = (
+        images[:, : rows * height, : columns * width]
+        .astype(layer.dtype)
+        .reshape(-1, rows, height, columns, width, channels)
+    )
     numbers = height * width * channels
-    return (x.swapaxes(2, 3).reshape(-1, rows, columns, numbers),
-            kernel.reshape(numbers, layer.features), bias)
+    return (
+        x.swapaxes(2, 3).reshape(-1, rows, columns, numbers),
+        kernel.reshape(numbers, layer.features),
+        bias,
+    )
 
 
 class CpuPatches(nn.Conv):
     """nn.Conv of patches that do not overlap, with the same parameters, as a product."""
 
     @nn.compact
-    def __call__(self, images: Float[Array, 'batch height width channels']
-                 ) -> Float[Array, 'batch rows columns features']:
+    def __call__(
+        self, images: Float[Array, 'batch height width channels']
+    ) -> Float[Array, 'batch rows columns features']:
         return product('abcw,wm->abcm', *_patches_and_parameters(self, images))
 
 
@@ -131,12 +151,18 @@ class GpuPatches(nn.Conv):
     """
 
     @nn.compact
-    def __call__(self, images: Float[Array, 'batch height width channels']
-                 ) -> Float[Array, 'batch rows columns features']:
+    def __call__(
+        self, images: Float[Array, 'batch height width channels']
+    ) -> Float[Array, 'batch rows columns features']:
         x, kernel, bias = _patches_and_parameters(self, images)
         # No product of matrices: XLA would lay out all that follows with the images side by side.
-        y = jax.lax.conv_general_dilated(x, kernel.astype(self.dtype)[None, None], (1, 1), 'VALID',
-                                         dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        y = jax.lax.conv_general_dilated(
+            x,
+            kernel.astype(self.dtype)[None, None],
+            (1, 1),
+            'VALID',
+            dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+        )
         return y if bias is None else y + broadcast(bias, y.shape, y.dtype, 'gpu')
 
 
@@ -155,8 +181,9 @@ class GpuDense(nn.DenseGeneral):
     return_bias: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch tokens ...'], shift: Array | None = None
-                 ) -> Float[Array, 'batch tokens ...'] | tuple[Array, Array]:
+    def __call__(
+        self, x: Float[Array, 'batch tokens ...'], shift: Array | None = None
+    ) -> Float[Array, 'batch tokens ...'] | tuple[Array, Array]:
         """Returns y, or with `return_bias` (y without the bias, bias).
 
         `shift`, of the shape of one token of x, is what x lacks.
@@ -165,9 +192,11 @@ class GpuDense(nn.DenseGeneral):
         if shift is not None:
             bias += jnp.tensordot(shift, kernel, shift.ndim)
         # Of matrices, because cuBLAS adds no other bias on the way than that of their columns.
-        leading = x.shape[:x.ndim + bias.ndim - kernel.ndim]
-        y = jnp.matmul(x.astype(self.dtype).reshape(*leading, -1),
-                       kernel.astype(self.dtype).reshape(-1, bias.size))
+        leading = x.shape[: x.ndim + bias.ndim - kernel.ndim]
+        y = jnp.matmul(
+            x.astype(self.dtype).reshape(*leading, -1),
+            kernel.astype(self.dtype).reshape(-1, bias.size),
+        )
         if not self.return_bias:
             y += broadcast(bias.reshape(-1), y.shape, y.dtype, 'gpu')
         y = y.reshape(*leading, *bias.shape)
@@ -186,7 +215,7 @@ def _parameters(layer, x):
 
     kernel = layer.param('kernel', kernel_init, inputs + features, layer.param_dtype)
     bias = layer.param('bias', layer.bias_init, features, layer.param_dtype)
-    rows, summed, columns = 'abcd'[:leading], 'wxyz'[:len(inputs)], 'mnop'[:len(features)]
+    rows, summed, columns = 'abcd'[:leading], 'wxyz'[: len(inputs)], 'mnop'[: len(features)]
     return f'{rows}{summed},{summed}{columns}->{rows}{columns}', kernel, bias
 
 
@@ -195,8 +224,9 @@ class CpuLayerNorm(nn.LayerNorm):
 
     @nn.compact
     def __call__(self, x: Float[Array, '*batch hidden']) -> Float[Array, '*batch hidden']:
-        y = nn.LayerNorm(epsilon=self.epsilon, use_scale=False, use_bias=False,
-                         dtype=jnp.float32)(x)
+        y = nn.LayerNorm(epsilon=self.epsilon, use_scale=False, use_bias=False, dtype=jnp.float32)(
+            x
+        )
         scale = self.param('scale', self.scale_init, x.shape[-1:], self.param_dtype)
         bias = self.param('bias', self.bias_init, x.shape[-1:], self.param_dtype)
         y *= broadcast(scale, y.shape, y.dtype, 'cpu')
@@ -222,9 +252,11 @@ def _product_forward(axes, a, b, bias=None):
 def _product_backward(axes, kept, gradient):
     a, b, bias = kept
     left, right, out = axes.replace('->', ',').split(',')
-    return (_einsum(f'{out},{right}->{left}', gradient, b.astype(a.dtype)).astype(a.dtype),
-            _einsum(f'{left},{out}->{right}', a, gradient).astype(b.dtype),
-            None if bias is None else _sum_of_rows(gradient, bias, 'cpu'))
+    return (
+        _einsum(f'{out},{right}->{left}', gradient, b.astype(a.dtype)).astype(a.dtype),
+        _einsum(f'{left},{out}->{right}', a, gradient).astype(b.dtype),
+        None if bias is None else _sum_of_rows(gradient, bias, 'cpu'),
+    )
 
 
 product.defvjp(_product_forward, _product_backward)
@@ -250,8 +282,9 @@ def _broadcast_backward(shape, dtype, kernel, x, gradient):
 def _sum_of_rows(gradient, x, kernel):
     rows = gradient.reshape(-1, x.size)
     if kernel == 'cpu':
-        sums = jnp.matmul(jnp.ones((ROWS, len(rows)), rows.dtype), rows,
-                          preferred_element_type=jnp.float32)[0]
+        sums = jnp.matmul(
+            jnp.ones((ROWS, len(rows)), rows.dtype), rows, preferred_element_type=jnp.float32
+        )[0]
     else:
         # The barrier gives the sum a kernel of its own. As part of what computes the rows, it would
         # slow down writing them.

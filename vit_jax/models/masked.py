@@ -38,8 +38,9 @@ class MaskedPatches(nn.Module):
     std: tuple[float, ...]
 
     @nn.compact
-    def __call__(self, images: Float[Array, 'batch height width 3'], train: bool = False
-                 ) -> dict[str, Array]:
+    def __call__(
+        self, images: Float[Array, 'batch height width 3'], train: bool = False
+    ) -> dict[str, Array]:
         """Returns predictions [batch, patches, ...], targets and corrupted [batch, patches].
 
         Predictions are float32 logits [..., parts, COLORS] for targets [..., parts], or pixels
@@ -49,19 +50,25 @@ class MaskedPatches(nn.Module):
         grid, hidden = self.vit.grid(images.shape[1:3]), self.vit.block.hidden_size
         key = self.make_rng('corruption') if self.has_rng('corruption') else jax.random.key(0)
         drawn = draw(key, len(images), math.prod(grid), self.rate)
-        embedding = self.param('mask_embedding', nn.initializers.normal(0.02), (hidden,),
-                               jnp.float32)
+        embedding = self.param(
+            'mask_embedding', nn.initializers.normal(0.02), (hidden,), jnp.float32
+        )
 
         def corrupt(x):
             moved = jnp.take_along_axis(x, drawn.source[..., None], axis=1)
             return jnp.where(drawn.masked[..., None], embedding.astype(x.dtype), moved)
 
-        wanted = targets(images * np.array(self.std) + np.array(self.mean),
-                         as_pair(self.vit.patch_size), self.target)
+        wanted = targets(
+            images * np.array(self.std) + np.array(self.mean),
+            as_pair(self.vit.patch_size),
+            self.target,
+        )
         colors = self.target != 'pixels'
-        outputs = nn.Dense(wanted.shape[-1] * (COLORS if colors else 1), name='patch_head',
-                           kernel_init=nn.initializers.zeros)(
-            self.vit(images, train, corrupt=corrupt))
+        outputs = nn.Dense(
+            wanted.shape[-1] * (COLORS if colors else 1),
+            name='patch_head',
+            kernel_init=nn.initializers.zeros,
+        )(self.vit(images, train, corrupt=corrupt))
         if colors:
             outputs = outputs.reshape(*wanted.shape, COLORS)
         return {'predictions': outputs, 'targets': wanted, 'corrupted': drawn.corrupted}
@@ -72,8 +79,13 @@ def build(model: nn.Module, masked: Mapping, preprocess: Mapping) -> MaskedPatch
 
     What pools tokens has no part in it.
     """
-    return MaskedPatches(model.clone(pool='none', num_classes=0), masked['target'], masked['rate'],
-                         tuple(preprocess['mean']), tuple(preprocess['std']))
+    return MaskedPatches(
+        model.clone(pool='none', num_classes=0),
+        masked['target'],
+        masked['rate'],
+        tuple(preprocess['mean']),
+        tuple(preprocess['std']),
+    )
 
 
 def draw(key: Array, batch: int, patches: int, rate: float) -> Corruption:
@@ -84,12 +96,16 @@ def draw(key: Array, batch: int, patches: int, rate: float) -> Corruption:
     action = jax.random.uniform(action, (batch, patches))
     offset = jax.random.randint(other, (batch, patches), 1, max(patches, 2))
     replaced = corrupted & (action >= 0.8) & (action < 0.9)
-    return Corruption(corrupted, corrupted & (action < 0.8),
-                      (jnp.arange(patches) + jnp.where(replaced, offset, 0)) % patches)
+    return Corruption(
+        corrupted,
+        corrupted & (action < 0.8),
+        (jnp.arange(patches) + jnp.where(replaced, offset, 0)) % patches,
+    )
 
 
-def targets(images: Float[Array, 'batch height width 3'], patch_size: tuple[int, int],
-            target: str) -> Array:
+def targets(
+    images: Float[Array, 'batch height width 3'], patch_size: tuple[int, int], target: str
+) -> Array:
     """What is to be predicted of each patch of images with values in 0..1: [batch, patches, ...].
 
     int32 [..., parts], a colour's three bits of red, green and blue after each other, or float32
@@ -97,14 +113,20 @@ def targets(images: Float[Array, 'batch height width 3'], patch_size: tuple[int,
     """
     batch, (height, width) = len(images), patch_size
     rows, columns = images.shape[1] // height, images.shape[2] // width
-    images = images[:, :rows * height, :columns * width]  # the model drops the rest, too
-    patches = images.reshape(batch, rows, height, columns, width, 3).swapaxes(2, 3).reshape(
-        batch, rows * columns, height, width, 3)
+    images = images[:, : rows * height, : columns * width]  # the model drops the rest, too
+    patches = (
+        images.reshape(batch, rows, height, columns, width, 3)
+        .swapaxes(2, 3)
+        .reshape(batch, rows * columns, height, width, 3)
+    )
     if target == 'pixels':
         return 2 * patches.reshape(*patches.shape[:2], -1) - 1
     parts = 1 if target == 'mean_color' else PARTS
-    means = patches.reshape(*patches.shape[:2], parts, height // parts, parts, width // parts,
-                            3).mean((3, 5)).reshape(*patches.shape[:2], parts**2, 3)
+    means = (
+        patches.reshape(*patches.shape[:2], parts, height // parts, parts, width // parts, 3)
+        .mean((3, 5))
+        .reshape(*patches.shape[:2], parts**2, 3)
+    )
     # Rounding errors of the mean do not decide: whole grey levels are 1 / 255 apart.
     bits = jnp.clip(jnp.floor(means * 8 + 1e-4), 0, 7).astype(jnp.int32)
     return bits @ jnp.array([64, 8, 1])
@@ -113,18 +135,26 @@ def targets(images: Float[Array, 'batch height width 3'], patch_size: tuple[int,
 def check(model: nn.Module, target: str) -> None:
     """Raises UserError unless the patches of a model from models.build can be predicted."""
     if not isinstance(model, ViT) or model.resnet is not None:
-        raise UserError(f'masked.target is {target}, which hides patches from a transformer, and '
-                        'this model has a ResNet in front of it or in its place: take a ViT, as in '
-                        'configs/masked.py:b16.')
+        raise UserError(
+            f'masked.target is {target}, which hides patches from a transformer, and '
+            'this model has a ResNet in front of it or in its place: take a ViT, as in '
+            'configs/masked.py:b16.'
+        )
     if model.pool != 'gap':
-        raise UserError(f'model.pool is {model.pool} and masked.target {target}: patches are '
-                        'predicted without a class token or attention pooling, and the mean of '
-                        'tokens is what fine-tuning then begins with: add --config.model.pool=gap.')
+        raise UserError(
+            f'model.pool is {model.pool} and masked.target {target}: patches are '
+            'predicted without a class token or attention pooling, and the mean of '
+            'tokens is what fine-tuning then begins with: add --config.model.pool=gap.'
+        )
     if model.representation_size:
-        raise UserError(f'model.representation_size is {model.representation_size}, which is a '
-                        f'layer of the head, and masked.target {target} has no such head: add '
-                        '--config.model.representation_size=0.')
+        raise UserError(
+            f'model.representation_size is {model.representation_size}, which is a '
+            f'layer of the head, and masked.target {target} has no such head: add '
+            '--config.model.representation_size=0.'
+        )
     if target == 'small_patch' and any(side % PARTS for side in as_pair(model.patch_size)):
-        raise UserError(f'masked.target is small_patch, and {PARTS} x {PARTS} parts do not divide '
-                        f'patches of {as_pair(model.patch_size)} pixels (model.patch_size): take '
-                        'mean_color or pixels.')
+        raise UserError(
+            f'masked.target is small_patch, and {PARTS} x {PARTS} parts do not divide '
+            f'patches of {as_pair(model.patch_size)} pixels (model.patch_size): take '
+            'mean_color or pixels.'
+        )

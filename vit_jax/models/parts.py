@@ -16,8 +16,14 @@ TOKENS_AT_ONCE, TRAINED_AT_ONCE = 800, 1600
 PIXELS_OF_A_TOKEN, RESNET_TOKENS_AT_ONCE = 16 * 16, 12_800
 
 
-def fastest(model: nn.Module, batch_size: int, image_size: tuple[int, int], devices: int,
-            platform: str = '', train: bool = False) -> int:
+def fastest(
+    model: nn.Module,
+    batch_size: int,
+    image_size: tuple[int, int],
+    devices: int,
+    platform: str = '',
+    train: bool = False,
+) -> int:
     """The number of parts in which a batch is computed fastest; 1 is the whole.
 
     On a CPU a part has TOKENS_AT_ONCE tokens on each device (RESNET_TOKENS_AT_ONCE in ResNets and
@@ -29,8 +35,11 @@ def fastest(model: nn.Module, batch_size: int, image_size: tuple[int, int], devi
     if (platform or jax.default_backend()) != 'cpu' or hasattr(model, 'vit'):  # MaskedPatches
         return 1
     has_resnet = model.resnet is not None
-    tokens = (math.prod(image_size) / PIXELS_OF_A_TOKEN if has_resnet else
-              math.prod(model.grid(image_size)) + model.prefix)
+    tokens = (
+        math.prod(image_size) / PIXELS_OF_A_TOKEN
+        if has_resnet
+        else math.prod(model.grid(image_size)) + model.prefix
+    )
     outputs = RESNET_TOKENS_AT_ONCE if has_resnet else TOKENS_AT_ONCE
     most = max(1, int((TRAINED_AT_ONCE if train else outputs) / tokens))
     images = batch_size // devices

@@ -12,8 +12,13 @@ from vit_jax.errors import UserError
 # inside the attention of every layer; the paper's, which it lists under 'stem', is taken to have
 # parameters in each.
 ALL_PLACES = ('stem', 'every_layer', 'shared')
-PLACES = {'none': ('stem',), 'learned_1d': ALL_PLACES, 'learned_2d': ALL_PLACES,
-          'sincos_2d': ALL_PLACES, 'relative': ('every_layer', 'shared')}
+PLACES = {
+    'none': ('stem',),
+    'learned_1d': ALL_PLACES,
+    'learned_2d': ALL_PLACES,
+    'sincos_2d': ALL_PLACES,
+    'relative': ('every_layer', 'shared'),
+}
 
 
 class Position(nn.Module):
@@ -58,8 +63,9 @@ class Position(nn.Module):
         rows, columns = self.grid
         tokens = rows * columns + self.prefix
         if self.kind == 'relative':
-            return self.learned('relative', (2 * tokens - 1, self.num_heads,
-                                             hidden_size // self.num_heads))
+            return self.learned(
+                'relative', (2 * tokens - 1, self.num_heads, hidden_size // self.num_heads)
+            )
         if self.kind == 'learned_1d':
             return self.learned('embedding', (1, tokens, hidden_size))
         if self.kind == 'learned_2d':
@@ -78,7 +84,8 @@ class Position(nn.Module):
             raise UserError(
                 f'the position embedding ({self.kind}, {name}) was made with shape {found.shape} '
                 f'and these {self.grid[0]}x{self.grid[1]} patches need {shape}. Use images of the '
-                'size that the parameters were trained on, or resize the embedding first.')
+                'size that the parameters were trained on, or resize the embedding first.'
+            )
         return self.param(name, nn.initializers.normal(self.stddev), shape, jnp.float32)
 
 
@@ -97,35 +104,41 @@ def sincos_2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:
     """
     quarter = hidden_size // 4
     frequency = 10_000.0 ** -(np.arange(quarter) / max(quarter - 1, 1))
-    y, x = (i[..., None] * frequency for i in np.mgrid[:grid[0], :grid[1]])
+    y, x = (i[..., None] * frequency for i in np.mgrid[: grid[0], : grid[1]])
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], -1).astype(np.float32)
 
 
-def relative_logits(query: Float[Array, 'batch tokens heads head_dim'],
-                    table: Float[Array, 'offsets heads head_dim']
-                    ) -> Float[Array, 'batch heads tokens tokens']:
+def relative_logits(
+    query: Float[Array, 'batch tokens heads head_dim'],
+    table: Float[Array, 'offsets heads head_dim'],
+) -> Float[Array, 'batch heads tokens tokens']:
     """What relative positions add to the attention logits, scaled as those are; float32.
 
     The embedding of the offset between query q and key k, row k - q + tokens - 1 of `table`, takes
     the place of a key (appendix D.4).
     """
     batch, tokens, heads, head_dim = query.shape
-    x = jnp.einsum('bqhd,rhd->bhqr', query, table.astype(query.dtype),
-                   preferred_element_type=jnp.float32) / np.sqrt(head_dim)
+    x = jnp.einsum(
+        'bqhd,rhd->bhqr', query, table.astype(query.dtype), preferred_element_type=jnp.float32
+    ) / np.sqrt(head_dim)
     # Row q is wanted from its entry tokens - 1 - q onwards. With rows padded to length 2 tokens,
     # that entry lies at tokens - 1 + q (2 tokens - 1) of the flat array. So the first tokens - 1
     # entries are dropped, and the rest is cut into rows of 2 tokens - 1: a gather is slow on TPUs.
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
-    x = x[:, :, tokens - 1:-1].reshape(batch, heads, tokens, 2 * tokens - 1)
+    x = x[:, :, tokens - 1 : -1].reshape(batch, heads, tokens, 2 * tokens - 1)
     return x[..., :tokens]
 
 
 def check(kind: str, place: str, hidden_size: int) -> None:
     """Raises UserError unless model.position and model.position_at fit each other and the size."""
     if place not in PLACES[kind]:
-        raise UserError(f'model.position {kind} cannot act at model.position_at {place}: set '
-                        f'model.position_at to {" or ".join(PLACES[kind])}.')
+        raise UserError(
+            f'model.position {kind} cannot act at model.position_at {place}: set '
+            f'model.position_at to {" or ".join(PLACES[kind])}.'
+        )
     divisor = {'learned_2d': 2, 'sincos_2d': 4}.get(kind, 1)
     if hidden_size % divisor:
-        raise UserError(f'model.hidden_size {hidden_size} is not divisible by {divisor}, which '
-                        f'model.position {kind} needs.')
+        raise UserError(
+            f'model.hidden_size {hidden_size} is not divisible by {divisor}, which '
+            f'model.position {kind} needs.'
+        )

@@ -35,18 +35,30 @@ class StdConv(nn.Module):
     dtype: jax.typing.DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'batch height width in_features']
-                 ) -> Float[Array, 'batch out_height out_width features']:
+    def __call__(
+        self, x: Float[Array, 'batch height width in_features']
+    ) -> Float[Array, 'batch out_height out_width features']:
         size, pad = self.kernel_size, (self.kernel_size - 1) // 2
-        kernel = self.param('kernel', nn.initializers.lecun_normal(),
-                            (size, size, x.shape[-1], self.features), jnp.float32)
+        kernel = self.param(
+            'kernel',
+            nn.initializers.lecun_normal(),
+            (size, size, x.shape[-1], self.features),
+            jnp.float32,
+        )
         x = x.astype(self.dtype)
         kernel = kernel - kernel.mean((0, 1, 2))  # in float32, whatever self.dtype is
         variance = (kernel**2).mean((0, 1, 2))
-        scale = (jnp.sqrt(variance) + self.epsilon if self.epsilon_on == 'std' else
-                 jnp.sqrt(variance + self.epsilon))
-        y = convolve(x, (kernel / scale).astype(self.dtype), (self.stride, self.stride),
-                     ((pad, pad), (pad, pad)) if self.fixed_padding else 'SAME')
+        scale = (
+            jnp.sqrt(variance) + self.epsilon
+            if self.epsilon_on == 'std'
+            else jnp.sqrt(variance + self.epsilon)
+        )
+        y = convolve(
+            x,
+            (kernel / scale).astype(self.dtype),
+            (self.stride, self.stride),
+            ((pad, pad), (pad, pad)) if self.fixed_padding else 'SAME',
+        )
         return nn.with_logical_constraint(y, ('batch', 'rows', 'columns', 'features'))
 
 
@@ -115,8 +127,9 @@ class Stage(nn.Module):
         first = remat(ResidualUnit, self.remat_policy)
         x, _ = first(stride=self.stride, **self.unit, name='first')(x)
         if self.units > 1:
-            rest = stack(ResidualUnit, self.units - 1, unroll=self.unroll,
-                         remat_policy=self.remat_policy)
+            rest = stack(
+                ResidualUnit, self.units - 1, unroll=self.unroll, remat_policy=self.remat_policy
+            )
             x, _ = rest(stride=1, **self.unit, name='rest')(x)
         return x
 
@@ -124,9 +137,11 @@ class Stage(nn.Module):
 class Backbone(nn.Module):
     """Images to a feature map: the root, then stages of residual units."""
 
-    units: Annotated[tuple[int, ...], several(
-        whole(1), 'the number of residual units of each stage, as in 3,4,6,3'),
-        'residual units of each stage; with none there is only the root']
+    units: Annotated[
+        tuple[int, ...],
+        several(whole(1), 'the number of residual units of each stage, as in 3,4,6,3'),
+        'residual units of each stage; with none there is only the root',
+    ]
     width: Annotated[int, whole(1), "channels of the root; 64 times BiT's width factor"]
     preactivation: Annotated[bool, SWITCH, 'True in BiT, False in the hybrids']
     fixed_padding: Annotated[bool, SWITCH, 'True in BiT, False in the hybrids']
@@ -140,17 +155,30 @@ class Backbone(nn.Module):
     axial_heads: int = 0  # as in ResNet
 
     @nn.compact
-    def __call__(self, images: Float[Array, 'batch height width channels']
-                 ) -> list[Float[Array, 'batch rows columns features']]:
+    def __call__(
+        self, images: Float[Array, 'batch height width channels']
+    ) -> list[Float[Array, 'batch rows columns features']]:
         """Returns the output of the root and of each stage, at strides 4, 4, 8, 16, 32."""
-        conv = functools.partial(StdConv, fixed_padding=self.fixed_padding,
-                                 epsilon=self.weight_epsilon, epsilon_on=self.weight_epsilon_on,
-                                 dtype=self.dtype)
-        norm = functools.partial(nn.GroupNorm, num_groups=self.num_groups,
-                                 epsilon=self.group_norm_epsilon, dtype=self.dtype)
-        axial = functools.partial(
-            AxialAttention, self.axial_heads, conv, norm, self.group_norm_epsilon,
-            self.dtype) if self.axial_heads else None
+        conv = functools.partial(
+            StdConv,
+            fixed_padding=self.fixed_padding,
+            epsilon=self.weight_epsilon,
+            epsilon_on=self.weight_epsilon_on,
+            dtype=self.dtype,
+        )
+        norm = functools.partial(
+            nn.GroupNorm,
+            num_groups=self.num_groups,
+            epsilon=self.group_norm_epsilon,
+            dtype=self.dtype,
+        )
+        axial = (
+            functools.partial(
+                AxialAttention, self.axial_heads, conv, norm, self.group_norm_epsilon, self.dtype
+            )
+            if self.axial_heads
+            else None
+        )
         x = conv(self.width, 7, 2, name='root_conv')(images)
         if not self.preactivation:
             x = nn.relu(norm(name='root_norm')(x))
@@ -158,10 +186,21 @@ class Backbone(nn.Module):
             x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # with zeros, not -inf, as in BiT
         outputs = [nn.max_pool(x, (3, 3), (2, 2), 'VALID' if self.fixed_padding else 'SAME')]
         for i, units in enumerate(self.units):
-            unit = dict(features=self.width * 2**i, conv=conv, norm=norm,
-                        preactivation=self.preactivation, axial=axial)
-            stage = Stage(units, 1 if i == 0 else 2, unit, self.unroll, self.remat_policy,
-                          name=f'stage{i + 1}')
+            unit = dict(
+                features=self.width * 2**i,
+                conv=conv,
+                norm=norm,
+                preactivation=self.preactivation,
+                axial=axial,
+            )
+            stage = Stage(
+                units,
+                1 if i == 0 else 2,
+                unit,
+                self.unroll,
+                self.remat_policy,
+                name=f'stage{i + 1}',
+            )
             outputs.append(stage(outputs[-1]))
         return outputs
 
@@ -172,8 +211,10 @@ def check_backbone(values: Mapping) -> None:
     check_names('model.resnet', values, table)
     fields.check(table, values, 'model.resnet.')
     if values['width'] % values['num_groups']:
-        raise UserError(f'model.resnet.width {values["width"]} does not divide among '
-                        f'{values["num_groups"]} groups (model.resnet.num_groups).')
+        raise UserError(
+            f'model.resnet.width {values["width"]} does not divide among '
+            f'{values["num_groups"]} groups (model.resnet.num_groups).'
+        )
 
 
 def stride(num_stages: int) -> int:
@@ -186,16 +227,24 @@ class ResNet(nn.Module):
 
     num_classes: int
     resnet: dict  # fields of Backbone, without dtype and the following ones
-    axial_heads: Annotated[int, whole(0), 'heads of the axial attention that stands in place of '
-                           '3x3 convolutions (appendix D.6); 0: convolutions'] = 0
+    axial_heads: Annotated[
+        int,
+        whole(0),
+        'heads of the axial attention that stands in place of '
+        '3x3 convolutions (appendix D.6); 0: convolutions',
+    ] = 0
     head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
     dtype: Dtype = 'float32'
     unroll: Unroll = 0
     remat_policy: RematPolicy = 'auto'
 
     @nn.compact
-    def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,
-                 return_intermediates: bool = False):
+    def __call__(
+        self,
+        images: Float[Array, 'batch height width channels'],
+        train: bool = False,
+        return_intermediates: bool = False,
+    ):
         """Returns float32 logits [batch, num_classes], or the representation for num_classes=0.
 
         `train` has no effect: there is no dropout, and GroupNorm has no running averages. With
@@ -203,19 +252,33 @@ class ResNet(nn.Module):
         root and every stage, and `representation` [batch, features], which is sown as in ViT.
         """
         check_images(images)
-        stages = Backbone(**self.resnet, dtype=self.dtype, unroll=self.unroll,
-                          remat_policy=self.remat_policy, axial_heads=self.axial_heads,
-                          name='resnet')(images)
+        stages = Backbone(
+            **self.resnet,
+            dtype=self.dtype,
+            unroll=self.unroll,
+            remat_policy=self.remat_policy,
+            axial_heads=self.axial_heads,
+            name='resnet',
+        )(images)
         x = stages[-1]
         if self.resnet['preactivation']:
-            x = nn.relu(nn.GroupNorm(self.resnet['num_groups'],
-                                     epsilon=self.resnet['group_norm_epsilon'], dtype=self.dtype,
-                                     name='norm')(x))
+            x = nn.relu(
+                nn.GroupNorm(
+                    self.resnet['num_groups'],
+                    epsilon=self.resnet['group_norm_epsilon'],
+                    dtype=self.dtype,
+                    name='norm',
+                )(x)
+            )
         x = representation = x.astype(jnp.float32).mean((1, 2))
         self.sow('intermediates', 'representation', representation)
         if self.num_classes:
-            x = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros,
-                         bias_init=nn.initializers.constant(self.head_bias_init), name='head')(x)
+            x = nn.Dense(
+                self.num_classes,
+                kernel_init=nn.initializers.zeros,
+                bias_init=nn.initializers.constant(self.head_bias_init),
+                name='head',
+            )(x)
         outputs = {'stages': stages, 'representation': representation}
         return (x, outputs) if return_intermediates else x
 
@@ -230,8 +293,12 @@ class ResNet(nn.Module):
         if not self.resnet['units']:
             raise UserError('model.resnet.units is empty: a ResNet needs at least one stage.')
         if self.axial_heads and self.resnet['preactivation']:
-            raise UserError('model.resnet.preactivation is True, and units with axial attention '
-                            'normalise after it: set it to False, or model.axial_heads to 0.')
+            raise UserError(
+                'model.resnet.preactivation is True, and units with axial attention '
+                'normalise after it: set it to False, or model.axial_heads to 0.'
+            )
         if self.axial_heads and self.resnet['width'] % self.axial_heads:
-            raise UserError(f'model.resnet.width {self.resnet["width"]} does not divide among '
-                            f'{self.axial_heads} heads (model.axial_heads).')
+            raise UserError(
+                f'model.resnet.width {self.resnet["width"]} does not divide among '
+                f'{self.axial_heads} heads (model.axial_heads).'
+            )

@@ -18,7 +18,8 @@ REMAT_POLICIES = {
     'auto': None,  # where training/chosen.py does not choose
     'products': _KEPT.save_from_both_policies(
         _KEPT.dots_with_no_batch_dims_saveable,
-        lambda primitive, *_, **__: primitive is jax.lax.conv_general_dilated_p),
+        lambda primitive, *_, **__: primitive is jax.lax.conv_general_dilated_p,
+    ),
     'none': None,
     'nothing_saveable': _KEPT.nothing_saveable,
     'dots_saveable': _KEPT.dots_saveable,  # and convolutions
@@ -28,15 +29,29 @@ REMAT_POLICIES = {
 
 # Fields of every model that say how it is computed.
 Dtype = Annotated[str, one_of('float32', 'bfloat16'), 'of the computation; parameters are float32']
-Unroll = Annotated[int, whole(0), 'layers compiled side by side in each loop over layers or '
-                   'residual units; as many as there are: no loop; 0: chosen for the machine']
-RematPolicy = Annotated[str, one_of(*REMAT_POLICIES),
-                        'what the backward pass keeps; it computes the rest again. products: of '
-                        'linear layers and convolutions; none: all; auto: chosen for the machine']
+Unroll = Annotated[
+    int,
+    whole(0),
+    'layers compiled side by side in each loop over layers or '
+    'residual units; as many as there are: no loop; 0: chosen for the machine',
+]
+RematPolicy = Annotated[
+    str,
+    one_of(*REMAT_POLICIES),
+    'what the backward pass keeps; it computes the rest again. products: of '
+    'linear layers and convolutions; none: all; auto: chosen for the machine',
+]
 
 
-def stack(block: type[nn.Module], length: int, *, unroll: int, remat_policy: str, in_axes=(),
-          static_argnums: tuple[int, ...] = ()) -> type[nn.Module]:
+def stack(
+    block: type[nn.Module],
+    length: int,
+    *,
+    unroll: int,
+    remat_policy: str,
+    in_axes=(),
+    static_argnums: tuple[int, ...] = (),
+) -> type[nn.Module]:
     """A module class that applies `block` `length` times, with parameters [length, ...].
 
     The parameters are the same whatever `unroll` and `remat_policy` are, so that checkpoints fit.
@@ -49,13 +64,22 @@ def stack(block: type[nn.Module], length: int, *, unroll: int, remat_policy: str
       static_argnums: which arguments of __call__ are Python values, self being argument 0.
     """
     block = remat(block, remat_policy, static_argnums, prevent_cse=unroll >= length)
-    return nn.scan(block, variable_axes={'params': 0}, in_axes=in_axes,
-                   split_rngs={'params': True, 'dropout': True}, length=length,
-                   unroll=min(unroll or 1, length))
+    return nn.scan(
+        block,
+        variable_axes={'params': 0},
+        in_axes=in_axes,
+        split_rngs={'params': True, 'dropout': True},
+        length=length,
+        unroll=min(unroll or 1, length),
+    )
 
 
-def remat(block: type[nn.Module], policy: str, static_argnums: tuple[int, ...] = (),
-          prevent_cse: bool = True) -> type[nn.Module]:
+def remat(
+    block: type[nn.Module],
+    policy: str,
+    static_argnums: tuple[int, ...] = (),
+    prevent_cse: bool = True,
+) -> type[nn.Module]:
     """`block`, recomputing in the backward pass what `policy`, of REMAT_POLICIES, does not keep.
 
     `prevent_cse` keeps the compiler from merging the recomputation with the forward pass, which it
@@ -63,17 +87,22 @@ def remat(block: type[nn.Module], policy: str, static_argnums: tuple[int, ...] =
     """
     if REMAT_POLICIES[policy] is None:
         return block
-    return nn.remat(block, policy=REMAT_POLICIES[policy], static_argnums=static_argnums,
-                    prevent_cse=prevent_cse)
+    return nn.remat(
+        block, policy=REMAT_POLICIES[policy], static_argnums=static_argnums, prevent_cse=prevent_cse
+    )
 
 
 def check_images(images: Float[Array, 'batch height width channels']) -> None:
     """Raises UserError for images that are no batch, none, or not normalised: of whole numbers."""
     if images.ndim != 4:
-        raise UserError(f'images have shape {images.shape}: expected [batch, height, width, '
-                        'channels], for a single image images[None].')
+        raise UserError(
+            f'images have shape {images.shape}: expected [batch, height, width, '
+            'channels], for a single image images[None].'
+        )
     if 0 in images.shape:
         raise UserError(f'images have shape {images.shape}: expected one or more.')
     if not jnp.issubdtype(images.dtype, jnp.floating):
-        raise UserError(f'images have dtype {images.dtype}: expected float32, normalised as '
-                        '(pixels / 255 - mean) / std.')
+        raise UserError(
+            f'images have dtype {images.dtype}: expected float32, normalised as '
+            '(pixels / 255 - mean) / std.'
+        )

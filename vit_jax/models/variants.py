@@ -50,8 +50,16 @@ RESNETS = {
     'r200x3': ((3, 24, 36, 3), 3),
 }
 # In names such as timm's vit_tiny_patch16_224 and Hugging Face's vit-base-patch16-224.
-_ELSEWHERE = {'tiny': 'ti', 'small': 's', 'base': 'b', 'large': 'l', 'huge': 'h', 'giant': 'g',
-              'gigantic': 'G', 'so400m': 'so400m'}
+_ELSEWHERE = {
+    'tiny': 'ti',
+    'small': 's',
+    'base': 'b',
+    'large': 'l',
+    'huge': 'h',
+    'giant': 'g',
+    'gigantic': 'G',
+    'so400m': 'so400m',
+}
 AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}
 #           units of each stage, width, heads
 AXIAL_RESNETS = {'axial_r50': ((3, 4, 6, 3), 32, 8)}
@@ -85,9 +93,11 @@ def get(name: str) -> dict:
     if match := re.search(rf'({"|".join(_ELSEWHERE)})[-_]patch(\d+)', str(name)):
         ours = f'{_ELSEWHERE[match[1]]}{match[2]}'
         nearest = f'Here it is {ours}. ' if ours in TRANSFORMERS else nearest
-    raise UserError(f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
-                    f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
-                    f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS, *AXIAL_RESNETS])}.')
+    raise UserError(
+        f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
+        f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
+        f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS, *AXIAL_RESNETS])}.'
+    )
 
 
 def name_of(model: Mapping) -> str | None:
@@ -98,22 +108,43 @@ def name_of(model: Mapping) -> str | None:
 def _sizes(fields):
     resnet, patch = fields.get('resnet') or {}, fields.get('patch_size', ())
     patch = (patch, patch) if isinstance(patch, int) else tuple(patch)
-    return (*(fields.get(name) for name in ('hidden_size', 'num_layers', 'mlp_dim')), patch,
-            fields.get('attention', 'full'), tuple(resnet.get('units', ())), resnet.get('width'),
-            fields.get('axial_heads', 0))
+    return (
+        *(fields.get(name) for name in ('hidden_size', 'num_layers', 'mlp_dim')),
+        patch,
+        fields.get('attention', 'full'),
+        tuple(resnet.get('units', ())),
+        resnet.get('width'),
+        fields.get('axial_heads', 0),
+    )
 
 
 def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:
     """Fields of resnet.Backbone for a hybrid, as in Google's code."""
     # In timm the epsilons are 1e-5 and, on the variance, 1e-8.
-    return dict(units=units, width=width, preactivation=False, fixed_padding=False, num_groups=32,
-                group_norm_epsilon=1e-6, weight_epsilon=1e-5, weight_epsilon_on='std')
+    return dict(
+        units=units,
+        width=width,
+        preactivation=False,
+        fixed_padding=False,
+        num_groups=32,
+        group_norm_epsilon=1e-6,
+        weight_epsilon=1e-5,
+        weight_epsilon_on='std',
+    )
 
 
 def bit_resnet(units: tuple[int, ...], width: int = 64) -> dict:
     """Fields of resnet.Backbone for the baseline, as in BiT; timm has 1e-8 on the variance."""
-    return dict(units=units, width=width, preactivation=True, fixed_padding=True, num_groups=32,
-                group_norm_epsilon=1e-5, weight_epsilon=1e-10, weight_epsilon_on='variance')
+    return dict(
+        units=units,
+        width=width,
+        preactivation=True,
+        fixed_padding=True,
+        num_groups=32,
+        group_norm_epsilon=1e-5,
+        weight_epsilon=1e-10,
+        weight_epsilon_on='variance',
+    )
 
 
 def axial_resnet(units: tuple[int, ...], width: int) -> dict:
@@ -123,5 +154,10 @@ def axial_resnet(units: tuple[int, ...], width: int) -> dict:
 
 def _transformer(size, patch):
     hidden_size, num_layers, mlp_dim, num_heads = SIZES[size]
-    return dict(patch_size=(patch, patch), hidden_size=hidden_size, num_layers=num_layers,
-                mlp_dim=mlp_dim, num_heads=num_heads)
+    return dict(
+        patch_size=(patch, patch),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        mlp_dim=mlp_dim,
+        num_heads=num_heads,
+    )

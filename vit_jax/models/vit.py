@@ -24,35 +24,58 @@ class ViT(nn.Module):
     """Images to logits; `config.model` has these fields and those of `block` side by side."""
 
     num_classes: int  # 0: without the last layer of the head
-    patch_size: Annotated[tuple[int, ...], SIDES, 'in pixels; in a hybrid in points of its '
-                          'feature map']
+    patch_size: Annotated[
+        tuple[int, ...], SIDES, 'in pixels; in a hybrid in points of its feature map'
+    ]
     num_layers: Annotated[int, whole(1), 'transformer blocks']
     block: BlockFields  # the fields that all blocks share
     resnet: dict | None = None  # fields of resnet.Backbone: a hybrid (section 3.1)
-    attention: Annotated[str, one_of('full', 'axial'),
-                         'to all tokens, or along rows and columns (appendix D.6)'] = 'full'
-    pool: Annotated[str, one_of('cls', 'gap', 'map', 'none'),
-                    'class token; mean or attention of the patches; or every patch'] = 'cls'
-    num_registers: Annotated[int, whole(0), 'learned tokens before the patches, which no head '
-                             'reads (arXiv 2309.16588)'] = 0
-    stem_norm: Annotated[bool, SWITCH, 'a LayerNorm of all tokens before the first layer, and no '
-                         'bias of patches, as in CLIP'] = False
-    norm_after_pool: Annotated[bool, SWITCH, 'the last LayerNorm is of what the tokens are pooled '
-                               "to, not of each token, as timm's fc_norm"] = False
-    representation_size: Annotated[int, whole(0), 'of the hidden tanh layer of the head; 0: a '
-                                   'single linear layer'] = 0
-    partial_patches: Annotated[str, one_of('refuse', 'drop'), 'where patches do not tile an image; '
-                               'drop: pixels on the right and below, as Google does it'] = 'refuse'
-    stochastic_depth_rate: Annotated[float, RATE, "of the last layer's branches; linear in depth "
-                                     'from 0'] = 0.0
+    attention: Annotated[
+        str, one_of('full', 'axial'), 'to all tokens, or along rows and columns (appendix D.6)'
+    ] = 'full'
+    pool: Annotated[
+        str,
+        one_of('cls', 'gap', 'map', 'none'),
+        'class token; mean or attention of the patches; or every patch',
+    ] = 'cls'
+    num_registers: Annotated[
+        int, whole(0), 'learned tokens before the patches, which no head reads (arXiv 2309.16588)'
+    ] = 0
+    stem_norm: Annotated[
+        bool,
+        SWITCH,
+        'a LayerNorm of all tokens before the first layer, and no bias of patches, as in CLIP',
+    ] = False
+    norm_after_pool: Annotated[
+        bool,
+        SWITCH,
+        'the last LayerNorm is of what the tokens are pooled '
+        "to, not of each token, as timm's fc_norm",
+    ] = False
+    representation_size: Annotated[
+        int, whole(0), 'of the hidden tanh layer of the head; 0: a single linear layer'
+    ] = 0
+    partial_patches: Annotated[
+        str,
+        one_of('refuse', 'drop'),
+        'where patches do not tile an image; '
+        'drop: pixels on the right and below, as Google does it',
+    ] = 'refuse'
+    stochastic_depth_rate: Annotated[
+        float, RATE, "of the last layer's branches; linear in depth from 0"
+    ] = 0.0
     head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
     unroll: Unroll = 0
     remat_policy: RematPolicy = 'auto'
 
     @nn.compact
-    def __call__(self, images: Float[Array, 'batch height width channels'], train: bool = False,
-                 return_intermediates: bool = False,
-                 corrupt: Callable[[Array], Array] = lambda x: x):
+    def __call__(
+        self,
+        images: Float[Array, 'batch height width channels'],
+        train: bool = False,
+        return_intermediates: bool = False,
+        corrupt: Callable[[Array], Array] = lambda x: x,
+    ):
         """Returns float32 logits: [batch, num_classes], [batch, patches, num_classes] for no pool.
 
         Tokens are the class token, if there is one, registers, and patches in row-major order.
@@ -75,24 +98,33 @@ class ViT(nn.Module):
         """
         check_images(images)
         grid, block = self.grid(images.shape[1:3]), self.block
-        norm = functools.partial(linear.layer_norm(block.linear_kernel), dtype=block.dtype,
-                                 epsilon=block.layer_norm_epsilon)
+        norm = functools.partial(
+            linear.layer_norm(block.linear_kernel),
+            dtype=block.dtype,
+            epsilon=block.layer_norm_epsilon,
+        )
         x = self.after_prefix(corrupt(self.embed(images)))
-        x, shared = Position(block.position, block.position_at, grid, block.num_heads,
-                             self.prefix, name='position').at_stem(x)
+        x, shared = Position(
+            block.position, block.position_at, grid, block.num_heads, self.prefix, name='position'
+        ).at_stem(x)
         x = Dropout(block.dropout_rate, block.linear_kernel)(x, train)
         x = embedded = norm(name='stem_norm')(x) if self.stem_norm else x
         x, per_layer = self.encode(x, grid, shared, train, return_intermediates)
         norm = norm(name='norm')
         encoded = norm(x)
-        representation = (norm(self.pool_tokens(x)) if self.norm_after_pool else
-                          self.pool_tokens(encoded))
+        representation = (
+            norm(self.pool_tokens(x)) if self.norm_after_pool else self.pool_tokens(encoded)
+        )
         self.sow('intermediates', 'representation', representation)
         logits = self.classify(representation)
         if not return_intermediates:
             return logits
-        return logits, {'embedded': embedded, **per_layer, 'encoded': encoded,
-                        'representation': representation}
+        return logits, {
+            'embedded': embedded,
+            **per_layer,
+            'encoded': encoded,
+            'representation': representation,
+        }
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """(rows, columns) of whole patches; UserError, with sizes that fit, for other images."""
@@ -105,24 +137,44 @@ class ViT(nn.Module):
         partial = any(i % p for i, p in zip(size, patch, strict=True))
         if 0 in grid or (partial and self.partial_patches == 'refuse'):
             nearest = dict.fromkeys(
-                'x'.join(str(max(1, n + (up and i % p > 0)) * p * stride)
-                         for i, n, p in zip(size, grid, patch, strict=True)) for up in (0, 1))
+                'x'.join(
+                    str(max(1, n + (up and i % p > 0)) * p * stride)
+                    for i, n, p in zip(size, grid, patch, strict=True)
+                )
+                for up in (0, 1)
+            )
             raise UserError(
                 f'{what} {size[0]}x{size[1]} is not divisible by patch_size {patch[0]}x{patch[1]}. '
                 f'The nearest image size{"s are" if len(nearest) > 1 else " is"} '
-                f'{" and ".join(nearest)}' + ('.' if 0 in grid else '; with model.partial_patches '
-                                              'drop the rest of the image is not used.'))
+                f'{" and ".join(nearest)}'
+                + (
+                    '.'
+                    if 0 in grid
+                    else '; with model.partial_patches drop the rest of the image is not used.'
+                )
+            )
         return grid
 
     def embed(self, images):
         """Equation 1: one linear projection per patch of the image or of a ResNet's features."""
         patch = as_pair(self.patch_size)
         if self.resnet is not None:
-            images = resnet.Backbone(**self.resnet, dtype=self.block.dtype, unroll=self.unroll,
-                                     remat_policy=self.remat_policy, name='resnet')(images)[-1]
+            images = resnet.Backbone(
+                **self.resnet,
+                dtype=self.block.dtype,
+                unroll=self.unroll,
+                remat_policy=self.remat_policy,
+                name='resnet',
+            )(images)[-1]
         x = linear.patches(self.block.linear_kernel)(
-            self.block.hidden_size, patch, strides=patch, padding='VALID', dtype=self.block.dtype,
-            use_bias=not self.stem_norm, name='embedding')(images)
+            self.block.hidden_size,
+            patch,
+            strides=patch,
+            padding='VALID',
+            dtype=self.block.dtype,
+            use_bias=not self.stem_norm,
+            name='embedding',
+        )(images)
         return x.reshape(x.shape[0], -1, self.block.hidden_size)
 
     @property
@@ -136,26 +188,46 @@ class ViT(nn.Module):
         if self.pool == 'cls':
             first.append(self.param('cls', init.zeros, (1, 1, size), jnp.float32))
         if self.num_registers:  # as DINOv2's code begins
-            first.append(self.param('registers', init.normal(1e-6), (1, self.num_registers, size),
-                                    jnp.float32))
-        return jnp.concatenate([*(jnp.tile(token.astype(x.dtype), (x.shape[0], 1, 1))
-                                  for token in first), x], axis=1) if first else x
+            first.append(
+                self.param(
+                    'registers', init.normal(1e-6), (1, self.num_registers, size), jnp.float32
+                )
+            )
+        return (
+            jnp.concatenate(
+                [*(jnp.tile(token.astype(x.dtype), (x.shape[0], 1, 1)) for token in first), x],
+                axis=1,
+            )
+            if first
+            else x
+        )
 
     def encode(self, x, grid, shared, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
-        block_class, layout = ((AxialBlock, (grid,)) if self.attention == 'axial' else
-                               (EncoderBlock, (grid, self.prefix)))
+        block_class, layout = (
+            (AxialBlock, (grid,))
+            if self.attention == 'axial'
+            else (EncoderBlock, (grid, self.prefix))
+        )
         static = (4, 5)  # train, return_intermediates
-        rates = (jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
-                 if self.stochastic_depth_rate else None)
+        rates = (
+            jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
+            if self.stochastic_depth_rate
+            else None
+        )
 
         # A loop begins with the same parameters, and compiles far faster.
         unroll = 1 if self.is_initializing() else self.unroll
 
         def layers(count, **options):
-            return stack(block_class, count, unroll=unroll, remat_policy=self.remat_policy,
-                         in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
-                         static_argnums=static)(self.block, *layout, **options)
+            return stack(
+                block_class,
+                count,
+                unroll=unroll,
+                remat_policy=self.remat_policy,
+                in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+                static_argnums=static,
+            )(self.block, *layout, **options)
 
         length, all_outputs = x.shape[1], return_intermediates or self.is_initializing()
         if self.block.attention_kernel == 'cudnn' and not all_outputs:
@@ -164,7 +236,8 @@ class ViT(nn.Module):
             x = jnp.concatenate([x, jnp.repeat(x[:, -1:], padding_tokens(length), axis=1)], axis=1)
         if self.pool != 'cls' or self.block.position == 'relative' or all_outputs:
             x, out = layers(self.num_layers, name='blocks')(
-                x, rates, shared, train, return_intermediates)
+                x, rates, shared, train, return_intermediates
+            )
             return x[:, :length], out
         # The head reads the class token: of the last layer only that is computed.
         stacked, tree = jax.tree.flatten(({'params': self.get_variable('params', 'blocks')}, rates))
@@ -180,7 +253,8 @@ class ViT(nn.Module):
         for part in first:
             x = apply(layers(self.num_layers - 1, parent=None), part, x)
         block = remat(block_class, self.remat_policy, static)(
-            self.block, *layout, wanted=1, parent=None)
+            self.block, *layout, wanted=1, parent=None
+        )
         return apply(block, [p[0] for p in last], x[:, :length]), {}
 
     def pool_tokens(self, x):
@@ -188,7 +262,7 @@ class ViT(nn.Module):
         if self.pool == 'cls':
             return x[:, 0]
         if self.num_registers:
-            x = x[:, self.num_registers:]
+            x = x[:, self.num_registers :]
         if self.pool == 'gap':
             return x.mean(axis=1, dtype=jnp.float32)
         return AttentionPool(self.block, name='pool')(x) if self.pool == 'map' else x
@@ -199,41 +273,62 @@ class ViT(nn.Module):
         if self.representation_size:
             x = jnp.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
         if self.num_classes:
-            x = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros,
-                         bias_init=nn.initializers.constant(self.head_bias_init), name='head')(x)
+            x = nn.Dense(
+                self.num_classes,
+                kernel_init=nn.initializers.zeros,
+                bias_init=nn.initializers.constant(self.head_bias_init),
+                name='head',
+            )(x)
         return x
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
         self.block.check()
-        fields.check(fields.declared(ViT), vars(self) | {
-            'patch_size': as_pair(self.patch_size, 'model.patch_size')}, 'model.')
+        fields.check(
+            fields.declared(ViT),
+            vars(self) | {'patch_size': as_pair(self.patch_size, 'model.patch_size')},
+            'model.',
+        )
         if self.attention == 'axial' and self.prefix:
-            raise UserError(f'model.pool is {self.pool} and model.num_registers '
-                            f'{self.num_registers}, but a class token and registers have no row or '
-                            'column for axial attention: set model.pool to gap, map or none, and '
-                            'model.num_registers to 0.')
+            raise UserError(
+                f'model.pool is {self.pool} and model.num_registers '
+                f'{self.num_registers}, but a class token and registers have no row or '
+                'column for axial attention: set model.pool to gap, map or none, and '
+                'model.num_registers to 0.'
+            )
         if (self.attention, self.block.position, self.block.position_at) == (
-                'axial', 'relative', 'shared'):
-            raise UserError('model.position is relative, which cannot be shared in axial '
-                            'attention, where the lengths of rows and columns may differ: set '
-                            'model.position_at to every_layer.')
-        if self.block.attention_kernel == 'cudnn' and (wrong := kernels.beyond_cudnn(
-                vars(self.block) | {'attention': self.attention})):
-            raise UserError('model.attention_kernel is cudnn, which does not compute '
-                            f'{", ".join(wrong)}. Change that, or take xla.')
+            'axial',
+            'relative',
+            'shared',
+        ):
+            raise UserError(
+                'model.position is relative, which cannot be shared in axial '
+                'attention, where the lengths of rows and columns may differ: set '
+                'model.position_at to every_layer.'
+            )
+        if self.block.attention_kernel == 'cudnn' and (
+            wrong := kernels.beyond_cudnn(vars(self.block) | {'attention': self.attention})
+        ):
+            raise UserError(
+                'model.attention_kernel is cudnn, which does not compute '
+                f'{", ".join(wrong)}. Change that, or take xla.'
+            )
         if self.resnet is not None:
             resnet.check_backbone(self.resnet)
             if self.resnet['preactivation']:
-                raise UserError('model.resnet.preactivation is True, which leaves the features '
-                                'that a hybrid takes as patches without normalisation: set it to '
-                                'False.')
+                raise UserError(
+                    'model.resnet.preactivation is True, which leaves the features '
+                    'that a hybrid takes as patches without normalisation: set it to '
+                    'False.'
+                )
 
 
 def as_pair(size, field: str = 'size') -> tuple[int, int]:
     """(height, width) of side, (side,) or (height, width); raises UserError for anything else."""
     sides = (size,) if isinstance(size, int) else tuple(size)
     if len(sides) not in (1, 2) or not all(isinstance(s, int) and s > 0 for s in sides):
-        raise UserError(f'{field} {size!r}: expected one positive integer, or height and width, '
-                        'as in 224 or 224,160.')
+        raise UserError(
+            f'{field} {size!r}: expected one positive integer, or height and width, '
+            'as in 224 or 224,160.'
+        )
     return (sides[0], sides[-1])

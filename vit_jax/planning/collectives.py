@@ -11,19 +11,23 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 # Bytes that each of n devices in a ring sends of operands of `size` bytes.
-SENT = {'all-gather': lambda size, n: size * (n - 1),
-        'all-reduce': lambda size, n: 2 * size * (n - 1) / n,
-        'reduce-scatter': lambda size, n: size * (n - 1) / n,
-        'all-to-all': lambda size, n: size * (n - 1) / n,
-        'collective-permute': lambda size, n: size}
+SENT = {
+    'all-gather': lambda size, n: size * (n - 1),
+    'all-reduce': lambda size, n: 2 * size * (n - 1) / n,
+    'reduce-scatter': lambda size, n: size * (n - 1) / n,
+    'all-to-all': lambda size, n: size * (n - 1) / n,
+    'collective-permute': lambda size, n: size,
+}
 SAME_NUMBERS = ('bitcast', 'convert', 'copy', 'reshape', 'transpose')
 CALLERS = ('while', 'conditional', 'fusion', 'call', 'async-start', 'custom-call')
 
 HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
 INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\(([^)]*)\)(.*)')
 ARRAY = re.compile(r'\b[a-z]+(\d*)\w*\[([\d,<=]*)\]')  # bf16[8,128]; pred has no number of bits
-CALLED = re.compile(r'\b(?:body|calls|to_apply|called_computations|branch_computations|'
-                    r'true_computation|false_computation)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)')
+CALLED = re.compile(
+    r'\b(?:body|calls|to_apply|called_computations|branch_computations|'
+    r'true_computation|false_computation)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)'
+)
 
 
 class Instruction(NamedTuple):
@@ -62,9 +66,11 @@ def count(text: str) -> Traffic:
             if kind not in SENT:
                 continue
             if math.isnan(times):
-                raise ValueError(f'{x.name} of the compiled step is in a loop, and neither the '
-                                 'compiler nor a counter says how often it runs: what the step '
-                                 'sends is unknown.')
+                raise ValueError(
+                    f'{x.name} of the compiled step is in a loop, and neither the '
+                    'compiler nor a counter says how often it runs: what the step '
+                    'sends is unknown.'
+                )
             # On TPUs, a collective that runs beside fusions occurs in each of them.
             if chain := re.search(r'channel_id=(\d+).*chain_id="?(\d+)', x.attributes):
                 if chain.groups() in seen:
@@ -88,15 +94,18 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
             entry = header[2] if header[1] else entry
         elif found := INSTRUCTION.match(line):
             root, name, shapes, opcode, operands, attributes = found.groups()
-            size = sum(int(bits or 8) / 8 * math.prod(map(int, re.findall(r'\d+', dimensions)))
-                       for bits, dimensions in ARRAY.findall(shapes))
+            size = sum(
+                int(bits or 8) / 8 * math.prod(map(int, re.findall(r'\d+', dimensions)))
+                for bits, dimensions in ARRAY.findall(shapes)
+            )
             operands = tuple(re.findall(r'%([\w.\-]+)', operands)) or (operands,)
             computation[name] = Instruction(name, size, opcode, operands, attributes, bool(root))
     return computations, entry
 
 
-def executions(computations: dict[str, Computation], name: str,
-               times: float = 1) -> Iterator[tuple[str, float]]:
+def executions(
+    computations: dict[str, Computation], name: str, times: float = 1
+) -> Iterator[tuple[str, float]]:
     """(name, how often it is executed or NaN) of a computation and of all that it calls."""
     yield name, times
     for x in computations[name].values():
@@ -107,8 +116,9 @@ def executions(computations: dict[str, Computation], name: str,
                     yield from executions(computations, each.removeprefix('%'), times * trips)
 
 
-def trip_count(loop: Instruction, caller: Computation, computations: dict[str, Computation]
-               ) -> float:
+def trip_count(
+    loop: Instruction, caller: Computation, computations: dict[str, Computation]
+) -> float:
     """How often the body of a loop in the computation `caller` runs, NaN if that is unknown.
 
     The compiler says it, or else the loop counts from one constant to another in constant steps:
@@ -116,8 +126,10 @@ def trip_count(loop: Instruction, caller: Computation, computations: dict[str, C
     """
     if known := re.search(r'known_trip_count\D*(\d+)', loop.attributes):
         return int(known[1])
-    condition, body = (computations[re.search(rf'{name}=%([\w.\-]+)', loop.attributes)[1]]
-                       for name in ('condition', 'body'))
+    condition, body = (
+        computations[re.search(rf'{name}=%([\w.\-]+)', loop.attributes)[1]]
+        for name in ('condition', 'body')
+    )
     try:
         less, after = (next(x for x in xs.values() if x.is_root) for xs in (condition, body))
         index = int(re.match(r', index=(\d+)', condition[less.operands[0]].attributes)[1])
@@ -149,7 +161,8 @@ def keeps_a_part(x: Instruction, computation: Computation) -> bool:
     if len(users) != 1 or len(x.operands) != 1:
         return False
     return users[0].opcode == 'dynamic-slice' or (
-        users[0].opcode in SAME_NUMBERS and keeps_a_part(users[0], computation))
+        users[0].opcode in SAME_NUMBERS and keeps_a_part(users[0], computation)
+    )
 
 
 def group_size(attributes: str) -> int:

@@ -41,8 +41,9 @@ class Target(NamedTuple):
         """
         config = config_lib.changed(config, changes or {})
         platform = 'tpu' if chips.CHIPS[self.name].dims else 'cpu' if self.name == 'cpu' else 'gpu'
-        return Program(config, sharding.make_mesh(config.mesh, self.devices), platform,
-                       self.teacher)
+        return Program(
+            config, sharding.make_mesh(config.mesh, self.devices), platform, self.teacher
+        )
 
 
 class Step(NamedTuple):
@@ -69,8 +70,12 @@ def compile_step(program: Program, target: Target) -> Step:
         if 'RESOURCE_EXHAUSTED' not in str(error) or not refused:
             raise
         return Step(int(float(refused[1]) * UNITS[refused[2]]) + under_way, None)
-    log.info('compiled a step of batch %d in %d parts: %.0f s', program.config.batch_size,
-             program.config.accum_steps, time.perf_counter() - start)
+    log.info(
+        'compiled a step of batch %d in %d parts: %.0f s',
+        program.config.batch_size,
+        program.config.accum_steps,
+        time.perf_counter() - start,
+    )
     m = compiled.memory_analysis()
     # Arguments are read, results written, and temporary arrays both; those of the CPU are left out
     # because they differ from an accelerator's.
@@ -78,9 +83,15 @@ def compile_step(program: Program, target: Target) -> Step:
     if not target.simulated:
         traffic += 2 * m.temp_size_in_bytes
     sent, calls = collectives.count(text)
-    return Step(accumulation.bytes_needed(compiled) + under_way, {
-        'flops_per_device': program.flops_of_train_step() // len(target.devices),
-        'sent_bytes': sent, 'collectives': calls, 'memory_traffic': traffic})
+    return Step(
+        accumulation.bytes_needed(compiled) + under_way,
+        {
+            'flops_per_device': program.flops_of_train_step() // len(target.devices),
+            'sent_bytes': sent,
+            'collectives': calls,
+            'memory_traffic': traffic,
+        },
+    )
 
 
 def _compile(lowered, simulated):
@@ -93,8 +104,9 @@ def _compile(lowered, simulated):
         compiled = lowered.compile()
         return compiled, compiled.as_text()
     with tempfile.TemporaryDirectory() as folder:
-        compiled = lowered.compile(compiler_options={
-            'xla_dump_to': folder, 'xla_dump_hlo_pass_re': 'spmd-partitioning'})
+        compiled = lowered.compile(
+            compiler_options={'xla_dump_to': folder, 'xla_dump_hlo_pass_re': 'spmd-partitioning'}
+        )
         dumps = pathlib.Path(folder)
         split = sorted(dumps.glob('*after_spmd-partitioning*'))
         whole = sorted(dumps.glob('*before_optimizations.txt'))  # a single device
@@ -109,10 +121,13 @@ def memory(program: Program, needed: int) -> dict[str, int]:
     activations (all else: what the backward pass needs, and temporary memory).
     """
     state, size = program.abstract_state, sharding.bytes_per_device
-    parts = {'params': size((state.params, state.ema_params)), 'optimizer': size(state.opt_state),
-             'gradients': size(state.params),
-             'teacher': size(program.abstract_constants),
-             'batches': (1 + sharding.BATCHES_UNDER_WAY) * size(program.abstract_batch)}
+    parts = {
+        'params': size((state.params, state.ema_params)),
+        'optimizer': size(state.opt_state),
+        'gradients': size(state.params),
+        'teacher': size(program.abstract_constants),
+        'batches': (1 + sharding.BATCHES_UNDER_WAY) * size(program.abstract_batch),
+    }
     return parts | {'activations': max(needed - sum(parts.values()), 0), 'peak': needed}
 
 
@@ -126,10 +141,11 @@ def step_seconds(target: Target, work: dict[str, Any]) -> dict[str, float] | Non
     chip = chips.CHIPS[target.name]
     if chip.flops is None:
         return None
-    seconds = {'arithmetic': work['flops_per_device'] / chip.flops,
-               'memory': work['memory_traffic'] / chip.bandwidth,
-               'links': (sum(work['sent_bytes'].values())
-                         / chips.send_rate(chip, len(target.devices)))}
+    seconds = {
+        'arithmetic': work['flops_per_device'] / chip.flops,
+        'memory': work['memory_traffic'] / chip.bandwidth,
+        'links': (sum(work['sent_bytes'].values()) / chips.send_rate(chip, len(target.devices))),
+    }
     return seconds | {'least': max(seconds.values()), 'one_after_another': sum(seconds.values())}
 
 
@@ -140,8 +156,9 @@ def compile_split(program: Program, target: Target) -> tuple[Program, Step]:
     """
     step_of = functools.cache(lambda program: compile_step(program, target))
     if not program.config.accum_steps:
-        program = accumulation.choose(program, limit=target.limit,
-                                      size_of=lambda program: step_of(program).needed)
+        program = accumulation.choose(
+            program, limit=target.limit, size_of=lambda program: step_of(program).needed
+        )
     return program, step_of(program)
 
 
@@ -158,8 +175,10 @@ def largest_batch(program: Program, target: Target, first: Step) -> tuple[int, i
 
     def fits(images):
         if images not in needed:
-            other = target.program(program.config, {
-                'batch_size': images * parts, 'num_steps': program.num_steps, 'num_epochs': 0.0})
+            other = target.program(
+                program.config,
+                {'batch_size': images * parts, 'num_steps': program.num_steps, 'num_epochs': 0.0},
+            )
             needed[images] = compile_step(other, target).needed
         return needed[images] <= target.limit
 

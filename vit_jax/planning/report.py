@@ -22,13 +22,17 @@ def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
     program, step = estimate.compile_split(target.program(config), target)
     config, fits = program.config, step.needed <= target.limit
     plan = {
-        'chip': target.name, 'devices': len(target.devices), 'mesh': dict(program.mesh.shape),
+        'chip': target.name,
+        'devices': len(target.devices),
+        'mesh': dict(program.mesh.shape),
         'compiler': 'cpu' if target.simulated else 'tpu',
-        'batch_size': config.batch_size, 'accum_steps': config.accum_steps,
+        'batch_size': config.batch_size,
+        'accum_steps': config.accum_steps,
         'parameters': cost.of_model(program.model, config.image_size).parameters,
         'teacher_parameters': sum(x.size for x in jax.tree.leaves(program.abstract_constants)),
         'memory': estimate.memory(program, step.needed),
-        'memory_limit': int(target.limit), 'fits': fits,
+        'memory_limit': int(target.limit),
+        'fits': fits,
         'whole_on_every_device': sharding.unsplit(program.abstract_state.params, program.mesh),
         'model_flops': program.flops_per_step(),
         'num_steps': program.num_steps,
@@ -56,7 +60,9 @@ def times(plan: dict[str, Any], target: Target) -> dict[str, Any]:
         # Images need no gradient: a program may do less than three forward passes.
         'mfu_at_most': min(1.0, plan['model_flops'] / (least * peak)),
         'images_per_sec_at_most': plan['batch_size'] / least,
-        'run_seconds': run, 'device_days': run * plan['devices'] / 86_400}
+        'run_seconds': run,
+        'device_days': run * plan['devices'] / 86_400,
+    }
 
 
 def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
@@ -79,9 +85,14 @@ def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
     for change in changes:
         step = estimate.compile_step(target.program(config, change), target)
         seconds = step.work and estimate.step_seconds(target, step.work)
-        results.append({'change': change, 'needed': step.needed,
-                        'fits': step.needed <= target.limit,
-                        'least_seconds': seconds['least'] if seconds else None})
+        results.append(
+            {
+                'change': change,
+                'needed': step.needed,
+                'fits': step.needed <= target.limit,
+                'least_seconds': seconds['least'] if seconds else None,
+            }
+        )
     return results
 
 
@@ -91,41 +102,64 @@ def text(plan: dict[str, Any]) -> str:
     split = f' in {plan["accum_steps"]} parts' if plan['accum_steps'] > 1 else ''
     size = plan['teacher_parameters']
     teacher = f', {size:,} of the teacher' if size else ''
-    return '\n'.join([
-        f'{plan["devices"]} {plan["chip"]}, mesh {mesh}, batch {plan["batch_size"]:,}{split}, '
-        f'{plan["parameters"]:,} parameters{teacher}',
-        *_memory_lines(plan), *_work_lines(plan), *_time_lines(plan)])
+    return '\n'.join(
+        [
+            f'{plan["devices"]} {plan["chip"]}, mesh {mesh}, batch {plan["batch_size"]:,}{split}, '
+            f'{plan["parameters"]:,} parameters{teacher}',
+            *_memory_lines(plan),
+            *_work_lines(plan),
+            *_time_lines(plan),
+        ]
+    )
 
 
 def _memory_lines(plan):
-    compiler = ('TPU:' if plan['compiler'] == 'tpu' else
-                'CPU for simulated devices, a rough estimate:')
+    compiler = (
+        'TPU:' if plan['compiler'] == 'tpu' else 'CPU for simulated devices, a rough estimate:'
+    )
     sizes = plan['memory'] | {'limit': plan['memory_limit']}
     lines = [f'memory per device, by the compiler of the {compiler}']
-    lines += [f'  {name:<22}{sizes[field] / chips.GIB:9.3f} GiB' for name, field in (
-        ('parameters', 'params'), ('optimizer state', 'optimizer'), ('gradients', 'gradients'),
-        ('teacher', 'teacher'), ('batches', 'batches'), ('activations and work', 'activations'),
-        ('peak', 'peak'), ('may be used', 'limit')) if sizes[field]]
-    lines += [f'  mesh.fsdp {plan["mesh"]["fsdp"]} divides no axis of {name}: every device holds '
-              'it whole' for name in plan['whole_on_every_device']]
+    lines += [
+        f'  {name:<22}{sizes[field] / chips.GIB:9.3f} GiB'
+        for name, field in (
+            ('parameters', 'params'),
+            ('optimizer state', 'optimizer'),
+            ('gradients', 'gradients'),
+            ('teacher', 'teacher'),
+            ('batches', 'batches'),
+            ('activations and work', 'activations'),
+            ('peak', 'peak'),
+            ('may be used', 'limit'),
+        )
+        if sizes[field]
+    ]
+    lines += [
+        f'  mesh.fsdp {plan["mesh"]["fsdp"]} divides no axis of {name}: every device holds it whole'
+        for name in plan['whole_on_every_device']
+    ]
     if not plan['fits']:
         lines.append('THIS DOES NOT FIT.')
     for change in plan.get('helps', []):
         fields = ' '.join(f'--config.{name}={value}' for name, value in change['change'].items())
         least = change['least_seconds']
         at_least = f', {1e3 * least:.2f} ms a step at least' if least else ''
-        lines.append(f'  with {fields}: {change["needed"] / chips.GIB:.3f} GiB, '
-                     + (f'fits{at_least}' if change['fits'] else 'does not fit either'))
+        lines.append(
+            f'  with {fields}: {change["needed"] / chips.GIB:.3f} GiB, '
+            + (f'fits{at_least}' if change['fits'] else 'does not fit either')
+        )
     if largest := plan.get('largest_batch'):
-        lines.append(f'largest batch that fits: {largest["batch_size"]:,} '
-                     f'({largest["needed"] / chips.GIB:.3f} GiB)')
+        lines.append(
+            f'largest batch that fits: {largest["batch_size"]:,} '
+            f'({largest["needed"] / chips.GIB:.3f} GiB)'
+        )
     return lines
 
 
 def _work_lines(plan):
     teacher = ', one of the teacher' if plan['teacher_parameters'] else ''
-    flops = (f'FLOPs per step: {plan["model_flops"]:.4g} of the model (three forward passes'
-             f'{teacher})')
+    flops = (
+        f'FLOPs per step: {plan["model_flops"]:.4g} of the model (three forward passes{teacher})'
+    )
     if 'sent_bytes' not in plan:
         return [flops]
     sent = plan['sent_bytes']
@@ -133,14 +167,23 @@ def _work_lines(plan):
         f'{flops}, {plan["flops_per_device"] * plan["devices"]:.4g} of the program, '
         'recomputation included',
         f'bytes that a device sends per step: {sum(sent.values()):,}',
-        *(f'  {kind:<22}{size:>18,} in {plan["collectives"][kind]:,} calls'
-          for kind, size in sorted(sent.items()))]
+        *(
+            f'  {kind:<22}{size:>18,} in {plan["collectives"][kind]:,} calls'
+            for kind, size in sorted(sent.items())
+        ),
+    ]
 
 
 def _time_lines(plan):
     if 'seconds' not in plan:
-        return ['no times: ' + ('the speed of this chip is not known' if plan['fits'] else
-                                'there is no compiled step')]
+        return [
+            'no times: '
+            + (
+                'the speed of this chip is not known'
+                if plan['fits']
+                else 'there is no compiled step'
+            )
+        ]
     ms = {name: 1e3 * seconds for name, seconds in plan['seconds'].items()}
     return [
         'step by the roofline (chips.py):',
@@ -151,4 +194,5 @@ def _time_lines(plan):
         f'{plan["images_per_sec_at_most"]:,.0f} images/s at most',
         f'whole run, {plan["num_steps"]:,} steps: at least '
         f'{progress.duration(plan["run_seconds"])}, {plan["device_days"]:,.1f} device-days, '
-        'without evaluation, checkpoints and waiting for data']
+        'without evaluation, checkpoints and waiting for data',
+    ]

@@ -12,8 +12,10 @@ from vit_jax.errors import UserError
 from vit_jax.training import chips
 
 # Slices of fewer than 64 chips have these shapes; larger 3-D ones are made of cubes of 4x4x4.
-SHAPES = {2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
-          3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))}
+SHAPES = {
+    2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
+}
 CUBE, LONGEST = 4, 24  # sides, in chips
 MOST = 2048  # devices of a CPU: further ones would be those of another process
 
@@ -42,9 +44,11 @@ def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if len(shape) != chip.dims or math.prod(shape) != devices:
-        raise UserError(f'--topology={topology} is no slice of {devices} {name} chips: expected '
-                        f'{chip.dims} numbers with x between them that multiply to --devices. '
-                        f'Slices: {near}.')
+        raise UserError(
+            f'--topology={topology} is no slice of {devices} {name} chips: expected '
+            f'{chip.dims} numbers with x between them that multiply to --devices. '
+            f'Slices: {near}.'
+        )
     return shape
 
 
@@ -56,13 +60,17 @@ def _topology(shape):
 def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
     """Devices of a TPU slice, which need not exist."""
     if importlib.util.find_spec('libtpu') is None:
-        raise UserError("compiling for TPUs needs libtpu: pip install -e '.[plan]'. Or add "
-                        '--simulate: simulated devices of this host, a rougher estimate.')
+        raise UserError(
+            "compiling for TPUs needs libtpu: pip install -e '.[plan]'. Or add "
+            '--simulate: simulated devices of this host, a rougher estimate.'
+        )
     for variable, value in {
-            'TPU_SKIP_MDS_QUERY': '1',  # there is no metadata server to ask
-            'TPU_LOG_DIR': 'disabled',
-            'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # no device is opened, so several may plan at once
-            'TPU_ACCELERATOR_TYPE': f'{name}-8', 'TPU_WORKER_HOSTNAMES': 'localhost'}.items():
+        'TPU_SKIP_MDS_QUERY': '1',  # there is no metadata server to ask
+        'TPU_LOG_DIR': 'disabled',
+        'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # no device is opened, so several may plan at once
+        'TPU_ACCELERATOR_TYPE': f'{name}-8',
+        'TPU_WORKER_HOSTNAMES': 'localhost',
+    }.items():
         os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
@@ -73,21 +81,27 @@ def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
         return topologies.get_topology_desc(
-            platform='tpu', topology_name=f'{name}:{_topology(shape)}', **options).devices
+            platform='tpu', topology_name=f'{name}:{_topology(shape)}', **options
+        ).devices
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
-            f'libtpu does not know {_topology(shape)} chips of {name}: {error}') from error
+            f'libtpu does not know {_topology(shape)} chips of {name}: {error}'
+        ) from error
 
 
 def simulated_devices(number: int) -> list[jax.Device]:
     """This many CPU devices; UserError for too many, or if JAX has started here with fewer."""
     if number > MOST:
-        raise UserError(f'{number:,} devices cannot be simulated: expected at most {MOST:,}. '
-                        'Plan for that many, with the batch in proportion.')
+        raise UserError(
+            f'{number:,} devices cannot be simulated: expected at most {MOST:,}. '
+            'Plan for that many, with the batch in proportion.'
+        )
     with contextlib.suppress(RuntimeError):  # JAX has started: its devices may be enough
         jax.config.update('jax_num_cpu_devices', number)
     devices = jax.devices('cpu')
     if len(devices) < number:
-        raise UserError(f'this process has {len(devices)} devices and {number} were asked for: '
-                        'plan in a process of its own.')
+        raise UserError(
+            f'this process has {len(devices)} devices and {number} were asked for: '
+            'plan in a process of its own.'
+        )
     return devices[:number]

@@ -41,10 +41,11 @@ def gather(value: Any) -> list:
     sizes = multihost_utils.process_allgather(np.int32(text.size))
     # The same length on all processes, and one of few, because each is compiled.
     padded = np.zeros(2 ** int(sizes.max() - 1).bit_length(), np.uint8)
-    padded[:text.size] = text
+    padded[: text.size] = text
     texts = multihost_utils.process_allgather(padded)
-    values = dict(json.loads(text[:size].tobytes())
-                  for text, size in zip(texts, sizes, strict=True))
+    values = dict(
+        json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes, strict=True)
+    )
     return [values[process] for process in sorted(values)]
 
 
@@ -67,21 +68,30 @@ def from_main(function: Callable[[], Any]) -> Any:
 def check_equal(what: str, fields: dict[str, Any]) -> None:
     """Raises UserError if the fields of `what`, say 'the config', differ between processes."""
     first, *others = gather(fields)
-    lines = [f'{name}: {first.get(name, "absent")!r} on process 0, '
-             f'{other.get(name, "absent")!r} on process {process}'
-             for process, other in enumerate(others, 1)
-             for name in sorted(first.keys() | other.keys())
-             if other.get(name, 'absent') != first.get(name, 'absent')]
+    lines = [
+        f'{name}: {first.get(name, "absent")!r} on process 0, '
+        f'{other.get(name, "absent")!r} on process {process}'
+        for process, other in enumerate(others, 1)
+        for name in sorted(first.keys() | other.keys())
+        if other.get(name, 'absent') != first.get(name, 'absent')
+    ]
     if lines:
-        raise UserError(f'{what} of the processes differs. Start all with the same:\n  '
-                        + some(lines, SHOWN, '\n  '))
+        raise UserError(
+            f'{what} of the processes differs. Start all with the same:\n  '
+            + some(lines, SHOWN, '\n  ')
+        )
 
 
 def check_equal_arrays(what: str, tree: PyTree) -> None:
     """Raises UserError if the arrays of a tree, which are on the hosts, differ between them."""
     if count() > 1:
-        check_equal(what, {jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))
-                           for path, x in jax.tree.leaves_with_path(tree)})
+        check_equal(
+            what,
+            {
+                jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))
+                for path, x in jax.tree.leaves_with_path(tree)
+            },
+        )
 
 
 class SignalVote:

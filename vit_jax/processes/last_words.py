@@ -16,8 +16,12 @@ class LastWords:
     def __init__(self):
         # In a session of its own, so that signals to the process's group do not reach it.
         self._companion = subprocess.Popen(
-            [sys.executable, '-I', '-S', __file__], stdin=subprocess.PIPE, text=True,
-            stdout=subprocess.DEVNULL, start_new_session=True)
+            [sys.executable, '-I', '-S', __file__],
+            stdin=subprocess.PIPE,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def will_be(self, words: str) -> None:
         """Sets the line; '' for none."""

@@ -26,13 +26,19 @@ GRACE = 3  # seconds for the others to report their errors before JAX's service 
 # How errors of collectives and of JAX's service begin when another process is gone.
 _LOST_PROCESS = re.compile(
     r'(UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): |'
-    r'[A-Z_]+: .*(?i:gloo|nccl|heartbeat|coordination|barrier|connection (closed|reset))')
+    r'[A-Z_]+: .*(?i:gloo|nccl|heartbeat|coordination|barrier|connection (closed|reset))'
+)
 
 _last_words: LastWords | None = None  # with several processes
 
 
-def start(coordinator: str | None = None, num_processes: int | None = None,
-          process_id: int | None = None, timeout: float = 300, continues: bool = True) -> None:
+def start(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    timeout: float = 300,
+    continues: bool = True,
+) -> None:
     """Joins the other processes of the run, if there are any. Must be called before JAX is used.
 
     `coordinator` is HOST:PORT of process 0. On TPU pods, under Slurm, Open MPI and in indexed
@@ -54,7 +60,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
     _last_words.will_be(
         f'error: {name} and the others did not all connect{place} within {timeout:.0f} s. '
         'One is missing, two have the same --process_id, or --num_processes is not the same '
-        'everywhere (the lines above may say which). Start the same command again on all hosts.')
+        'everywhere (the lines above may say which). Start the same command again on all hosts.'
+    )
     try:
         _connect(given, timeout)
     finally:
@@ -67,7 +74,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None,
             f'error: process {process_id} of {number} was killed, or lost another process: one '
             'that was killed, hangs, stopped with an error, or whose host is not reachable (the '
             'lines above may say which). Start the same command again on all hosts'
-            f'{": the run continues from its newest checkpoint" if continues else ""}.')
+            f'{": the run continues from its newest checkpoint" if continues else ""}.'
+        )
         consensus.check_equal('the number', {'--num_processes': num_processes or number})
 
 
@@ -101,17 +109,24 @@ def leave_on_error() -> Iterator[None]:
             time.sleep(GRACE)
         _last_words.say()
         logging.shutdown()
-        os._exit(error.code if isinstance(error, SystemExit) else
-                 130 if isinstance(error, KeyboardInterrupt) else 1)
+        os._exit(
+            error.code
+            if isinstance(error, SystemExit)
+            else 130
+            if isinstance(error, KeyboardInterrupt)
+            else 1
+        )
 
 
 def refuse_several(program: str, num_processes: int | None = None) -> None:
     """Raises UserError if several processes of a program that runs as one are started."""
     number = num_processes or _launched() or int(os.environ.get('JOB_COMPLETION_INDEX') or 0) + 1
     if number > 1:
-        raise UserError(f'{program} runs as one process and was started as one of {number}: '
-                        'start it once, on one host. Only vit_jax.main and vit_jax.evaluate take '
-                        'several.')
+        raise UserError(
+            f'{program} runs as one process and was started as one of {number}: '
+            'start it once, on one host. Only vit_jax.main and vit_jax.evaluate take '
+            'several.'
+        )
 
 
 def _launched():
@@ -132,8 +147,9 @@ def _connect(given, timeout):
     # The service's own handler of SIGTERM would replace that of interrupts.Interrupts.
     jax.config.update('jax_enable_preemption_service', False)
     try:
-        jax.distributed.initialize(*given, initialization_timeout=int(timeout),
-                                   heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)
+        jax.distributed.initialize(
+            *given, initialization_timeout=int(timeout), heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
+        )
     except Exception as error:  # each launcher has its own
         flags = given != (None, None, None)
         # Nothing was found, or JAX is in use already, as in a notebook: a single process.
@@ -141,21 +157,26 @@ def _connect(given, timeout):
             raise UserError(
                 f'{"the flags say" if flags else "it looks as if"} this is one of several '
                 f'processes, and JAX cannot join them: {error} Give --coordinator=HOST:PORT '
-                '--num_processes=N --process_id=I, with I from 0 to N - 1.') from error
+                '--num_processes=N --process_id=I, with I from 0 to N - 1.'
+            ) from error
 
 
 def _check_address(coordinator, process_id, timeout):
     """Raises UserError where JAX would abort: process 0 cannot listen or be reached there."""
     host, _, port = coordinator.rpartition(':')
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise UserError(f'--coordinator is {coordinator!r}: expected HOST:PORT, the host of '
-                        'process 0 and a free port on it, for example 10.0.0.1:1234.')
+        raise UserError(
+            f'--coordinator is {coordinator!r}: expected HOST:PORT, the host of '
+            'process 0 and a free port on it, for example 10.0.0.1:1234.'
+        )
     if process_id == 0:
         try:
             socket.create_server(('', int(port))).close()
         except OSError as error:
-            raise UserError(f'process 0 cannot listen at port {port} of this host ({error}). Take '
-                            'another port in --coordinator, the same on all hosts.') from error
+            raise UserError(
+                f'process 0 cannot listen at port {port} of this host ({error}). Take '
+                'another port in --coordinator, the same on all hosts.'
+            ) from error
         log.info('process 0 waits at %s for the others', coordinator)
     deadline = time.monotonic() + timeout
     while process_id:
@@ -167,5 +188,6 @@ def _check_address(coordinator, process_id, timeout):
                 raise UserError(
                     f'process {process_id} did not reach process 0 at --coordinator={coordinator} '
                     f'within {timeout:.0f} s ({error}). Give the address of the host on which '
-                    'process 0 runs, and see whether it does.') from error
+                    'process 0 runs, and see whether it does.'
+                ) from error
         time.sleep(0.5)

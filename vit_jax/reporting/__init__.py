@@ -31,8 +31,11 @@ def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
         try:
             record.write_json(os.path.join(workdir, record.RECIPE), recipe)
         except UserError as error:
-            log.warning('%s is not written, and pages of the run will not say what it departs '
-                        'from: %s', record.RECIPE, error)
+            log.warning(
+                '%s is not written, and pages of the run will not say what it departs from: %s',
+                record.RECIPE,
+                error,
+            )
 
 
 def conclude(workdir: str) -> None:
@@ -62,8 +65,10 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
     with _attempt(path, 'All runs are', directory):
         from vit_jax.reporting import collect, page
 
-        record.write_json(os.path.join(directory, NOTES), {
-            os.path.relpath(workdir, directory): note for workdir, note in notes.items()})
+        record.write_json(
+            os.path.join(directory, NOTES),
+            {os.path.relpath(workdir, directory): note for workdir, note in notes.items()},
+        )
         runs = [collect.run(workdir, 0) for workdir in notes]
         record.write_text(path, page.of_several(runs, list(notes.values())))
 
@@ -75,6 +80,11 @@ def _attempt(path: str, done: str, workdir: str) -> Iterator[None]:
         yield
         log.info('  report      %s', path)  # the last line of what a run says when it is done
     except Exception as error:
-        log.warning('%s is not written (%s: %s). %s complete; python -m vit_jax.report %s tries '
-                    'again.', path, type(error).__name__, str(error).partition('\n')[0], done,
-                    shlex.quote(workdir))
+        log.warning(
+            '%s is not written (%s: %s). %s complete; python -m vit_jax.report %s tries again.',
+            path,
+            type(error).__name__,
+            str(error).partition('\n')[0],
+            done,
+            shlex.quote(workdir),
+        )

@@ -35,14 +35,18 @@ def photo(seen: Observed, sizes: tuple[int, int]) -> dict[str, Any]:
     """
     weights = np.asarray(seen.weights)[:, 0]  # [layers, heads, queries, keys]
     first, grid = int(seen.class_token), seen.grid
-    keys = _pooled(weights[..., seen.prefix:], grid, sizes[1])  # [..., queries, rows, columns]
-    per_patch = np.moveaxis(keys[:, :, seen.prefix:], 2, -1)
+    keys = _pooled(weights[..., seen.prefix :], grid, sizes[1])  # [..., queries, rows, columns]
+    per_patch = np.moveaxis(keys[:, :, seen.prefix :], 2, -1)
     counts = _pooled(np.ones(math.prod(grid)), grid, sizes[0])  # patches in each block
     queries = _pooled(per_patch, grid, sizes[0]) / counts
     queries = np.moveaxis(queries.reshape(*queries.shape[:-2], -1), -1, 2)
     maps = np.concatenate([keys[:, :, :first], queries], axis=2)
-    return {'layers': [pictures.uri(sheet(layer)) for layer in maps], 'queries': list(counts.shape),
-            'keys': list(maps.shape[-2:]), 'class_token': bool(first)}
+    return {
+        'layers': [pictures.uri(sheet(layer)) for layer in maps],
+        'queries': list(counts.shape),
+        'keys': list(maps.shape[-2:]),
+        'class_token': bool(first),
+    }
 
 
 def sheet(maps: Float[np.ndarray, 'heads queries rows columns']) -> np.ndarray:
@@ -58,8 +62,12 @@ def sheet(maps: Float[np.ndarray, 'heads queries rows columns']) -> np.ndarray:
     steps = np.round(np.sqrt(maps / np.maximum(peaks, 1e-12)) * (LEVELS - 1))
     tiles[..., :rows, :] = steps * 255 / (LEVELS - 1)
     tiles[..., rows, 0] = np.sqrt(peaks[..., 0, 0]) * 255
-    return np.clip(np.round(tiles), 0, 255).astype(np.uint8).transpose(1, 2, 0, 3).reshape(
-        queries * (rows + 1), heads * columns)
+    return (
+        np.clip(np.round(tiles), 0, 255)
+        .astype(np.uint8)
+        .transpose(1, 2, 0, 3)
+        .reshape(queries * (rows + 1), heads * columns)
+    )
 
 
 def _pooled(values, grid, size):
@@ -68,4 +76,3 @@ def _pooled(values, grid, size):
     for axis, length in zip((-2, -1), grid, strict=True):
         values = np.add.reduceat(values, range(0, length, size), axis=axis)
     return values
-

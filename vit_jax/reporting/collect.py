@@ -21,8 +21,16 @@ from vit_jax.workdir import metrics, progress, record
 log = logging.getLogger(__name__)
 
 # What the data and the machine decide where a config leaves it open: no choice of the run.
-FOUND = {'recipe', 'accum_steps', 'mesh.host_devices', *config_lib.OPEN, 'dataset.num_examples',
-         'dataset.num_classes', 'dataset.multi_label', 'teacher.checksum'}
+FOUND = {
+    'recipe',
+    'accum_steps',
+    'mesh.host_devices',
+    *config_lib.OPEN,
+    'dataset.num_examples',
+    'dataset.num_classes',
+    'dataset.multi_label',
+    'teacher.checksum',
+}
 DEFAULTS = 'the defaults of all fields'
 PARTS = ('data', 'model', 'predictions', 'inspection')  # what the files of a workdir do not tell
 
@@ -45,15 +53,25 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     config, classes, rows = *read(workdir), metrics.read(workdir)
     flat = config_lib.flatten(config)
     reference, compared_with = reference_of(workdir, flat)
-    found = {'name': os.path.basename(os.path.abspath(workdir)), 'workdir': workdir,
-             'config': flat, 'classes': classes, 'rows': rows,
-             'num_steps': config_lib.total_steps(ConfigDict(config)),
-             'compared_with': compared_with, 'differences': differences(flat, reference),
-             'summary': summary(rows, flat['batch_size']), 'missing': {}, **dict.fromkeys(PARTS)}
+    found = {
+        'name': os.path.basename(os.path.abspath(workdir)),
+        'workdir': workdir,
+        'config': flat,
+        'classes': classes,
+        'rows': rows,
+        'num_steps': config_lib.total_steps(ConfigDict(config)),
+        'compared_with': compared_with,
+        'differences': differences(flat, reference),
+        'summary': summary(rows, flat['batch_size']),
+        'missing': {},
+        **dict.fromkeys(PARTS),
+    }
     if not images:
         found['missing'] = dict.fromkeys(
-            PARTS, 'The model and the data were not used for this page: python -m vit_jax.report '
-            f'{shlex.quote(workdir)} adds this part.')
+            PARTS,
+            'The model and the data were not used for this page: python -m vit_jax.report '
+            f'{shlex.quote(workdir)} adds this part.',
+        )
         return found
 
     try:  # they import TensorFlow
@@ -94,19 +112,27 @@ def workdirs(directory: str) -> dict[str, str]:
     with contextlib.suppress(UserError):  # of no sweep, of an older version, or damaged
         notes = record.read_json(os.path.join(directory, NOTES), dict)
     names = notes | {name: notes.get(name, '') for name in sorted(os.listdir(directory))}
-    runs = {os.path.join(directory, name): str(note) for name, note in names.items()
-            if os.path.isfile(os.path.join(directory, name, record.CONFIG))}
+    runs = {
+        os.path.join(directory, name): str(note)
+        for name, note in names.items()
+        if os.path.isfile(os.path.join(directory, name, record.CONFIG))
+    }
     return runs or {directory: ''}
 
 
 def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
     """Config, with defaults for fields newer than the run, and class names of a workdir."""
     if not os.path.isfile(os.path.join(workdir, record.CONFIG)):
-        raise UserError(f'{workdir} is not the workdir of a run: it has no {record.CONFIG}. Name '
-                        'the --workdir of python -m vit_jax.main, or a directory of such.')
+        raise UserError(
+            f'{workdir} is not the workdir of a run: it has no {record.CONFIG}. Name '
+            'the --workdir of python -m vit_jax.main, or a directory of such.'
+        )
     config, classes = record.read(workdir)
-    defaults = {name: x for name, x in config_lib.flatten(config_lib.base()).items()
-                if not name.startswith('model.')}
+    defaults = {
+        name: x
+        for name, x in config_lib.flatten(config_lib.base()).items()
+        if not name.startswith('model.')
+    }
     return traverse_util.unflatten_dict(defaults | config_lib.flatten(config), sep='.'), classes
 
 
@@ -138,8 +164,14 @@ def differences(config: Mapping[str, Any], reference: Mapping[str, Any]) -> list
     for name in sorted((config.keys() | reference.keys()) - FOUND):
         value, other = config.get(name), reference.get(name)
         if value != other:
-            found.append({'field': name, 'value': value, 'reference': other,
-                          'meaning': fields[name].meaning if name in fields else ''})
+            found.append(
+                {
+                    'field': name,
+                    'value': value,
+                    'reference': other,
+                    'meaning': fields[name].meaning if name in fields else '',
+                }
+            )
     return found
 
 
@@ -153,8 +185,10 @@ def summary(rows: Sequence[Mapping[str, float]], batch_size: int) -> dict[str, A
     evaluations = [row for row in rows if 'eval/loss' in row]
     scored = [row for row in evaluations if metrics.ACCURACY in row]
     speeds = [*filter(None, metrics.scores(rows, 'train/images_per_sec').values())]
-    return {'last': evaluations[-1] if evaluations else None,
-            'best': max(scored, key=lambda row: (row[metrics.ACCURACY], row['step']), default=None),
-            'steps': rows[-1]['step'] if rows else 0,
-            'seconds': progress.taken(rows, batch_size) if speeds else None,
-            'images_per_sec': statistics.median(speeds) if speeds else None}
+    return {
+        'last': evaluations[-1] if evaluations else None,
+        'best': max(scored, key=lambda row: (row[metrics.ACCURACY], row['step']), default=None),
+        'steps': rows[-1]['step'] if rows else 0,
+        'seconds': progress.taken(rows, batch_size) if speeds else None,
+        'images_per_sec': statistics.median(speeds) if speeds else None,
+    }

@@ -30,23 +30,47 @@ def describe(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any
     train, evaluation = open_data(ConfigDict(dataset))
     if list(train.class_names) != list(classes):
         raise UserError(f'The classes of {dataset["name"]} are no longer those of the run.')
-    taken = f'{dataset["subset"]} of {dataset["train_split"]}' if dataset['subset'] else (
-        dataset['train_split'])
-    batch = next(pipeline.train_batches(
-        train, batch_size=SAMPLES, image_size=tuple(config['image_size']), seed=config['seed'],
-        augment=config['augment'], preprocess=config['preprocess'],
-        shuffle_buffer=min(BUFFER, dataset['shuffle_buffer']), balance=dataset['balance'],
-        files_at_once=dataset['files_at_once'], max_broken_fraction=1.0))
+    taken = (
+        f'{dataset["subset"]} of {dataset["train_split"]}'
+        if dataset['subset']
+        else (dataset['train_split'])
+    )
+    batch = next(
+        pipeline.train_batches(
+            train,
+            batch_size=SAMPLES,
+            image_size=tuple(config['image_size']),
+            seed=config['seed'],
+            augment=config['augment'],
+            preprocess=config['preprocess'],
+            shuffle_buffer=min(BUFFER, dataset['shuffle_buffer']),
+            balance=dataset['balance'],
+            files_at_once=dataset['files_at_once'],
+            max_broken_fraction=1.0,
+        )
+    )
     images = as_pixels(batch['image'], config['preprocess'])
-    return {'name': dataset['name'], 'mixup': config['augment']['mixup'],
-            'splits': [{'split': name, 'num_examples': source.num_examples,
-                        'counts': None if source.labels is None else np.bincount(
-                            source.labels, minlength=len(classes)).tolist()}
-                       for name, source in ((taken, train),
-                                            (dataset['eval_split'], evaluation))],
-            'samples': [{'image': pictures.uri(pictures.thumbnail(image, SIDE)),
-                         'label': names_of(label, classes)}
-                        for image, label in zip(images, batch['label'], strict=True)]}
+    return {
+        'name': dataset['name'],
+        'mixup': config['augment']['mixup'],
+        'splits': [
+            {
+                'split': name,
+                'num_examples': source.num_examples,
+                'counts': None
+                if source.labels is None
+                else np.bincount(source.labels, minlength=len(classes)).tolist(),
+            }
+            for name, source in ((taken, train), (dataset['eval_split'], evaluation))
+        ],
+        'samples': [
+            {
+                'image': pictures.uri(pictures.thumbnail(image, SIDE)),
+                'label': names_of(label, classes),
+            }
+            for image, label in zip(images, batch['label'], strict=True)
+        ],
+    }
 
 
 def names_of(label: np.ndarray, classes: Sequence[str]) -> str:

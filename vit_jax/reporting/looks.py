@@ -28,10 +28,22 @@ def inspect(model: Model) -> dict[str, Any]:
     does not apply to the model, None, and in `missing` why, by the same key.
     """
     found: dict[str, Any] = {'missing': {}}
-    attempt(found, 'filters', lambda: pictures.uri(mosaic(_stretched(
-        parameters.filters(model.params)[0]))))
-    attempt(found, 'similarity', lambda: pictures.uri(similarity(parameters.position_similarity(
-        model.module, model.params, model.weights.image_size())[0])))
+    attempt(
+        found,
+        'filters',
+        lambda: pictures.uri(mosaic(_stretched(parameters.filters(model.params)[0]))),
+    )
+    attempt(
+        found,
+        'similarity',
+        lambda: pictures.uri(
+            similarity(
+                parameters.position_similarity(
+                    model.module, model.params, model.weights.image_size()
+                )[0]
+            )
+        ),
+    )
     attempt(found, 'explorer', lambda: explore(model))
     return found
 
@@ -48,20 +60,32 @@ def explore(model: Model) -> dict[str, Any]:
     layers = model.module.num_layers * (2 if model.module.attention == 'axial' else 1)
     heads = model.module.block.num_heads
     if layers * heads * (math.prod(grid) + model.module.prefix) ** 2 > MOST_WEIGHTS:
-        raise Inapplicable(f'the attention of a photo has {layers} layers, {heads} heads and '
-                           f'{math.prod(grid)} x {math.prod(grid)} patches, too many for a page.')
+        raise Inapplicable(
+            f'the attention of a photo has {layers} layers, {heads} heads and '
+            f'{math.prod(grid)} x {math.prod(grid)} patches, too many for a page.'
+        )
     sizes = attention.block_sizes(grid, layers * heads * PHOTOS, model.module.pool == 'cls')
     shown, far = [], []
     for image, label in photos(model):
         seen = observe(model.params, image[None])
         far.append(np.asarray(maps.distances(seen, patch_in_pixels(model.weights.model)))[:, 0])
         look = model.pixels(image)
-        shown.append({'image': pictures.uri(pictures.thumbnail(look, SIDE)), 'label': label,
-                      'rollout': pictures.uri(pictures.thumbnail(spotlight(
-                          look, np.asarray(maps.rollout(seen))[0]), SIDE)),
-                      **attention.photo(seen, sizes)})
-    return {'photos': shown, 'heads': heads, 'blocks': sizes,
-            'distances': np.mean(far, axis=0).tolist()}
+        shown.append(
+            {
+                'image': pictures.uri(pictures.thumbnail(look, SIDE)),
+                'label': label,
+                'rollout': pictures.uri(
+                    pictures.thumbnail(spotlight(look, np.asarray(maps.rollout(seen))[0]), SIDE)
+                ),
+                **attention.photo(seen, sizes),
+            }
+        )
+    return {
+        'photos': shown,
+        'heads': heads,
+        'blocks': sizes,
+        'distances': np.mean(far, axis=0).tolist(),
+    }
 
 
 def photos(model: Model) -> list[tuple[np.ndarray, str]]:
@@ -72,11 +96,20 @@ def photos(model: Model) -> list[tuple[np.ndarray, str]]:
     dataset = model.dataset
     source = sources.open_split(dataset, dataset['eval_split'], model.weights.classes)
     batch_size = model.batch_size(READ)
-    batch = next(iter(pipeline.eval_batches(source, **split.batch_settings(
-        model.weights, split.make_mesh(batch_size), batch_size, dataset['files_at_once']))))
+    batch = next(
+        iter(
+            pipeline.eval_batches(
+                source,
+                **split.batch_settings(
+                    model.weights, split.make_mesh(batch_size), batch_size, dataset['files_at_once']
+                ),
+            )
+        )
+    )
     found: dict[str, np.ndarray] = {}
-    for image, label in zip(batch['image'][batch['mask']], batch['label'][batch['mask']],
-                            strict=True):
+    for image, label in zip(
+        batch['image'][batch['mask']], batch['label'][batch['mask']], strict=True
+    ):
         found.setdefault(names_of(label, source.class_names), image)
     if not found:
         raise UserError(f'none of the first images of {dataset["eval_split"]} can be read')
@@ -92,8 +125,8 @@ def mosaic(tiles: np.ndarray, columns: int = 7) -> np.ndarray:
     found = np.zeros((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 4), np.uint8)
     for k, tile in enumerate(tiles):
         top, left = k // columns * (height + GAP), k % columns * (width + GAP)
-        found[top:top + height, left:left + width, :3] = tile
-        found[top:top + height, left:left + width, 3] = 255
+        found[top : top + height, left : left + width, :3] = tile
+        found[top : top + height, left : left + width, 3] = 255
     return found
 
 
@@ -113,6 +146,7 @@ def spotlight(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """The image, uint8, as bright as each patch has a share [rows, columns] of what is read."""
     height, width = image.shape[:2]
     light = np.sqrt(shares / max(shares.max(), 1e-12))
-    rows, columns = (np.arange(n) * size // n for n, size in zip(
-        (height, width), shares.shape, strict=True))
+    rows, columns = (
+        np.arange(n) * size // n for n, size in zip((height, width), shares.shape, strict=True)
+    )
     return np.round(image * light[rows[:, None], columns][..., None]).astype(np.uint8)

@@ -30,9 +30,11 @@ class Model:
 
     def facts(self) -> dict[str, Any]:
         """What the page says of it: the `step` of the checkpoint, and how many `parameters`."""
-        return {'step': int(os.path.basename(self.weights.source)),
-                'parameters': sum(x.size for x in jax.tree.leaves(self.params)),
-                'image_size': list(self.weights.image_size())}
+        return {
+            'step': int(os.path.basename(self.weights.source)),
+            'parameters': sum(x.size for x in jax.tree.leaves(self.params)),
+            'image_size': list(self.weights.image_size()),
+        }
 
     def pixels(self, images: Float[np.ndarray, '... 3']) -> np.ndarray:
         """Prepared images as they look, uint8."""
@@ -52,5 +54,10 @@ def load(workdir: str, config: Mapping[str, Any]) -> Model:
         raise UserError(f'{workdir} has no checkpoint.')
     loaded = weights.load(workdir)
     description.check_rgb(loaded)
-    return Model(loaded, models.build(loaded.model, loaded.num_classes), loaded.float32_params(),
-                 split.dataset_of(workdir, {'name': None}), config['masked']['target'] != 'none')
+    return Model(
+        loaded,
+        models.build(loaded.model, loaded.num_classes),
+        loaded.float32_params(),
+        split.dataset_of(workdir, {'name': None}),
+        config['masked']['target'] != 'none',
+    )

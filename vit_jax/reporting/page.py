@@ -24,26 +24,56 @@ HERE = pathlib.Path(__file__).parent
 TABLE = 20  # classes, up to which the confusion matrix is a table
 MOST_CLASSES = 2000  # rows of the table of classes
 # The browser holds to it: no request, no script but those of this page.
-POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {}; "
-          "base-uri 'none'; form-action 'none'")
-SECTIONS = {'result': 'Result', 'curves': 'Curves', 'config': 'Config', 'data-set': 'Data',
-            'predictions': 'Predictions', 'looks': 'What it looks at', 'classes': 'Classes'}
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {}; "
+    "base-uri 'none'; form-action 'none'"
+)
+SECTIONS = {
+    'result': 'Result',
+    'curves': 'Curves',
+    'config': 'Config',
+    'data-set': 'Data',
+    'predictions': 'Predictions',
+    'looks': 'What it looks at',
+    'classes': 'Classes',
+}
 # Name, value of a summary; the first five are shares, of which a run has two or three.
-COLUMNS = ('best accuracy', 'last accuracy', 'best right colours', 'last right colours',
-           'calibration error', 'evaluation loss', 'steps', 'time', 'images/s', 'parameters')
+COLUMNS = (
+    'best accuracy',
+    'last accuracy',
+    'best right colours',
+    'last right colours',
+    'calibration error',
+    'evaluation loss',
+    'steps',
+    'time',
+    'images/s',
+    'parameters',
+)
 
 
 def of_one(run: Mapping[str, Any]) -> str:
     """The page of a run of collect.run."""
     drawn, specs = _curves({run['name']: run}, len(run['classes']))
-    values = {'run': run | {'has_recipe': run['compared_with'] != collect.DEFAULTS},
-              'cards': cards(run), 'curves': drawn,
-              # Images so small that their pixels are to be seen.
-              'tiny': bool(run['model']) and max(run['model']['image_size']) <= pictures.SMALL,
-              'counts': None, 'confusion': None, 'confused': None, 'reliability': None,
-              'per_class': None, 'distances': None, 'canvas': (224, 224)}
-    if (data := run['data']) and data['splits'][0]['counts'] and (
-            len(run['classes']) <= MOST_CLASSES):
+    values = {
+        'run': run | {'has_recipe': run['compared_with'] != collect.DEFAULTS},
+        'cards': cards(run),
+        'curves': drawn,
+        # Images so small that their pixels are to be seen.
+        'tiny': bool(run['model']) and max(run['model']['image_size']) <= pictures.SMALL,
+        'counts': None,
+        'confusion': None,
+        'confused': None,
+        'reliability': None,
+        'per_class': None,
+        'distances': None,
+        'canvas': (224, 224),
+    }
+    if (
+        (data := run['data'])
+        and data['splits'][0]['counts']
+        and (len(run['classes']) <= MOST_CLASSES)
+    ):
         values['counts'] = charts.counts(run['classes'], data['splits'][0]['counts'])
     if found := run['predictions']:
         values |= _predictions(run, found)
@@ -52,15 +82,30 @@ def of_one(run: Mapping[str, Any]) -> str:
         values['distances'] = charts.distances(explorer['distances'])
         height, width = run['model']['image_size']
         values['canvas'] = (224, round(224 * height / width))
-    specs |= {name: values[name]['spec'] for name in (
-        'counts', 'confusion', 'reliability', 'distances') if 'spec' in (values[name] or ())}
+    specs |= {
+        name: values[name]['spec']
+        for name in ('counts', 'confusion', 'reliability', 'distances')
+        if 'spec' in (values[name] or ())
+    }
     where = run['config']['recipe'] or run['config']['dataset.name']
-    return _rendered(values, [run], run['name'], f'{where} · {run["workdir"]}',
-                     {'charts': specs, 'explorer': explorer and {
-                         'heads': explorer['heads'], 'photos': [
-                             {name: x for name, x in photo.items() if name != 'rollout'}
-                             for photo in explorer['photos']]}},
-                     [name for name in SECTIONS if name != 'classes'])
+    return _rendered(
+        values,
+        [run],
+        run['name'],
+        f'{where} · {run["workdir"]}',
+        {
+            'charts': specs,
+            'explorer': explorer
+            and {
+                'heads': explorer['heads'],
+                'photos': [
+                    {name: x for name, x in photo.items() if name != 'rollout'}
+                    for photo in explorer['photos']
+                ],
+            },
+        },
+        [name for name in SECTIONS if name != 'classes'],
+    )
 
 
 def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
@@ -68,50 +113,85 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     names, numbers = _unique_names([run['workdir'] for run in runs]), list(map(_numbers, runs))
     found = [k for k in range(len(COLUMNS)) if any(row[k][0] != '' for row in numbers)]
     splits = [run['config']['dataset.eval_split'] for run in runs]
-    said = [[note, len(set(splits)) > 1 and f'scored on {split}']
-            for note, split in zip(notes or [''] * len(runs), splits, strict=True)]
-    drawn, specs = _curves(dict(zip(names, runs, strict=True)),
-                           max(len(run['classes']) for run in runs))
-    fields = {field: [run['config'].get(field) for run in runs]
-              for field in sorted(set().union(*(run['config'] for run in runs)))}
-    scores = [run['predictions'] and {
-        name: row.get('accuracy', row.get('average_precision'))
-        for name, row in run['predictions']['classes'].items()} for run in runs]
+    said = [
+        [note, len(set(splits)) > 1 and f'scored on {split}']
+        for note, split in zip(notes or [''] * len(runs), splits, strict=True)
+    ]
+    drawn, specs = _curves(
+        dict(zip(names, runs, strict=True)), max(len(run['classes']) for run in runs)
+    )
+    fields = {
+        field: [run['config'].get(field) for run in runs]
+        for field in sorted(set().union(*(run['config'] for run in runs)))
+    }
+    scores = [
+        run['predictions']
+        and {
+            name: row.get('accuracy', row.get('average_precision'))
+            for name, row in run['predictions']['classes'].items()
+        }
+        for run in runs
+    ]
     names_of_classes = [x.keys() for x in scores if x]  # a run that diverged may have none
     same = names_of_classes and all(x == names_of_classes[0] for x in names_of_classes)
-    values = {'run': None, 'columns': [COLUMNS[k] for k in found], 'curves': drawn,
-              'names': names, 'tiny': False,
-              'legend': list(zip(names, charts.colours(len(runs)), strict=True)),
-              'table': [(name, ' · '.join(filter(None, words)), [row[k] for k in found])
-                        for name, words, row in zip(names, said, numbers, strict=True)],
-              'differing': [(field, of_runs) for field, of_runs in fields.items()
-                            if any(x != of_runs[0] for x in of_runs)], 'per_class': [
-                  (name, [x and x[name] for x in scores]) for name in names_of_classes[0]
-                  ] if same else None}
-    return _rendered(values, runs, f'{len(runs)} runs side by side', ' · '.join(names),
-                     {'charts': specs, 'explorer': None},
-                     ['result', 'curves', 'config', *(['classes'] if same else [])])
+    values = {
+        'run': None,
+        'columns': [COLUMNS[k] for k in found],
+        'curves': drawn,
+        'names': names,
+        'tiny': False,
+        'legend': list(zip(names, charts.colours(len(runs)), strict=True)),
+        'table': [
+            (name, ' · '.join(filter(None, words)), [row[k] for k in found])
+            for name, words, row in zip(names, said, numbers, strict=True)
+        ],
+        'differing': [
+            (field, of_runs)
+            for field, of_runs in fields.items()
+            if any(x != of_runs[0] for x in of_runs)
+        ],
+        'per_class': [(name, [x and x[name] for x in scores]) for name in names_of_classes[0]]
+        if same
+        else None,
+    }
+    return _rendered(
+        values,
+        runs,
+        f'{len(runs)} runs side by side',
+        ' · '.join(names),
+        {'charts': specs, 'explorer': None},
+        ['result', 'curves', 'config', *(['classes'] if same else [])],
+    )
 
 
 def _unique_names(workdirs):
     """The last part of each path, or the whole where that is not enough."""
     last = [pathlib.Path(path).resolve().name for path in workdirs]
-    return [name if last.count(name) == 1 else str(path)
-            for name, path in zip(last, workdirs, strict=True)]
+    return [
+        name if last.count(name) == 1 else str(path)
+        for name, path in zip(last, workdirs, strict=True)
+    ]
 
 
 def _curves(runs, num_classes):
     """The charts, each with an `id`, and their specifications by id."""
     rows = {name: _rows(run) for name, run in runs.items()}
-    drawn = [chart | {'id': f'curve-{k}'}
-             for k, chart in enumerate(charts.curves(rows, num_classes))]
+    drawn = [
+        chart | {'id': f'curve-{k}'} for k, chart in enumerate(charts.curves(rows, num_classes))
+    ]
     return drawn, {chart['id']: chart['spec'] for chart in drawn}
 
 
 def _rows(run):
     """Its metrics, in which the accuracy of hidden patches has a name of its own."""
-    return [{key.replace('eval/accuracy', 'eval/right_colours'): x for key, x in row.items()}
-            for row in run['rows']] if _is_masked(run) else run['rows']
+    return (
+        [
+            {key.replace('eval/accuracy', 'eval/right_colours'): x for key, x in row.items()}
+            for row in run['rows']
+        ]
+        if _is_masked(run)
+        else run['rows']
+    )
 
 
 def _is_masked(run):
@@ -131,17 +211,32 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if 'eval/mean_average_precision' in last:
         found.append(('Mean average precision', percent(last['eval/mean_average_precision']), ''))
     if 'eval/loss' in last:
-        found.append(('Evaluation loss', f'{last["eval/loss"]:.4f}',
-                      f'{last["eval/num_examples"]:,.0f} images'))
-    found += [(name.replace('fewshot/', 'Few-shot, '), percent(x), '') for name, x in last.items()
-              if name.startswith('fewshot/') and 'deviation' not in name]
+        found.append(
+            (
+                'Evaluation loss',
+                f'{last["eval/loss"]:.4f}',
+                f'{last["eval/num_examples"]:,.0f} images',
+            )
+        )
+    found += [
+        (name.replace('fewshot/', 'Few-shot, '), percent(x), '')
+        for name, x in last.items()
+        if name.startswith('fewshot/') and 'deviation' not in name
+    ]
     if summary['seconds'] is not None:
         of_all = f' of {run["num_steps"]:,}' if summary['steps'] < run['num_steps'] else ''
-        found += [('Time', duration(summary['seconds']), f'{summary["steps"]:,}{of_all} steps'),
-                  ('Speed', charts.speed(summary['images_per_sec']), 'images/s in training')]
+        found += [
+            ('Time', duration(summary['seconds']), f'{summary["steps"]:,}{of_all} steps'),
+            ('Speed', charts.speed(summary['images_per_sec']), 'images/s in training'),
+        ]
     if run['model']:
-        found.append(('Parameters', _short(run['model']['parameters']),
-                      ' × '.join(map(str, run['model']['image_size'])) + ' pixels'))
+        found.append(
+            (
+                'Parameters',
+                _short(run['model']['parameters']),
+                ' × '.join(map(str, run['model']['image_size'])) + ' pixels',
+            )
+        )
     return found
 
 
@@ -150,10 +245,15 @@ def _numbers(run):
     summary, predictions = run['summary'], run['predictions'] or {}
     last, best = summary['last'] or {}, summary['best'] or {}
     shares = (best.get('eval/accuracy'), last.get('eval/accuracy'))
-    values = (*((None, None, *shares) if _is_masked(run) else (*shares, None, None)),
-              predictions.get('calibration', {}).get('expected_error'), last.get('eval/loss'),
-              summary['steps'], summary['seconds'], summary['images_per_sec'],
-              (run['model'] or {}).get('parameters'))
+    values = (
+        *((None, None, *shares) if _is_masked(run) else (*shares, None, None)),
+        predictions.get('calibration', {}).get('expected_error'),
+        last.get('eval/loss'),
+        summary['steps'],
+        summary['seconds'],
+        summary['images_per_sec'],
+        (run['model'] or {}).get('parameters'),
+    )
     texts = (*[percent] * 5, '{:.4f}'.format, '{:,}'.format, duration, charts.speed, _short)
     return [('', '–') if x is None else (x, text(x)) for x, text in zip(values, texts, strict=True)]
 
@@ -166,17 +266,32 @@ def _predictions(run, found):
     if 'confusion' in found:
         matrix = charts.matrix(names, found['confusion'])
         values['confused'] = charts.pairs(names, matrix)
-        values['confusion'] = _table(names, matrix) if len(names) <= TABLE else (
-            charts.heat(names, matrix))
+        values['confusion'] = (
+            _table(names, matrix) if len(names) <= TABLE else (charts.heat(names, matrix))
+        )
     return values | {'per_class': _per_class(run, found, names, matrix)}
 
 
 def _table(names, matrix):
     """A confusion matrix of few classes, every cell with its number."""
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    return {'names': names, 'rows': [{'name': name, 'cells': [
-        {'images': int(matrix[y, x]), 'hit': x == y, 'strength': f'{shares[y, x] ** 0.5:.2f}'}
-        for x in range(len(names))]} for y, name in enumerate(names)]}
+    return {
+        'names': names,
+        'rows': [
+            {
+                'name': name,
+                'cells': [
+                    {
+                        'images': int(matrix[y, x]),
+                        'hit': x == y,
+                        'strength': f'{shares[y, x] ** 0.5:.2f}',
+                    }
+                    for x in range(len(names))
+                ],
+            }
+            for y, name in enumerate(names)
+        ],
+    }
 
 
 def _per_class(run, found, names, matrix):
@@ -187,34 +302,60 @@ def _per_class(run, found, names, matrix):
     for k, name in enumerate(names):
         row = found['classes'][name]
         taken_for = names[wrong[k].argmax()] if wrong is not None and wrong[k].any() else ''
-        rows.append({'name': name, 'evaluated': row['num_examples'], 'taken_for': taken_for,
-                     'score': row.get('accuracy', row.get('average_precision')),
-                     'trained': counts[k] if counts else None})
+        rows.append(
+            {
+                'name': name,
+                'evaluated': row['num_examples'],
+                'taken_for': taken_for,
+                'score': row.get('accuracy', row.get('average_precision')),
+                'trained': counts[k] if counts else None,
+            }
+        )
     rows.sort(key=lambda row: 2 if row['score'] is None else row['score'])
-    return {'rows': rows[:MOST_CLASSES], 'left_out': max(len(rows) - MOST_CLASSES, 0),
-            'trained': bool(counts), 'score': 'average precision' if found['several_labels'] else
-            'accuracy'}
+    return {
+        'rows': rows[:MOST_CLASSES],
+        'left_out': max(len(rows) - MOST_CLASSES, 0),
+        'trained': bool(counts),
+        'score': 'average precision' if found['several_labels'] else 'accuracy',
+    }
 
 
 def _rendered(values, runs, title, subtitle, data, sections):
     """The template with all that is the same for every page."""
     library, script = library_code(), (HERE / 'report.js').read_text()
-    hashes = ' '.join(f"'sha256-{base64.b64encode(hashlib.sha256(x.encode()).digest()).decode()}'"
-                      for x in (library, script))
+    hashes = ' '.join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(x.encode()).digest()).decode()}'"
+        for x in (library, script)
+    )
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {'percent': percent, 'count': '{:,}'.format, 'value': value,
-                            'quote': shlex.quote}
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        'percent': percent,
+        'count': '{:,}'.format,
+        'value': value,
+        'quote': shlex.quote,
+    }
     most = max((s['number'] for chart in values['curves'] for s in chart['series']), default=0)
     return environment.get_template('report.html.j2').render(
-        **values, runs=runs, title=title, subtitle=subtitle, policy=POLICY.format(hashes),
+        **values,
+        runs=runs,
+        title=title,
+        subtitle=subtitle,
+        policy=POLICY.format(hashes),
         sections=[(name, SECTIONS[name]) for name in sections],
         thinned=charts.MOST_POINTS if most > charts.MOST_POINTS else 0,
-        css=Markup((HERE / 'report.css').read_text()), library=Markup(library),
-        script=Markup(script), version=importlib.metadata.version('vit_jax'),
+        css=Markup((HERE / 'report.css').read_text()),
+        library=Markup(library),
+        script=Markup(script),
+        version=importlib.metadata.version('vit_jax'),
         data=Markup(json.dumps(data, allow_nan=False).replace('<', '\\u003c')),
-        made=f'{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC')
+        made=f'{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC',
+    )
 
 
 @functools.cache
@@ -224,16 +365,28 @@ def library_code() -> str:
     In a process of its own: it is an engine of JavaScript, which ends its process where memory is
     scarce.
     """
-    code = ('import sys, vl_convert; '
-            'sys.stdout.write(vl_convert.javascript_bundle(vl_version="6.4"))')
-    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
-                            encoding='utf-8', timeout=120, check=False)
+    code = (
+        'import sys, vl_convert; sys.stdout.write(vl_convert.javascript_bundle(vl_version="6.4"))'
+    )
+    result = subprocess.run(
+        [sys.executable, '-c', code],
+        capture_output=True,
+        text=True,
+        encoding='utf-8',
+        timeout=120,
+        check=False,
+    )
     if result.returncode or not result.stdout:
         reason = (result.stderr.strip().splitlines() or [''])[-1]
-        raise UserError("the charts' library " + (
-            f"cannot be read ({reason}): pip install -e '.[train]' brings it."
-            if result.returncode in (0, 1) else f'ended with exit code {result.returncode}: it '
-            'needs memory, and much address space (ulimit -v unlimited).'))
+        raise UserError(
+            "the charts' library "
+            + (
+                f"cannot be read ({reason}): pip install -e '.[train]' brings it."
+                if result.returncode in (0, 1)
+                else f'ended with exit code {result.returncode}: it '
+                'needs memory, and much address space (ulimit -v unlimited).'
+            )
+        )
     return result.stdout
 
 

@@ -31,17 +31,28 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
     Raises UserError where the run has no classes, or its data cannot be opened.
     """
     if model.masked:
-        raise Inapplicable('The run predicts hidden patches and no classes: fine-tune from it '
-                           '(configs/finetune.py) and see the report of that run.')
+        raise Inapplicable(
+            'The run predicts hidden patches and no classes: fine-tune from it '
+            '(configs/finetune.py) and see the report of that run.'
+        )
     batch_size = model.batch_size(BATCH)
     mesh = split.make_mesh(batch_size)
     source = split.open_labelled_source(model.dataset, model.weights, None, None)
-    batches = pipeline.eval_batches(source, with_index=True, **split.batch_settings(
-        model.weights, mesh, batch_size, model.dataset['files_at_once']))
+    batches = pipeline.eval_batches(
+        source,
+        with_index=True,
+        **split.batch_settings(model.weights, mesh, batch_size, model.dataset['files_at_once']),
+    )
     thumbnails: dict[int, str] = {}  # as the page has them, which takes less memory
     loss = model.weights.loss
-    totals = scoring.total(model.module, model.params, loss, mesh,
-                           _limited(batches, model, most, seconds, thumbnails), with_logits=True)
+    totals = scoring.total(
+        model.module,
+        model.params,
+        loss,
+        mesh,
+        _limited(batches, model, most, seconds, thumbnails),
+        with_logits=True,
+    )
     rows, names = totals['rows'], source.class_names
     if not len(rows['index']):
         raise UserError(f'none of the images of {model.dataset["eval_split"]} can be evaluated.')
@@ -51,22 +62,31 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
 
     def example(k):
         label = rows['label'][k]
-        return {'image': thumbnails[int(rows['index'][k])],
-                'predicted': names[rows['predicted'][k]],
-                'confidence': float(rows['confidence'][k]), 'label': names_of(label, names),
-                'label_confidence': float(values[k][label > 0].max(initial=0) if label.ndim
-                                          else values[k, label]),
-                'path': (path := source.name_of(int(rows['index'][k]))),
-                'name': os.path.basename(path)}
+        return {
+            'image': thumbnails[int(rows['index'][k])],
+            'predicted': names[rows['predicted'][k]],
+            'confidence': float(rows['confidence'][k]),
+            'label': names_of(label, names),
+            'label_confidence': float(
+                values[k][label > 0].max(initial=0) if label.ndim else values[k, label]
+            ),
+            'path': (path := source.name_of(int(rows['index'][k]))),
+            'name': os.path.basename(path),
+        }
 
     order = np.argsort(-rows['confidence'], kind='stable')
     right = rows['right'][order]
-    return {'split': model.dataset['eval_split'], 'num_images': len(order),
-            'of': source.num_examples, 'metrics': classification.metrics(totals),
-            'calibration': calibration(rows['confidence'], rows['right']),
-            **scoring.by_class(rows, names), 'several_labels': source.multi_label,
-            'mistakes': [example(k) for k in order[~right][:SHOWN]],
-            'hits': [example(k) for k in order[right][::-1][:SHOWN]]}
+    return {
+        'split': model.dataset['eval_split'],
+        'num_images': len(order),
+        'of': source.num_examples,
+        'metrics': classification.metrics(totals),
+        'calibration': calibration(rows['confidence'], rows['right']),
+        **scoring.by_class(rows, names),
+        'several_labels': source.multi_label,
+        'mistakes': [example(k) for k in order[~right][:SHOWN]],
+        'hits': [example(k) for k in order[right][::-1][:SHOWN]],
+    }
 
 
 def _limited(batches, model, most, seconds, thumbnails):
@@ -76,8 +96,9 @@ def _limited(batches, model, most, seconds, thumbnails):
         mask = np.asarray(batch['mask']) > 0
         mask &= np.cumsum(mask) <= most - len(thumbnails)
         yield batch | {'mask': mask}
-        for index, image in zip(batch['index'][mask], model.pixels(batch['image'][mask]),
-                                strict=True):
+        for index, image in zip(
+            batch['index'][mask], model.pixels(batch['image'][mask]), strict=True
+        ):
             thumbnails[int(index)] = pictures.uri(pictures.thumbnail(image, SIDE))
         if len(thumbnails) >= most or time.monotonic() - begin > seconds:
             return

@@ -25,9 +25,17 @@ from vit_jax.weights import Weights
 log = logging.getLogger(__name__)
 
 
-def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, Any], *,
-          batch_size: int, labels: str | None = None, mapping: str | None = None,
-          save_to: str | None = None) -> dict[str, Any]:
+def score(
+    loaded: Weights,
+    model: nn.Module,
+    params: PyTree,
+    dataset: dict[str, Any],
+    *,
+    batch_size: int,
+    labels: str | None = None,
+    mapping: str | None = None,
+    save_to: str | None = None,
+) -> dict[str, Any]:
     """Scores the weights on a split.
 
     Args:
@@ -47,17 +55,24 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     if save_to and consensus.is_main():  # now, not after the work
         check_destination(save_to, '.npz')
     source = split.open_labelled_source(dataset, loaded, labels, mapping)
-    batches = pipeline.eval_batches(source, with_index=True, **split.batch_settings(
-        loaded, mesh, batch_size, dataset['files_at_once']))
+    batches = pipeline.eval_batches(
+        source,
+        with_index=True,
+        **split.batch_settings(loaded, mesh, batch_size, dataset['files_at_once']),
+    )
     totals = total(model, params, loss, mesh, batches, with_logits=bool(save_to))
     rows, given = totals['rows'], dict(totals['rows'])
     if source.multi_label and loss == 'softmax':  # which is compared between images
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
-    result = {'dataset': dataset['name'], 'split': dataset['eval_split'],
-              **{k: path for k, path in (('labels', labels), ('mapping', mapping)) if path},
-              **classification.metrics(totals), 'broken': split.broken(batches),
-              'calibration': calibration(rows['confidence'], rows['right']),
-              **by_class(rows, source.class_names)}
+    result = {
+        'dataset': dataset['name'],
+        'split': dataset['eval_split'],
+        **{k: path for k, path in (('labels', labels), ('mapping', mapping)) if path},
+        **classification.metrics(totals),
+        'broken': split.broken(batches),
+        'calibration': calibration(rows['confidence'], rows['right']),
+        **by_class(rows, source.class_names),
+    }
     if save_to and consensus.is_main():
         try:
             save(save_to, given, source)
@@ -67,8 +82,14 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     return result
 
 
-def total(model: nn.Module, params: PyTree, loss: str, mesh: jax.sharding.Mesh, batches: Iterable,
-          with_logits: bool) -> dict[str, Any]:
+def total(
+    model: nn.Module,
+    params: PyTree,
+    loss: str,
+    mesh: jax.sharding.Mesh,
+    batches: Iterable,
+    with_logits: bool,
+) -> dict[str, Any]:
     """Sums over all batches: those of classification.logit_sums.
 
     With `rows` for every image: index, label, predicted (the most probable class), its probability
@@ -85,21 +106,27 @@ def total(model: nn.Module, params: PyTree, loss: str, mesh: jax.sharding.Mesh, 
 
     def step(params, batch):
         images = batch['image']
-        logits = in_parts(functools.partial(model.apply, {'params': params}), images, fastest(
-            model, len(images), images.shape[1:3], sharding.batch_parts(mesh)))
+        logits = in_parts(
+            functools.partial(model.apply, {'params': params}),
+            images,
+            fastest(model, len(images), images.shape[1:3], sharding.batch_parts(mesh)),
+        )
         sums = classification.logit_sums(logits, batch, loss_of)
         rows = {name: batch[name] for name in ('index', 'label', 'mask')}
-        rows |= {'predicted': logits.argmax(-1),
-                 'confidence': make_probabilities(logits).max(-1),
-                 'right': classification.top_hits(logits, batch['label'])[:, 0]}
+        rows |= {
+            'predicted': logits.argmax(-1),
+            'confidence': make_probabilities(logits).max(-1),
+            'right': classification.top_hits(logits, batch['label'])[:, 0],
+        }
         if with_logits:
             rows['logits'] = logits
         return sums | {'rows': rows | sums.get('rows', {})}
 
     everywhere = sharding.replicated(mesh)
     step = jax.jit(step, out_shardings=everywhere, compiler_options=compiler_options(model))
-    return classification.total(step, sharding.replicate(params, mesh),
-                                sharding.feed(batches, mesh))
+    return classification.total(
+        step, sharding.replicate(params, mesh), sharding.feed(batches, mesh)
+    )
 
 
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
@@ -111,18 +138,29 @@ def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any
     names = [name if often[name] == 1 else f'{name} ({k})' for k, name in enumerate(names)]
     if rows['label'].ndim == 2:
         precision = average_precision.by_class(rows['logits'], rows['label'])
-        return {'classes': {
-            name: {'average_precision': None if np.isnan(value) else float(value),
-                   'num_examples': int(count)}
-            for name, value, count in zip(names, precision, rows['label'].sum(0), strict=True)}}
+        return {
+            'classes': {
+                name: {
+                    'average_precision': None if np.isnan(value) else float(value),
+                    'num_examples': int(count),
+                }
+                for name, value, count in zip(names, precision, rows['label'].sum(0), strict=True)
+            }
+        }
     matrix = {name: {} for name in names}
-    pairs, counts = np.unique(np.stack([rows['label'], rows['predicted']]), axis=1,
-                              return_counts=True)
+    pairs, counts = np.unique(
+        np.stack([rows['label'], rows['predicted']]), axis=1, return_counts=True
+    )
     for label, predicted, count in zip(*pairs, counts, strict=True):
         matrix[names[label]][names[predicted]] = int(count)
     totals = {name: sum(row.values()) for name, row in matrix.items()}
-    classes = {name: {'accuracy': row.get(name, 0) / totals[name] if totals[name] else None,
-                      'num_examples': totals[name]} for name, row in matrix.items()}
+    classes = {
+        name: {
+            'accuracy': row.get(name, 0) / totals[name] if totals[name] else None,
+            'num_examples': totals[name],
+        }
+        for name, row in matrix.items()
+    }
     found = [c['accuracy'] for c in classes.values() if c['num_examples']]
     return {'classes': classes, 'confusion': matrix, 'mean_class_accuracy': float(np.mean(found))}
 
@@ -132,30 +170,49 @@ def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
     order = np.argsort(rows['index'])
     names = [source.name_of(index) for index in rows['index'][order]]
     with writing(path) as temporary, open(temporary, 'wb') as file:
-        np.savez(file, logits=rows['logits'][order], label=rows['label'][order],
-                 name=np.array(names), classes=np.array(source.class_names))
+        np.savez(
+            file,
+            logits=rows['logits'][order],
+            label=rows['label'][order],
+            name=np.array(names),
+            classes=np.array(source.class_names),
+        )
     log.info('wrote %s: %d images, %d classes', path, *rows['logits'].shape)
 
 
 def table(result: dict) -> str:
     """The result as a table, worst class first."""
-    scores = {name: (c.get('accuracy', c.get('average_precision')), c['num_examples'])
-              for name, c in result['classes'].items()}
-    scored = sorted(((score, name, count) for name, (score, count) in scores.items()
-                     if score is not None), key=lambda item: item[0])
+    scores = {
+        name: (c.get('accuracy', c.get('average_precision')), c['num_examples'])
+        for name, c in result['classes'].items()
+    }
+    scored = sorted(
+        ((score, name, count) for name, (score, count) in scores.items() if score is not None),
+        key=lambda item: item[0],
+    )
     width = max(map(len, scores))
-    lines = [f'  {name:<{width}}  {100 * score:6.2f} %  of {count}'
-             for score, name, count in scored]
+    lines = [
+        f'  {name:<{width}}  {100 * score:6.2f} %  of {count}' for score, name, count in scored
+    ]
     broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
     precision = result.get(classification.MEAN_AVERAGE_PRECISION)
     error = result['calibration']['expected_error']
     by = ''.join(f', {name} of {result[name]}' for name in ('labels', 'mapping') if name in result)
-    numbers = [f'accuracy {100 * result["eval/accuracy"]:.2f} %',
-               *([f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %'] * (len(scores) >= 10)),
-               f'mAP {100 * precision:.2f} %' if precision is not None else
-               f'mean of classes {100 * result["mean_class_accuracy"]:.2f} %',
-               f'loss {result["eval/loss"]:.4f}',
-               *([f'calibration error {100 * error:.2f} %'] if error is not None else [])]
-    return '\n'.join([*lines, (
-        f'{"  ".join(numbers)}  on {result["eval/num_examples"]:.0f} images of '
-        f'{result["dataset"]}, {result["split"]}{by}{broken}')])
+    numbers = [
+        f'accuracy {100 * result["eval/accuracy"]:.2f} %',
+        *([f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %'] * (len(scores) >= 10)),
+        f'mAP {100 * precision:.2f} %'
+        if precision is not None
+        else f'mean of classes {100 * result["mean_class_accuracy"]:.2f} %',
+        f'loss {result["eval/loss"]:.4f}',
+        *([f'calibration error {100 * error:.2f} %'] if error is not None else []),
+    ]
+    return '\n'.join(
+        [
+            *lines,
+            (
+                f'{"  ".join(numbers)}  on {result["eval/num_examples"]:.0f} images of '
+                f'{result["dataset"]}, {result["split"]}{by}{broken}'
+            ),
+        ]
+    )

@@ -20,9 +20,19 @@ from vit_jax.weights import Weights
 log = logging.getLogger(__name__)
 
 
-def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, Any], *,
-          batch_size: int, shots: str, train_split: str | None = None, l2: str = '1024',
-          seeds: int = 3, name: str = 'pre_logits') -> dict[str, Any]:
+def score(
+    loaded: Weights,
+    model: nn.Module,
+    params: PyTree,
+    dataset: dict[str, Any],
+    *,
+    batch_size: int,
+    shots: str,
+    train_split: str | None = None,
+    l2: str = '1024',
+    seeds: int = 3,
+    name: str = 'pre_logits',
+) -> dict[str, Any]:
     """Few-shot accuracy on `dataset`, whose eval_split is scored.
 
     Args:
@@ -48,10 +58,17 @@ def score(loaded: Weights, model: nn.Module, params: PyTree, dataset: dict[str, 
     found, broken = _features([train, test], model, params, name, mesh, settings)
     fewshot.check_examples(found[0].labels, classes, shots, where)
     rows = list(fewshot.compare(*found, len(classes), shots, seeds, l2))
-    return {'dataset': dataset['name'], 'train_split': train_split,
-            'split': dataset['eval_split'], 'representation': name,
-            'num_features': found[0].values.shape[1], 'num_train': len(found[0].labels),
-            'num_test': len(found[1].labels), 'broken': broken, 'fewshot': rows}
+    return {
+        'dataset': dataset['name'],
+        'train_split': train_split,
+        'split': dataset['eval_split'],
+        'representation': name,
+        'num_features': found[0].values.shape[1],
+        'num_train': len(found[0].labels),
+        'num_test': len(found[1].labels),
+        'broken': broken,
+        'fewshot': rows,
+    }
 
 
 def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tuple[Any, Any]:
@@ -61,8 +78,10 @@ def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tupl
     test_split = dataset['eval_split']
     opened = functools.partial(sources.open_split, dataset)
     if sources.shared_split(train_split, test_split, opened):
-        raise UserError(f'--fewshot_split {train_split} and --split {test_split} have images in '
-                        'common: expected some to learn from and others to be scored on.')
+        raise UserError(
+            f'--fewshot_split {train_split} and --split {test_split} have images in '
+            'common: expected some to learn from and others to be scored on.'
+        )
     train = subsets.subset(opened(train_split), subset, train_split)
     test = opened(test_split, train.class_names)
     fewshot.check_single_label(train, dataset['name'])
@@ -74,12 +93,14 @@ def _features(sources, model, params, name, mesh, settings):
     """The features of each source, and the names of images that cannot be decoded."""
     from vit_jax.data import pipeline
 
-    accum_steps = parts.fastest(model, settings['batch_size'], settings['image_size'],
-                                sharding.batch_parts(mesh))
-    step = jax.jit(functools.partial(features.step, model=model, name=name,
-                                     accum_steps=accum_steps),
-                   out_shardings=sharding.replicated(mesh),
-                   compiler_options=kernels.compiler_options(model))
+    accum_steps = parts.fastest(
+        model, settings['batch_size'], settings['image_size'], sharding.batch_parts(mesh)
+    )
+    step = jax.jit(
+        functools.partial(features.step, model=model, name=name, accum_steps=accum_steps),
+        out_shardings=sharding.replicated(mesh),
+        compiler_options=kernels.compiler_options(model),
+    )
     params = sharding.replicate(params, mesh)
     found, broken = [], []
     for source in sources:
@@ -97,8 +118,9 @@ def numbers(option: str, text: str, kind: Callable, values: fields.Values) -> tu
     except ValueError:
         found = (None,)
     if not all(map(values.fit, found)):
-        raise UserError(f'{option} is {text!r}: expected, with commas between several, '
-                        f'{values.words}.')
+        raise UserError(
+            f'{option} is {text!r}: expected, with commas between several, {values.words}.'
+        )
     return found
 
 
@@ -106,8 +128,15 @@ def table(result: dict) -> str:
     """The result of `score` as a table."""
     broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
     draws = len(result['fewshot'][0]['accuracies'])
-    return '\n'.join([fewshot.table(result['fewshot']), (
-        f'accuracy in %{f", mean ± standard deviation of {draws} draws" if draws > 1 else ""}, of '
-        f'{result["num_features"]} features ({result["representation"]}) of '
-        f'{result["num_train"]} images of {result["dataset"]}, {result["train_split"]}, on '
-        f'{result["num_test"]} of {result["split"]}{broken}')])
+    spread = f', mean ± standard deviation of {draws} draws' if draws > 1 else ''
+    return '\n'.join(
+        [
+            fewshot.table(result['fewshot']),
+            (
+                f'accuracy in %{spread}, of '
+                f'{result["num_features"]} features ({result["representation"]}) of '
+                f'{result["num_train"]} images of {result["dataset"]}, {result["train_split"]}, on '
+                f'{result["num_test"]} of {result["split"]}{broken}'
+            ),
+        ]
+    )

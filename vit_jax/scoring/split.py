@@ -26,9 +26,11 @@ def dataset_of(workdir: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     dataset = config_lib.base().dataset.to_dict()
     if workdir:
         if not (found := record.find(workdir)):
-            raise UserError(f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
-                            'one (WORKDIR/checkpoints/STEP): for other weights, write '
-                            '--pretrained.')
+            raise UserError(
+                f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
+                'one (WORKDIR/checkpoints/STEP): for other weights, write '
+                '--pretrained.'
+            )
         dataset |= record.read(found[0])[0]['dataset']
         if given['name'] not in (None, dataset['name']):
             dataset['label'] = dataset['subset'] = ''  # the run's are of its own data set
@@ -37,27 +39,37 @@ def dataset_of(workdir: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     return dataset | {field: value for field, value in given.items() if value}
 
 
-def open_labelled_source(dataset: dict[str, Any], loaded: Weights, labels: str | None,
-                         mapping: str | None):
+def open_labelled_source(
+    dataset: dict[str, Any], loaded: Weights, labels: str | None, mapping: str | None
+):
     """The split, with other labels if JSON files with them are named; says what is scored."""
     from vit_jax.data.relabelled import relabelled
 
     if not loaded.num_classes:
-        raise UserError(f'{loaded.source} has no head and therefore no classes: score its features '
-                        'by --fewshot=1,5, or fine-tune first (configs/finetune.py).')
+        raise UserError(
+            f'{loaded.source} has no head and therefore no classes: score its features '
+            'by --fewshot=1,5, or fine-tune first (configs/finetune.py).'
+        )
     if mapping and labels:
         raise UserError('--labels and --mapping both replace the labels: give one of them.')
-    source = (open_mapped_source(dataset, loaded, mapping) if mapping else
-              open_source(dataset, loaded))
+    source = (
+        open_mapped_source(dataset, loaded, mapping) if mapping else open_source(dataset, loaded)
+    )
     if labels:
         source = relabelled(source, record.read_json(labels, list), labels)
     if source.multi_label and loaded.loss != 'sigmoid':
-        log.info('images have several labels and %s was trained for one: an image is right if the '
-                 'most probable class is one of its labels, and the loss is that of labels with '
-                 'equal shares', loaded.source)
+        log.info(
+            'images have several labels and %s was trained for one: an image is right if the '
+            'most probable class is one of its labels, and the loss is that of labels with '
+            'equal shares',
+            loaded.source,
+        )
     elif dataset['multi_label'] and not source.multi_label:
-        log.info('images have one label and %s was trained for several: an image is right if the '
-                 'most probable class is its label', loaded.source)
+        log.info(
+            'images have one label and %s was trained for several: an image is right if the '
+            'most probable class is its label',
+            loaded.source,
+        )
     check_equal_data(source)
     return source
 
@@ -73,30 +85,48 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     if os.path.isdir(path):
         names = record.read_json(os.path.join(path, 'objectnet_to_imagenet_1k.json'), dict)
         labels = record.read_json(os.path.join(path, 'folder_to_objectnet_label.json'), dict)
-        mapping = {folder: names[label] for folder, label in labels.items()
-                   if isinstance(label, str) and label in names}
+        mapping = {
+            folder: names[label]
+            for folder, label in labels.items()
+            if isinstance(label, str) and label in names
+        }
     else:
         mapping = record.read_json(path, dict)
     if not loaded.classes and loaded.num_classes != 1000:  # not taken for ImageNet's
-        raise UserError(f'--mapping={path} goes by the names of classes, and {loaded.source} has '
-                        'none: add --classes=FILE.')
+        raise UserError(
+            f'--mapping={path} goes by the names of classes, and {loaded.source} has '
+            'none: add --classes=FILE.'
+        )
     source = open_split(dataset, dataset['eval_split'])
     if source.multi_label:
-        raise UserError(f'--mapping={path} is for images of one class, and those of '
-                        f'{dataset["name"]} have several labels.')
-    log.info('%d of the %d classes of %s are classes of %s; images of the others are not scored',
-             sum(name in mapping for name in source.class_names), len(source.class_names),
-             dataset['name'], loaded.source)
+        raise UserError(
+            f'--mapping={path} is for images of one class, and those of '
+            f'{dataset["name"]} have several labels.'
+        )
+    log.info(
+        '%d of the %d classes of %s are classes of %s; images of the others are not scored',
+        sum(name in mapping for name in source.class_names),
+        len(source.class_names),
+        dataset['name'],
+        loaded.source,
+    )
     if unknown := sorted(mapping.keys() - source.class_names):
-        log.warning('%s has %s, of which %s has no images. %s', path, some(unknown),
-                    dataset['name'], nearest_names(unknown[0], source.class_names))
+        log.warning(
+            '%s has %s, of which %s has no images. %s',
+            path,
+            some(unknown),
+            dataset['name'],
+            nearest_names(unknown[0], source.class_names),
+        )
     return mapped(source, mapping, description.class_names(loaded), path)
 
 
 def check_equal_data(*sources: Any) -> None:
     """Raises UserError where processes have opened different data; classes are the weights'."""
-    consensus.check_equal('the data', {
-        f'images of split {number}': source.num_examples for number, source in enumerate(sources)})
+    consensus.check_equal(
+        'the data',
+        {f'images of split {number}': source.num_examples for number, source in enumerate(sources)},
+    )
 
 
 def open_source(dataset: dict[str, Any], loaded: Weights):
@@ -109,7 +139,8 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
 
     source = open_split(dataset, dataset['eval_split'])
     if description.names_tell(loaded, source.class_names) and (
-            source.class_names != tuple(loaded.classes)):
+        source.class_names != tuple(loaded.classes)
+    ):
         source = open_split(dataset, dataset['eval_split'], tuple(loaded.classes))
     description.check_classes(loaded, source.class_names, dataset['name'])
     return source
@@ -128,10 +159,15 @@ def make_mesh(batch_size: int) -> jax.sharding.Mesh:
     return mesh
 
 
-def batch_settings(loaded: Weights, mesh: jax.sharding.Mesh, batch_size: int, files_at_once: int
-                   ) -> dict[str, Any]:
+def batch_settings(
+    loaded: Weights, mesh: jax.sharding.Mesh, batch_size: int, files_at_once: int
+) -> dict[str, Any]:
     """Arguments of pipeline.eval_batches, besides the source, for images as the weights say."""
-    return dict(batch_size=batch_size, image_size=loaded.image_size(),
-                preprocess=description.complete_preprocess(loaded),
-                share=sharding.data_share(mesh), files_at_once=files_at_once,
-                max_broken_fraction=1.0)
+    return dict(
+        batch_size=batch_size,
+        image_size=loaded.image_size(),
+        preprocess=description.complete_preprocess(loaded),
+        share=sharding.data_share(mesh),
+        files_at_once=files_at_once,
+        max_broken_fraction=1.0,
+    )

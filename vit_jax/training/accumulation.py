@@ -19,9 +19,12 @@ HEADROOM = 0.9  # of the memory; the rest is for fragmentation and the next batc
 PROBES = (8, 16)  # images per device of the two steps that are compiled to learn the slope
 
 
-def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
-           size_of: Callable[[Program], int] = lambda program: bytes_needed(program.train_step)
-           ) -> Program:
+def choose(
+    program: Program,
+    reserved: float = 0.0,
+    limit: float | None = None,
+    size_of: Callable[[Program], int] = lambda program: bytes_needed(program.train_step),
+) -> Program:
     """The program that splits its batch into the fewest parts with which a training step fits.
 
     They are at least as many as are computed fastest, more than one on a CPU only. Memory grows
@@ -37,8 +40,11 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
     Raises UserError when not even one image per device fits.
     """
     images = program.config.batch_size // sharding.batch_parts(program.mesh)  # per device and step
-    programs = {images // n: program.with_accum_steps(n)  # by images at a time
-                for n in range(program.fastest_parts, images + 1) if images % n == 0}
+    programs = {
+        images // n: program.with_accum_steps(n)  # by images at a time
+        for n in range(program.fastest_parts, images + 1)
+        if images % n == 0
+    }
     needed = functools.cache(lambda at_once: size_of(programs[at_once]))
     begin = time.perf_counter()
     log.info('compiling small training steps, to choose accum_steps by the memory that they need')
@@ -50,12 +56,20 @@ def choose(program: Program, reserved: float = 0.0, limit: float | None = None,
     for at_once, chosen in programs.items():
         estimated = needed(few) + slope * (at_once - few)
         if (estimated <= limit or not slope or at_once == 1) and needed(at_once) <= limit:
-            log.info('accum_steps is %d: %d images at a time need %.2g of %.3g GB of a device '
-                     '(compiled in %.1f s)', images // at_once, at_once, needed(at_once) / 1e9,
-                     limit / 1e9, time.perf_counter() - begin)
+            log.info(
+                'accum_steps is %d: %d images at a time need %.2g of %.3g GB of a device '
+                '(compiled in %.1f s)',
+                images // at_once,
+                at_once,
+                needed(at_once) / 1e9,
+                limit / 1e9,
+                time.perf_counter() - begin,
+            )
             return chosen
-    raise UserError(f'a step with one image per device needs {needed(1) / 1e9:.1f} GB and '
-                    f'{limit / 1e9:.1f} GB may be used. Choose a smaller model or more memory.')
+    raise UserError(
+        f'a step with one image per device needs {needed(1) / 1e9:.1f} GB and '
+        f'{limit / 1e9:.1f} GB may be used. Choose a smaller model or more memory.'
+    )
 
 
 def check_fits(needed: float, what: str) -> None:
@@ -65,9 +79,11 @@ def check_fits(needed: float, what: str) -> None:
     """
     limit = min(consensus.gather(memory_limit()))
     if needed > limit:
-        raise UserError(f'{what} needs {needed / 1e9:,.3g} GB of a device, and {limit / 1e9:,.3g} '
-                        'GB are available: lower batch_size or image_size, take a smaller model, '
-                        'or split the batch by --config.accum_steps=0 (into parts that fit) or N.')
+        raise UserError(
+            f'{what} needs {needed / 1e9:,.3g} GB of a device, and {limit / 1e9:,.3g} '
+            'GB are available: lower batch_size or image_size, take a smaller model, '
+            'or split the batch by --config.accum_steps=0 (into parts that fit) or N.'
+        )
 
 
 def require_memory(needed: float) -> None:
@@ -81,8 +97,14 @@ def require_memory(needed: float) -> None:
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
     """Bytes per device by the compiler: arguments, results not written over them, temporaries."""
     m = compiled.memory_analysis()
-    return max(consensus.gather(m.argument_size_in_bytes + m.output_size_in_bytes
-                                - m.alias_size_in_bytes + m.temp_size_in_bytes))
+    return max(
+        consensus.gather(
+            m.argument_size_in_bytes
+            + m.output_size_in_bytes
+            - m.alias_size_in_bytes
+            + m.temp_size_in_bytes
+        )
+    )
 
 
 def memory_limit() -> float:

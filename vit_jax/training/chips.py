@@ -41,8 +41,10 @@ CHIPS = {
 def peak_flops(device_kind: str) -> float | None:
     """Peak bfloat16 FLOP/s of a device kind such as 'NVIDIA H200', None where it is not known."""
     # v5e precedes v5p in the table, because 'TPU v5 lite' contains 'TPU v5'.
-    return next((chip.flops for chip in CHIPS.values()
-                 if any(kind in device_kind for kind in chip.kinds)), None)
+    return next(
+        (chip.flops for chip in CHIPS.values() if any(kind in device_kind for kind in chip.kinds)),
+        None,
+    )
 
 
 def send_rate(chip: Chip, devices: int) -> float | None:

@@ -27,10 +27,12 @@ MOST_LAYERS = 12
 # `products` and 0.183 with `none`. GPU with attention by cudnn (H200, jax 0.11.2, B/16, bfloat16):
 # 1.27 times the speed without the loop, which copies what it keeps, and `products`. Other GPUs: as
 # TPU, not measured. models/kernels.py has the rest.
-CHOICES = {'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
-           'cudnn': {'unroll': 48, 'remat_policy': 'none'},
-           'gpu': {'unroll': 1, 'remat_policy': 'products'},
-           'tpu': {'unroll': 1, 'remat_policy': 'products'}}
+CHOICES = {
+    'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
+    'cudnn': {'unroll': 48, 'remat_policy': 'none'},
+    'gpu': {'unroll': 1, 'remat_policy': 'products'},
+    'tpu': {'unroll': 1, 'remat_policy': 'products'},
+}
 # JAX shows a CPU of at least this many cores as this many devices: one device leaves cores idle in
 # all that XLA does not divide. Not measured with more. Wider models are trained as fast by one
 # (B/16): two have twice the parameters to update, and gradients to sum.
@@ -47,8 +49,10 @@ def host_devices(configs: Mapping[str, ConfigDict], trains: bool = True) -> int:
     """
     given = sorted({config.mesh.host_devices for config in configs.values()})
     if len(given) > 1:
-        raise UserError(f'mesh.host_devices is {given} for runs of one process, which can have one '
-                        'number: train those of each by a command of their own.')
+        raise UserError(
+            f'mesh.host_devices is {given} for runs of one process, which can have one '
+            'number: train those of each by a command of their own.'
+        )
     recorded = [number for workdir in configs if (number := _recorded(workdir))]
     return given[0] or min(recorded or [_best(config, trains) for config in configs.values()])
 
@@ -86,12 +90,14 @@ def shown_devices(config: ConfigDict) -> int:
             f'mesh.host_devices is {given}, and JAX has started with {shown}: JAX_NUM_CPU_DEVICES '
             'and --xla_force_host_platform_device_count in XLA_FLAGS come first. Remove these, or '
             'the field. In a notebook and beside a GPU, start with JAX_PLATFORMS=cpu '
-            f'JAX_NUM_CPU_DEVICES={given}.')
+            f'JAX_NUM_CPU_DEVICES={given}.'
+        )
     return shown
 
 
-def for_platform(config: ConfigDict, platform: str, device: jax.Device | None = None
-                 ) -> FrozenConfigDict:
+def for_platform(
+    config: ConfigDict, platform: str, device: jax.Device | None = None
+) -> FrozenConfigDict:
     """The config with what it leaves open in `model` chosen for 'cpu', 'gpu' or 'tpu'.
 
     Platforms that the table does not have are treated as GPUs. `device` is as in kernels.fastest.
@@ -99,25 +105,31 @@ def for_platform(config: ConfigDict, platform: str, device: jax.Device | None = 
     model, fastest = config.model, kernels.fastest(config.model, platform, device)
     has_resnet = model.resnet and model.resnet.units
     unroll = CHOICES['cudnn']['unroll'] if is_open(model, 'unroll') else model.unroll
-    if (fastest.get('attention_kernel') == 'cudnn' and not has_resnet
-            and model.num_layers <= unroll):  # a loop would copy what is kept
+    if (
+        fastest.get('attention_kernel') == 'cudnn' and not has_resnet and model.num_layers <= unroll
+    ):  # a loop would copy what is kept
         platform = 'cudnn'
     choices = CHOICES.get(platform, CHOICES['gpu']) | fastest
     recomputes = not is_open(model, 'remat_policy') and model.remat_policy != 'none'
     # Without a loop XLA for CPUs merges what the backward pass computes again with what was kept.
     if has_resnet or model.num_layers > choices['unroll'] or platform == 'cpu' and recomputes:
         choices = choices | {'unroll': 1}
-    return FrozenConfigDict(config_lib.changed(config, {
-        f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}))
+    return FrozenConfigDict(
+        config_lib.changed(
+            config, {f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}
+        )
+    )
 
 
 def check_kernel(model: Mapping[str, Any], device: jax.Device) -> None:
     """Raises UserError for a model.attention_kernel that a device does not have."""
     if model.get('attention_kernel') == 'cudnn' and not kernels.has_cudnn(device):
-        raise UserError('model.attention_kernel is cudnn, which is for NVIDIA GPUs from compute '
-                        f'capability 8.0 (Ampere) on, with cuDNN; this is {device.platform} '
-                        f'({device.device_kind}), which has: xla, cpu. Add '
-                        '--config.model.attention_kernel=xla')
+        raise UserError(
+            'model.attention_kernel is cudnn, which is for NVIDIA GPUs from compute '
+            f'capability 8.0 (Ampere) on, with cuDNN; this is {device.platform} '
+            f'({device.device_kind}), which has: xla, cpu. Add '
+            '--config.model.attention_kernel=xla'
+        )
 
 
 def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,8 +139,11 @@ def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
     without one of the kernels have begun by xla.
     """
     recorded = {'attention_kernel': 'xla', 'linear_kernel': 'xla'} | dict(recorded)
-    return {f'model.{field}': recorded[field] for field in OPEN
-            if is_open(model, field) and field in recorded}
+    return {
+        f'model.{field}': recorded[field]
+        for field in OPEN
+        if is_open(model, field) and field in recorded
+    }
 
 
 def is_open(model: Mapping[str, Any], field: str) -> bool:

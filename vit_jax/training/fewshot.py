@@ -19,8 +19,9 @@ from vit_jax.training.program import Program
 Evaluator = Callable[[PyTree, Callable[[], bool]], dict[str, float] | None]
 
 
-def evaluator(program: Program, train: sources.Source, test: sources.Source, settings: Mapping
-              ) -> Evaluator | None:
+def evaluator(
+    program: Program, train: sources.Source, test: sources.Source, settings: Mapping
+) -> Evaluator | None:
     """What measures it after any step; None where the config asks for none.
 
     Every process gathers the features of all images and computes the same.
@@ -39,30 +40,43 @@ def evaluator(program: Program, train: sources.Source, test: sources.Source, set
     train, test, where = open_data(config, program.config.dataset, train, test)
     if train.labels is not None:
         fewshot.check_examples(train.labels, train.class_names, config.shots, where)
-    step = jax.jit(functools.partial(
-        features.step, model=program.encoder, name=config.representation,
-        accum_steps=program.eval_parts),
+    step = jax.jit(
+        functools.partial(
+            features.step,
+            model=program.encoder,
+            name=config.representation,
+            accum_steps=program.eval_parts,
+        ),
         out_shardings=sharding.replicated(program.mesh),
-        compiler_options=kernels.compiler_options(program.encoder))
+        compiler_options=kernels.compiler_options(program.encoder),
+    )
     splits = [pipeline.eval_batches(source, **settings) for source in (train, test)]
 
     def evaluate(params, interrupted):
         found = []
         for batches in splits:
             with sharding.on_mesh(program.mesh):
-                found.append(features.extract(
-                    step, program.encoder_params(params), sharding.feed(batches, program.mesh),
-                    interrupted))
+                found.append(
+                    features.extract(
+                        step,
+                        program.encoder_params(params),
+                        sharding.feed(batches, program.mesh),
+                        interrupted,
+                    )
+                )
             if found[-1] is None:
                 return None
         fewshot.check_examples(found[0].labels, train.class_names, config.shots, where)
-        return fewshot.metrics(*found, len(train.class_names), config.shots, config.seeds,
-                               config.l2)
+        return fewshot.metrics(
+            *found, len(train.class_names), config.shots, config.seeds, config.l2
+        )
+
     return evaluate
 
 
-def open_data(config: ConfigDict, dataset: ConfigDict, train: sources.Source, test: sources.Source
-              ) -> tuple[sources.Source, sources.Source, str]:
+def open_data(
+    config: ConfigDict, dataset: ConfigDict, train: sources.Source, test: sources.Source
+) -> tuple[sources.Source, sources.Source, str]:
     """The splits that few-shot learns from and is scored on, and the name of the first.
 
     `config` is evals.fewshot and `dataset` that section of the run.
@@ -70,23 +84,30 @@ def open_data(config: ConfigDict, dataset: ConfigDict, train: sources.Source, te
     train_split = config.train_split or dataset.train_split
     test_split = config.test_split or dataset.eval_split
     if config.dataset and not (config.train_split and config.test_split):
-        raise UserError(f'evals.fewshot.dataset is {config.dataset!r}: add '
-                        'evals.fewshot.train_split and evals.fewshot.test_split, its splits.')
+        raise UserError(
+            f'evals.fewshot.dataset is {config.dataset!r}: add '
+            'evals.fewshot.train_split and evals.fewshot.test_split, its splits.'
+        )
     name, label = (config.dataset, '') if config.dataset else (dataset.name, dataset.label)
     opened = functools.partial(sources.open_source, name, data_dir=dataset.data_dir, label=label)
     try:
         if sources.shared_split(train_split, test_split, opened):
-            raise UserError(f'it would learn from {train_split} and be scored on {test_split}, '
-                            'which have images in common: set evals.fewshot.train_split or '
-                            'evals.fewshot.test_split.')
+            raise UserError(
+                f'it would learn from {train_split} and be scored on {test_split}, '
+                'which have images in common: set evals.fewshot.train_split or '
+                'evals.fewshot.test_split.'
+            )
         if config.dataset or config.train_split:
             train = opened(train_split, class_names=None if config.dataset else train.class_names)
         if config.dataset or config.test_split:
             test = opened(test_split, class_names=train.class_names)
     except UserError as error:
-        raise type(error)(f'few-shot needs {name} (evals.fewshot): {str(error).rstrip(".")}. '
-                          'Without few-shot: --config.evals.fewshot.shots=') from error
+        raise type(error)(
+            f'few-shot needs {name} (evals.fewshot): {str(error).rstrip(".")}. '
+            'Without few-shot: --config.evals.fewshot.shots='
+        ) from error
     fewshot.check_single_label(train, name)
-    consensus.check_equal('the few-shot data', {'examples': train.num_examples,
-                                                'tested images': test.num_examples})
+    consensus.check_equal(
+        'the few-shot data', {'examples': train.num_examples, 'tested images': test.num_examples}
+    )
     return train, test, f'{name}, {train_split},'

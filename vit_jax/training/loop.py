@@ -35,32 +35,54 @@ def train(config: ConfigDict, workdir: str) -> int:
     the loss, the gradient or the update is not finite.
     """
     with Interrupts() as interrupts, contextlib.ExitStack() as stack:
-        consensus.check_equal('the config', config_lib.flatten(config) | {
-            '--workdir': workdir, 'version of jax': jax.__version__})
+        consensus.check_equal(
+            'the config',
+            config_lib.flatten(config) | {'--workdir': workdir, 'version of jax': jax.__version__},
+        )
         stack.enter_context(record.lock(workdir))
         run, params = run_lib.resolve(config, workdir, interrupts.check)
-        checkpoints = Checkpointer(workdir, run.config.keep_checkpoints, run.config.keep_best,
-                                   run.config.best_metric, run.config.keep_every)
+        checkpoints = Checkpointer(
+            workdir,
+            run.config.keep_checkpoints,
+            run.config.keep_best,
+            run.config.best_metric,
+            run.config.keep_every,
+        )
         stack.callback(checkpoints.close)
         state = run_lib.initial_or_restored_state(run, checkpoints, params)
         del params  # the host needs them no longer
         step, num_steps = int(state.step), run.program.num_steps
         if step < num_steps:
-            checkpoints.require_room(state, run.number_kept(step, record.saved_steps(
-                checkpoints.directory)))
+            checkpoints.require_room(
+                state, run.number_kept(step, record.saved_steps(checkpoints.directory))
+            )
         record.write(workdir, run.config, run.train_data.class_names)
-        meter = Meter(run.config.batch_size, num_steps, run.program.flops_per_step(),
-                      chips.peak_flops(jax.devices()[0].device_kind))
-        outputs = Outputs(workdir, step, num_steps, checkpoints, meter,
-                          run.config.dataset.num_classes, run.config.patience)
+        meter = Meter(
+            run.config.batch_size,
+            num_steps,
+            run.program.flops_per_step(),
+            chips.peak_flops(jax.devices()[0].device_kind),
+        )
+        outputs = Outputs(
+            workdir,
+            step,
+            num_steps,
+            checkpoints,
+            meter,
+            run.config.dataset.num_classes,
+            run.config.patience,
+        )
         stack.callback(outputs.close)
         # Before anything is closed, which could wait for a process that is lost.
         stack.enter_context(launch.leave_on_error())
         run_lib.announce(run, state)
         if outputs.is_complete(step):
-            log.info('the run is complete at step %d: to continue, raise %s. Checkpoints: %s', step,
-                     'num_steps or num_epochs' if step == num_steps else 'patience',
-                     checkpoints.directory)
+            log.info(
+                'the run is complete at step %d: to continue, raise %s. Checkpoints: %s',
+                step,
+                'num_steps or num_epochs' if step == num_steps else 'patience',
+                checkpoints.directory,
+            )
         else:
             outputs.track(run.config)
             with logging_redirect_tqdm([logging.getLogger('vit_jax')]):
@@ -112,8 +134,9 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     return state
 
 
-def evaluate(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
-             ) -> dict[str, float] | None:
+def evaluate(
+    run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
+) -> dict[str, float] | None:
     """Evaluates the parameters, or their average if there is one; None after a signal."""
     begin = time.perf_counter()
     outputs.show(f'evaluating after step {int(state.step)}')

@@ -14,8 +14,9 @@ LOSSES = {
 }
 
 
-def make_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] = ()
-              ) -> Callable:
+def make_loss(
+    name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] = ()
+) -> Callable:
     """Returns a function (logits, labels) -> loss per example in nats, by a name of LOSSES.
 
     `label_smoothing` is the share of a target spread evenly over all classes (arXiv 1512.00567).
@@ -23,9 +24,11 @@ def make_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[f
     smoothed target in its shares, as PyTorch's CrossEntropyLoss(weight) and
     BCEWithLogitsLoss(pos_weight). Nothing is divided by the sum of weights.
     """
-    def loss(logits: Float[Array, 'batch classes'],
-             labels: Int[Array, ' batch'] | Float[Array, 'batch classes']
-             ) -> Float[Array, ' batch']:
+
+    def loss(
+        logits: Float[Array, 'batch classes'],
+        labels: Int[Array, ' batch'] | Float[Array, 'batch classes'],
+    ) -> Float[Array, ' batch']:
         """Labels are class indices, or targets that sum to one (one-hot or mixed).
 
         For the sigmoid loss they may sum to anything: 1 for each of several labels.
@@ -40,11 +43,15 @@ def make_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[f
             return LOSSES[name](logits, weighted)
         terms = weighted * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits)
         return -terms.sum(axis=-1)
+
     return loss
 
 
-def distillation(logits: Float[Array, 'batch classes'], wanted: Float[Array, 'batch classes'],
-                 temperature: float = 1.0) -> Float[Array, ' batch']:
+def distillation(
+    logits: Float[Array, 'batch classes'],
+    wanted: Float[Array, 'batch classes'],
+    temperature: float = 1.0,
+) -> Float[Array, ' batch']:
     """T^2 KL(softmax(wanted / T) || softmax(logits / T)) in nats; `wanted` are a teacher's logits.
 
     The distance 'kl' of big_vision (evaluators/proj/distill/distance.py) for arXiv 2106.05237; T^2

@@ -38,9 +38,11 @@ def sums(outputs: Outputs, batch: Batch, loss) -> dict[str, Any]:
         first, any_of_five = hits[..., 0], hits.any(axis=-1).astype(jnp.float32)
     else:
         first = any_of_five = (jnp.abs(predictions - targets) < 2 / 16).astype(jnp.float32)
-    values = {'correct': _of_corrupted(first, outputs),
-              'correct_top5': _of_corrupted(any_of_five, outputs),
-              'loss': loss(outputs, batch['label'])}
+    values = {
+        'correct': _of_corrupted(first, outputs),
+        'correct_top5': _of_corrupted(any_of_five, outputs),
+        'loss': loss(outputs, batch['label']),
+    }
     mask = batch['mask'].astype(jnp.float32)
     return {'count': mask.sum()} | {name: jnp.sum(x, where=mask > 0) for name, x in values.items()}
 

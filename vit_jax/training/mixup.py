@@ -29,7 +29,8 @@ def mix(batch: Batch, alpha: float, key: Array, num_classes: int, other: str = '
     labels = batch['label']
     if jnp.issubdtype(labels.dtype, jnp.integer):
         labels = jax.nn.one_hot(labels, num_classes)
-    image, label = (share * x + (1 - share) * (x[::-1] if other == 'reversed' else
-                                               jnp.roll(x, 1, axis=0))
-                    for x in (batch['image'], labels))
+    image, label = (
+        share * x + (1 - share) * (x[::-1] if other == 'reversed' else jnp.roll(x, 1, axis=0))
+        for x in (batch['image'], labels)
+    )
     return batch | {'image': image, 'label': label}

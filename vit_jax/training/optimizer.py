@@ -26,27 +26,32 @@ def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
     decay_steps = num_steps - config.warmup_steps
 
     def staircase(k):
-        passed = sum(k + config.warmup_steps > round(share * num_steps)
-                     for share in config.staircase_boundaries)
-        return peak * config.staircase_factor ** passed
+        passed = sum(
+            k + config.warmup_steps > round(share * num_steps)
+            for share in config.staircase_boundaries
+        )
+        return peak * config.staircase_factor**passed
 
     decay = {
         'cosine': optax.cosine_decay_schedule(peak, decay_steps, alpha=end / peak),
         'linear': optax.linear_schedule(peak, end, decay_steps),
         'rsqrt': lambda k: peak / jnp.sqrt(1 + k / config.timescale),
         'constant': optax.constant_schedule(peak),
-        'staircase': staircase}[config.schedule]
+        'staircase': staircase,
+    }[config.schedule]
     warmup = optax.linear_schedule(0.0, peak, config.warmup_steps)
     schedule = optax.join_schedules([warmup, decay], [config.warmup_steps])
     if not config.cooldown_steps:
         return schedule
-    cooldown = optax.linear_schedule(1.0, 0.0, config.cooldown_steps,
-                                     num_steps - config.cooldown_steps)
+    cooldown = optax.linear_schedule(
+        1.0, 0.0, config.cooldown_steps, num_steps - config.cooldown_steps
+    )
     return lambda k: schedule(k) * cooldown(k)
 
 
-def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree | None = None
-                   ) -> optax.GradientTransformation:
+def make_optimizer(
+    config: ConfigDict, schedule: optax.Schedule, factors: PyTree | None = None
+) -> optax.GradientTransformation:
     """Clipping, then the algorithm, then decoupled weight decay, then the learning rate.
 
     Weight decay is optax's: multiplied by the learning rate (`decay_scaling` may leave out its
@@ -56,6 +61,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
 
     `config` is `config.optimizer`; `factors` are from lr_factors, None being 1 for all parameters.
     """
+
     def decays(params):
         return jax.tree.map_with_path(lambda path, _: path[-1].key in config.decay_names, params)
 
@@ -64,12 +70,15 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule, factors: PyTree
         decay /= config.learning_rate
     parts = [
         _clip_by_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        {'adam': optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype),
-         'sgd': optax.trace(config.momentum, accumulator_dtype=config.mu_dtype),
-         'lion': optax.scale_by_lion(config.b1, config.b2, config.mu_dtype),
-         'adafactor': _adafactor(config)}[config.name],
+        {
+            'adam': optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype),
+            'sgd': optax.trace(config.momentum, accumulator_dtype=config.mu_dtype),
+            'lion': optax.scale_by_lion(config.b1, config.b2, config.mu_dtype),
+            'adafactor': _adafactor(config),
+        }[config.name],
         optax.add_decayed_weights(decay, mask=decays),
-        optax.scale_by_learning_rate(schedule)]
+        optax.scale_by_learning_rate(schedule),
+    ]
     if config.decay_scaling == 'gradient':
         parts[1:3] = reversed(parts[1:3])
     if config.layer_decay < 1:
@@ -89,6 +98,7 @@ def norm(tree: PyTree) -> Float[Array, '']:
     XLA writes all squares to memory before it adds those of a whole array; over the first axis it
     adds them as it makes them, and few are left.
     """
+
     def sum_of_squares(x):
         squares = jnp.square(x)
         return (jax.lax.optimization_barrier(squares.sum(axis=0)) if x.ndim > 1 else squares).sum()
@@ -98,10 +108,13 @@ def norm(tree: PyTree) -> Float[Array, '']:
 
 def _clip_by_norm(largest):
     """As optax.clip_by_global_norm."""
+
     def clip(updates, _):
         found = norm(updates)
         return jax.tree.map(
-            lambda x: jnp.where(found < largest, x, x / found.astype(x.dtype) * largest), updates)
+            lambda x: jnp.where(found < largest, x, x / found.astype(x.dtype) * largest), updates
+        )
+
     return optax.stateless(clip)
 
 
@@ -111,29 +124,38 @@ def _adafactor(config):
     Factored second moments without an update clipping, and a mean of the updates; b1 is the decay
     of the mean, b2 the highest decay of the moments.
     """
+
     def decay_rate(step, exponent):
         return jnp.minimum(config.b2, 1 - (step + 1.0) ** -exponent)
 
     def is_stacked(params):
         return jax.tree.map_with_path(
-            lambda path, _: bool({'blocks', 'rest'} & _names(path)), params)
+            lambda path, _: bool({'blocks', 'rest'} & _names(path)), params
+        )
 
     def is_single(params):
         return jax.tree.map(lambda stacked: not stacked, is_stacked(params))
 
-    rms = optax.scale_by_factored_rms(decay_rate=0.8, decay_rate_fn=decay_rate,
-                                      min_dim_size_to_factor=32, epsilon=1e-30)
-    return optax.chain(optax.masked(rms, is_single), optax.masked(_of_each_layer(rms), is_stacked),
-                       optax.ema(config.b1, debias=False, accumulator_dtype=config.mu_dtype))
+    rms = optax.scale_by_factored_rms(
+        decay_rate=0.8, decay_rate_fn=decay_rate, min_dim_size_to_factor=32, epsilon=1e-30
+    )
+    return optax.chain(
+        optax.masked(rms, is_single),
+        optax.masked(_of_each_layer(rms), is_stacked),
+        optax.ema(config.b1, debias=False, accumulator_dtype=config.mu_dtype),
+    )
 
 
 def _of_each_layer(tx):
     """A transformation applied to each layer of each stacked parameter by itself."""
+
     def update(updates, state, params=None):
         pairs = jax.tree.map(jax.vmap(tx.update), updates, state, params)
         return tuple(jax.tree.map(lambda _, pair, i=i: pair[i], updates, pairs) for i in (0, 1))
+
     return optax.GradientTransformation(
-        lambda params: jax.tree.map(jax.vmap(tx.init), params), update)
+        lambda params: jax.tree.map(jax.vmap(tx.init), params), update
+    )
 
 
 def _layer_decay(rate):
@@ -142,9 +164,12 @@ def _layer_decay(rate):
     What is before the first layer counts as one more layer, what is after the last as none; timm
     counts the last norm to the last layer.
     """
+
     def multiply(updates, _):
-        layers = max((len(x) for path, x in jax.tree.leaves_with_path(updates)
-                      if 'blocks' in _names(path)), default=0)
+        layers = max(
+            (len(x) for path, x in jax.tree.leaves_with_path(updates) if 'blocks' in _names(path)),
+            default=0,
+        )
 
         def scaled(path, update):
             names = _names(path)
@@ -152,7 +177,9 @@ def _layer_decay(rate):
                 factors = rate ** jnp.arange(layers, 0, -1.0)
                 return update * factors.reshape(-1, *[1] * (update.ndim - 1))
             return update * (1 if AFTER_LAYERS & names else rate ** (layers + 1))
+
         return jax.tree.map_with_path(scaled, updates)
+
     return optax.stateless(multiply)
 
 
@@ -173,17 +200,25 @@ def lr_factors(params: PyTree, rules: str) -> PyTree | None:
         return None
     parsed = {rule: _parse_rule(rule) for rule in rules.split(',')}
     names = jax.tree.map_with_path(
-        lambda path, _: jax.tree_util.keystr(path, simple=True, separator='/'), params)
+        lambda path, _: jax.tree_util.keystr(path, simple=True, separator='/'), params
+    )
     for rule, (pattern, _) in parsed.items():
         if not any(map(pattern.search, jax.tree.leaves(names))):
-            raise UserError(f'optimizer.lr_factors {rule!r} matches no parameter. Their paths are: '
-                            f'{", ".join(jax.tree.leaves(names))}.')
+            raise UserError(
+                f'optimizer.lr_factors {rule!r} matches no parameter. Their paths are: '
+                f'{", ".join(jax.tree.leaves(names))}.'
+            )
     factors = jax.tree.map(
-        lambda name: next((factor for pattern, factor in parsed.values() if pattern.search(name)),
-                          1.0), names)
+        lambda name: next(
+            (factor for pattern, factor in parsed.values() if pattern.search(name)), 1.0
+        ),
+        names,
+    )
     if not any(jax.tree.leaves(factors)):
-        raise UserError(f'optimizer.lr_factors {rules!r} freezes all parameters: put first what is '
-                        'to be trained, as in ^head/=1,.=0, which trains the head only.')
+        raise UserError(
+            f'optimizer.lr_factors {rules!r} freezes all parameters: put first what is '
+            'to be trained, as in ^head/=1,.=0, which trains the head only.'
+        )
     return factors
 
 
@@ -193,10 +228,12 @@ def _parse_rule(rule) -> tuple[re.Pattern, float]:
     try:
         parsed = re.compile(pattern), float(factor)
     except (re.error, ValueError) as error:
-        raise UserError(f'optimizer.lr_factors {rule!r} cannot be read ({error}): expected '
-                        'REGEX=FACTOR,... as in ^head/=1,.=0, which trains the head only.'
-                        ) from error
+        raise UserError(
+            f'optimizer.lr_factors {rule!r} cannot be read ({error}): expected '
+            'REGEX=FACTOR,... as in ^head/=1,.=0, which trains the head only.'
+        ) from error
     if not pattern or not 0 <= parsed[1] < math.inf:
-        raise UserError(f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor of '
-                        'at least 0.')
+        raise UserError(
+            f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor of at least 0.'
+        )
     return parsed

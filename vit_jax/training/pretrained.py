@@ -22,12 +22,20 @@ from vit_jax.weights import adapt
 log = logging.getLogger(__name__)
 
 # What the shapes of arrays do not show, or not as clearly.
-_SAME = ('pool', 'norm_after_pool', 'position', 'position_at', 'attention', 'num_registers',
-         'stem_norm')
+_SAME = (
+    'pool',
+    'norm_after_pool',
+    'position',
+    'position_at',
+    'attention',
+    'num_registers',
+    'stem_norm',
+)
 
 
-def take_fields(config: ConfigDict, begun: Mapping | None
-                ) -> tuple[dict[str, Any], weights.Weights | None]:
+def take_fields(
+    config: ConfigDict, begun: Mapping | None
+) -> tuple[dict[str, Any], weights.Weights | None]:
     """Values by dotted field of `transfer.take`, and the weights from which a run begins.
 
     Without weights, or with `begun`, the config of a continued run, which keeps the values that it
@@ -37,17 +45,22 @@ def take_fields(config: ConfigDict, begun: Mapping | None
     take = [field for field in config.transfer.take if field]  # --config.transfer.take= is ('',)
     if not config.pretrained:
         if take:
-            raise UserError('this recipe starts from pre-trained weights: add '
-                            '--config.pretrained=WEIGHTS, a file, a directory, a workdir, '
-                            'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.')
+            raise UserError(
+                'this recipe starts from pre-trained weights: add '
+                '--config.pretrained=WEIGHTS, a file, a directory, a workdir, '
+                'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.'
+            )
         return {}, None
     given = config_lib.flatten(config)
     if unknown := [field for field in take if field not in given]:
-        raise UserError(f'transfer.take names {unknown[0]!r}, which the config does not have. '
-                        f'{nearest_names(unknown[0], given)}')
+        raise UserError(
+            f'transfer.take names {unknown[0]!r}, which the config does not have. '
+            f'{nearest_names(unknown[0], given)}'
+        )
     loaded = None if begun else weights.load(config.pretrained)
     stated = config_lib.flatten(
-        begun or {'model': loaded.model, 'preprocess': loaded.preprocess or {}})
+        begun or {'model': loaded.model, 'preprocess': loaded.preprocess or {}}
+    )
     taken = {}
     for field in take:
         value = stated.get(field)
@@ -55,8 +68,13 @@ def take_fields(config: ConfigDict, begun: Mapping | None
             log.info('the weights do not say %s: it stays %s', field, given[field])
             continue
         if loaded is not None and value != given[field]:
-            log.info('%s is %r from the weights, instead of %r: to keep yours, leave it out of '
-                     'transfer.take', field, value, given[field])
+            log.info(
+                '%s is %r from the weights, instead of %r: to keep yours, leave it out of '
+                'transfer.take',
+                field,
+                value,
+                given[field],
+            )
         taken[field] = tuple(value) if isinstance(value, list) else value
     return taken, loaded
 
@@ -70,8 +88,11 @@ def complete_paths(config: ConfigDict, begun: Mapping | None) -> None:
         if os.path.exists(section[field]) and not re.match(r'(hf|timm):|\w+://', section[field]):
             section[field] = os.path.abspath(section[field])
     before = (begun or {}).get('pretrained', '')
-    if os.path.isabs(before) and os.path.exists(before) and (
-            config_lib.may_have_moved(before, config.pretrained)):
+    if (
+        os.path.isabs(before)
+        and os.path.exists(before)
+        and (config_lib.may_have_moved(before, config.pretrained))
+    ):
         config.pretrained = before
 
 
@@ -83,34 +104,55 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) 
     grid = models.build(config.model, 1).grid(config.image_size)
     _check_fields(loaded, config)
     source_grid = loaded.grid()
-    if source_grid not in (None, grid) and math.prod(source_grid) == math.prod(grid) and (
-            source_grid != loaded.stated_grid()):
-        log.warning('%s does not say for which images its position embeddings are: they are taken '
-                    'to be of %dx%d patches and resized to %dx%d. If they are of %dx%d already, '
-                    'start from weights that say so: a workdir or layout vit_jax.', loaded.source,
-                    *source_grid, *grid, *grid)
+    if (
+        source_grid not in (None, grid)
+        and math.prod(source_grid) == math.prod(grid)
+        and (source_grid != loaded.stated_grid())
+    ):
+        log.warning(
+            '%s does not say for which images its position embeddings are: they are taken '
+            'to be of %dx%d patches and resized to %dx%d. If they are of %dx%d already, '
+            'start from weights that say so: a workdir or layout vit_jax.',
+            loaded.source,
+            *source_grid,
+            *grid,
+            *grid,
+        )
     try:
         params, changes = adapt.adapt(
-            loaded.params, target, grid=grid, source_grid=source_grid,
-            resize=config.transfer.position_resize, resize_patches=config.transfer.resize_patches)
+            loaded.params,
+            target,
+            grid=grid,
+            source_grid=source_grid,
+            resize=config.transfer.position_resize,
+            resize_patches=config.transfer.resize_patches,
+        )
     except UserError as error:
         name = variants.name_of(loaded.model)
         if name in (None, variants.name_of(config.model)):
             raise
-        raise UserError(f'{error}\nThe weights look like {name}: choose that model, as in '
-                        f'--config=configs/finetune.py:{name},DATASET.') from error
+        raise UserError(
+            f'{error}\nThe weights look like {name}: choose that model, as in '
+            f'--config=configs/finetune.py:{name},DATASET.'
+        ) from error
     # Each process has read its own, and places only a part of them.
     consensus.check_equal_arrays('the pre-trained weights', params)
-    log.info('pre-trained weights from %s (%s layout):\n%s', loaded.source, loaded.layout,
-             adapt.table(changes))
+    log.info(
+        'pre-trained weights from %s (%s layout):\n%s',
+        loaded.source,
+        loaded.layout,
+        adapt.table(changes),
+    )
     return params
 
 
 def place_params(params: PyTree, loaded: PyTree) -> PyTree:
     """`params` with the arrays of `loaded`, whole on every process, split as the old ones."""
     flat = traverse_util.flatten_dict(params)
-    flat |= {path: jax.make_array_from_callback(x.shape, flat[path].sharding, x.__getitem__)
-             for path, x in traverse_util.flatten_dict(loaded).items()}
+    flat |= {
+        path: jax.make_array_from_callback(x.shape, flat[path].sharding, x.__getitem__)
+        for path, x in traverse_util.flatten_dict(loaded).items()
+    }
     return traverse_util.unflatten_dict(flat)
 
 
@@ -122,13 +164,19 @@ def _check_fields(loaded, config):
     if bool(loaded.model.get('layer_scale_init')) != bool(model.get('layer_scale_init')):
         different.append('layer_scale_init')
     if different:
-        advice = 'Add ' + ' '.join(f'--config.model.{name}={loaded.model[name]}'
-                                   for name in different)
+        advice = 'Add ' + ' '.join(
+            f'--config.model.{name}={loaded.model[name]}' for name in different
+        )
         if 'pool' in different and config.masked.target != 'none':
-            advice = ('Patches are predicted by models that average tokens: start from weights '
-                      'of such, or from none')
+            advice = (
+                'Patches are predicted by models that average tokens: start from weights '
+                'of such, or from none'
+            )
         raise UserError(
             f'the pre-trained weights from {loaded.source} are of another model: '
-            + ', '.join(f'model.{name} is {loaded.model[name]!r} there and '
-                        f'{model[name]!r} in the config' for name in different)
-            + f'. {advice}.')
+            + ', '.join(
+                f'model.{name} is {loaded.model[name]!r} there and {model[name]!r} in the config'
+                for name in different
+            )
+            + f'. {advice}.'
+        )

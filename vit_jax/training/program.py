@@ -41,8 +41,9 @@ class Program:
     from those of `model`.
     """
 
-    def __init__(self, config: ConfigDict, mesh: Mesh, platform: str = '',
-                 teacher: Teacher | None = None):
+    def __init__(
+        self, config: ConfigDict, mesh: Mesh, platform: str = '', teacher: Teacher | None = None
+    ):
         """Raises UserError when the batch or a model cannot be split over the mesh, or computed.
 
         `platform` is that of devices which the mesh only simulates; `teacher` is the config's.
@@ -73,24 +74,36 @@ class Program:
             params = jax.eval_shape(self.model.init, jax.random.key(config.seed), image)['params']
             self.lr_factors = optimizer.lr_factors(params, config.optimizer.lr_factors)
         self._tx = optimizer.make_optimizer(config.optimizer, self._schedule, self.lr_factors)
-        self._init = functools.partial(train_state.init_state, self.model, self._tx, image_shape,
-                                       config.seed, bool(config.ema_decay))
+        self._init = functools.partial(
+            train_state.init_state,
+            self.model,
+            self._tx,
+            image_shape,
+            config.seed,
+            bool(config.ema_decay),
+        )
         self.abstract_state = sharding.abstract(jax.eval_shape(self._init), mesh)
         self._shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         size, placed = config.batch_size, sharding.batch_sharding(mesh)
-        label = (((size, config.dataset.num_classes), jnp.float32) if config.dataset.multi_label
-                 else ((size,), jnp.int32))
+        label = (
+            ((size, config.dataset.num_classes), jnp.float32)
+            if config.dataset.multi_label
+            else ((size,), jnp.int32)
+        )
         self.abstract_batch = {
             'image': jax.ShapeDtypeStruct((size, *image_shape), jnp.float32, sharding=placed),
             'label': jax.ShapeDtypeStruct(*label, sharding=placed),
-            'mask': jax.ShapeDtypeStruct((size,), jnp.bool_, sharding=placed)}
+            'mask': jax.ShapeDtypeStruct((size,), jnp.bool_, sharding=placed),
+        }
         self._set_steps(config)
 
     def _teacher_params(self, named):
         if self.teacher is None:
             if named:
-                raise UserError(f'teacher.weights is {named!r}, and this command has no teacher: '
-                                'add --config.teacher.weights=')
+                raise UserError(
+                    f'teacher.weights is {named!r}, and this command has no teacher: '
+                    'add --config.teacher.weights='
+                )
             return ()
         if 'num_heads' in self.teacher.fields:
             sharding.check_model(self.teacher.fields, self.mesh, 'teacher')
@@ -110,30 +123,51 @@ class Program:
         """Everything that depends on the split of the batch."""
         sharding.check_batch(config.batch_size, config.accum_steps, self.mesh)
         fastest = functools.partial(
-            parts.fastest, self.model, config.batch_size, config.image_size,
-            sharding.batch_parts(self.mesh), self._platform)
+            parts.fastest,
+            self.model,
+            config.batch_size,
+            config.image_size,
+            sharding.batch_parts(self.mesh),
+            self._platform,
+        )
         self.fastest_parts = fastest(train=True)
         if config.accum_steps == -1:
-            config = FrozenConfigDict(config_lib.changed(
-                config, {'accum_steps': self.fastest_parts}))
+            config = FrozenConfigDict(
+                config_lib.changed(config, {'accum_steps': self.fastest_parts})
+            )
         self.config = config
         accum_steps = config.accum_steps or 1
         # More than the fastest are for want of memory, which evaluation would lack, too.
         self.eval_parts = max(accum_steps if accum_steps > self.fastest_parts else 1, fastest())
         everywhere = sharding.replicated(self.mesh)
         train_step = functools.partial(
-            steps.train_step, model=self.model, tx=self._tx, schedule=self._schedule,
-            loss=self._loss, seed=config.seed, teacher=self.teacher, accum_steps=accum_steps,
-            ema_decay=config.ema_decay, mixup=config.augment.mixup,
-            mixup_with=config.augment.mixup_with, factors=self.lr_factors,
-            place_grads=functools.partial(jax.lax.with_sharding_constraint,
-                                          shardings=self._shardings.params))
+            steps.train_step,
+            model=self.model,
+            tx=self._tx,
+            schedule=self._schedule,
+            loss=self._loss,
+            seed=config.seed,
+            teacher=self.teacher,
+            accum_steps=accum_steps,
+            ema_decay=config.ema_decay,
+            mixup=config.augment.mixup,
+            mixup_with=config.augment.mixup_with,
+            factors=self.lr_factors,
+            place_grads=functools.partial(
+                jax.lax.with_sharding_constraint, shardings=self._shardings.params
+            ),
+        )
         jit = functools.partial(jax.jit, compiler_options=kernels.compiler_options(self.model))
-        self._train_step = jit(train_step, donate_argnums=0,
-                               out_shardings=(self._shardings, everywhere))
-        eval_step = functools.partial(classification.eval_step, model=self.model,
-                                      loss=self._eval_loss, accum_steps=self.eval_parts,
-                                      sums_of=self._sums_of)
+        self._train_step = jit(
+            train_step, donate_argnums=0, out_shardings=(self._shardings, everywhere)
+        )
+        eval_step = functools.partial(
+            classification.eval_step,
+            model=self.model,
+            loss=self._eval_loss,
+            accum_steps=self.eval_parts,
+            sums_of=self._sums_of,
+        )
         self._eval_step = jit(eval_step, out_shardings=everywhere)
         self._compiled = None
 

@@ -54,12 +54,23 @@ class Run:
     def number_kept(self, step: int, saved: Sequence[int]) -> int:
         """How many checkpoints there may be at the end, if those of `saved` are there at `step`."""
         config, every = self.config, self.config.keep_every
-        return config.keep_checkpoints + config.keep_best + (every and (
-            self.program.num_steps // every - step // every + sum(k % every == 0 for k in saved)))
+        return (
+            config.keep_checkpoints
+            + config.keep_best
+            + (
+                every
+                and (
+                    self.program.num_steps // every
+                    - step // every
+                    + sum(k % every == 0 for k in saved)
+                )
+            )
+        )
 
 
-def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda: None
-            ) -> tuple[Run, PyTree | None]:
+def resolve(
+    config: ConfigDict, workdir: str, check: Callable[[], None] = lambda: None
+) -> tuple[Run, PyTree | None]:
     """The run that a config describes in a workdir, where it may have begun already.
 
     Also returns the pre-trained parameters that it begins from, without a head, None for a run that
@@ -81,10 +92,14 @@ def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda
     train_data, eval_data = open_data(dataset)
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
-    config = config_lib.complete(config, train_data.num_examples, len(train_data.class_names),
-                                 train_data.multi_label,
-                                 accum_steps=begun[0]['accum_steps'] if begun else 0,
-                                 class_counts=_class_counts(config, train_data))
+    config = config_lib.complete(
+        config,
+        train_data.num_examples,
+        len(train_data.class_names),
+        train_data.multi_label,
+        accum_steps=begun[0]['accum_steps'] if begun else 0,
+        class_counts=_class_counts(config, train_data),
+    )
     _check_best_metric(config)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
@@ -92,19 +107,42 @@ def resolve(config: ConfigDict, workdir: str, check: Callable[[], None] = lambda
     # Before steps are compiled to choose their parts: weights of another model are told at once.
     params = weights and pretrained.initial_params(weights, config, program.abstract_state.params)
     program = program_that_fits(program)
-    constants = tuple(pretrained.place_params(abstract, teacher_params)
-                      for abstract in program.abstract_constants)
-    settings = dict(batch_size=config.batch_size, image_size=config.image_size,
-                    preprocess=config.preprocess, files_at_once=dataset.files_at_once,
-                    max_broken_fraction=dataset.max_broken_fraction, share=share)
-    photos = train_data if dataset.cache == 'none' else cached.cached(
-        train_data, dataset.cache_dir, dataset.cache_size, share, check)
+    constants = tuple(
+        pretrained.place_params(abstract, teacher_params) for abstract in program.abstract_constants
+    )
+    settings = dict(
+        batch_size=config.batch_size,
+        image_size=config.image_size,
+        preprocess=config.preprocess,
+        files_at_once=dataset.files_at_once,
+        max_broken_fraction=dataset.max_broken_fraction,
+        share=share,
+    )
+    photos = (
+        train_data
+        if dataset.cache == 'none'
+        else cached.cached(train_data, dataset.cache_dir, dataset.cache_size, share, check)
+    )
     train_batches = functools.partial(
-        pipeline.train_batches, photos, seed=config.seed, augment=config.augment,
-        shuffle_buffer=dataset.shuffle_buffer, balance=dataset.balance, **settings)
-    return Run(workdir, program.config, program, train_data, eval_data, train_batches,
-               pipeline.eval_batches(eval_data, **settings),
-               fewshot.evaluator(program, train_data, eval_data, settings), constants), params
+        pipeline.train_batches,
+        photos,
+        seed=config.seed,
+        augment=config.augment,
+        shuffle_buffer=dataset.shuffle_buffer,
+        balance=dataset.balance,
+        **settings,
+    )
+    return Run(
+        workdir,
+        program.config,
+        program,
+        train_data,
+        eval_data,
+        train_batches,
+        pipeline.eval_batches(eval_data, **settings),
+        fewshot.evaluator(program, train_data, eval_data, settings),
+        constants,
+    ), params
 
 
 def program_that_fits(program: Program) -> Program:
@@ -115,7 +153,8 @@ def program_that_fits(program: Program) -> Program:
     accumulation.check_fits(
         sharding.bytes_per_device((program.arguments, program.abstract_state.params)),
         'what a step begins with (parameters, their gradients, optimizer state and the batch)'
-        + (' beside a teacher' if program.teacher else ''))
+        + (' beside a teacher' if program.teacher else ''),
+    )
     if config.accum_steps:
         return program
     return accumulation.choose(program, reserved=bytes_besides(program))
@@ -137,14 +176,17 @@ def _complete(config, begun):
         if '[' not in dataset.train_split:
             dataset.train_split = begun[0]['dataset']['train_split']
     dataset.train_split, dataset.eval_split = folders.choose_splits(
-        dataset.name, dataset.train_split, dataset.eval_split)
+        dataset.name, dataset.train_split, dataset.eval_split
+    )
 
 
 def _check_best_metric(config):
     if config.best_metric not in (known := metric_names(config)):
-        raise UserError(f'best_metric is {config.best_metric!r}: expected one of those that this '
-                        f'run evaluates, {", ".join(known)}. Few-shot accuracies come with '
-                        'evals.fewshot.shots.')
+        raise UserError(
+            f'best_metric is {config.best_metric!r}: expected one of those that this '
+            f'run evaluates, {", ".join(known)}. Few-shot accuracies come with '
+            'evals.fewshot.shots.'
+        )
 
 
 def metric_names(config: ConfigDict) -> list[str]:
@@ -157,8 +199,10 @@ def metric_names(config: ConfigDict) -> list[str]:
 
 def _class_counts(config, data):
     """Of the training split, where the config needs them."""
-    for field, needs in (('dataset.balance', config.dataset.balance),
-                         ('loss.class_weights', 'balanced' in config.loss.class_weights)):
+    for field, needs in (
+        ('dataset.balance', config.dataset.balance),
+        ('loss.class_weights', 'balanced' in config.loss.class_weights),
+    ):
         if needs:
             return sources.class_counts(data, field).tolist()
     return None
@@ -172,18 +216,28 @@ def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
         dataset.num_examples = train.num_examples
     names = train.class_names
     if len(names) < 2:
-        raise UserError(f"'{dataset.name}' has one class, '{names[0]}': a classifier needs two or "
-                        'more, in a directory one folder SPLIT/CLASS/ for each.')
+        raise UserError(
+            f"'{dataset.name}' has one class, '{names[0]}': a classifier needs two or "
+            'more, in a directory one folder SPLIT/CLASS/ for each.'
+        )
     evaluation = sources.open_split(dataset, dataset.eval_split, names)
     if train.multi_label != evaluation.multi_label:
         kinds = ['several labels' if x.multi_label else 'one label' for x in (train, evaluation)]
-        raise UserError(f'the images of {dataset.train_split} have {kinds[0]} each, those of '
-                        f'{dataset.eval_split} {kinds[1]}: expected the same of both.')
-    consensus.check_equal('the data', {
-        'training images': train.num_examples, 'evaluation images': evaluation.num_examples,
-        'several labels': train.multi_label, 'classes': len(names),
-        'checksum of their names': zlib.crc32('\n'.join(names).encode()),
-        'checksum of labels': 0 if train.labels is None else zlib.crc32(train.labels.tobytes())})
+        raise UserError(
+            f'the images of {dataset.train_split} have {kinds[0]} each, those of '
+            f'{dataset.eval_split} {kinds[1]}: expected the same of both.'
+        )
+    consensus.check_equal(
+        'the data',
+        {
+            'training images': train.num_examples,
+            'evaluation images': evaluation.num_examples,
+            'several labels': train.multi_label,
+            'classes': len(names),
+            'checksum of their names': zlib.crc32('\n'.join(names).encode()),
+            'checksum of labels': 0 if train.labels is None else zlib.crc32(train.labels.tobytes()),
+        },
+    )
     return train, evaluation
 
 
@@ -203,12 +257,14 @@ def require_memory(program: Program) -> None:
     """
     if jax.default_backend() == 'cpu':
         needed = accumulation.bytes_needed(program.train_step) - sharding.bytes_per_device(
-            (program.abstract_state, program.abstract_constants))
+            (program.abstract_state, program.abstract_constants)
+        )
         accumulation.require_memory(needed + bytes_besides(program))
 
 
-def initial_or_restored_state(run: Run, checkpoints: Checkpointer, params: PyTree | None
-                              ) -> TrainState:
+def initial_or_restored_state(
+    run: Run, checkpoints: Checkpointer, params: PyTree | None
+) -> TrainState:
     """The newest state that can be read, else the initial one, with pre-trained `params`, if any.
 
     Raises UserError when no checkpoint can be read, or the state is already past the end of the
@@ -222,9 +278,11 @@ def initial_or_restored_state(run: Run, checkpoints: Checkpointer, params: PyTre
             average = state.ema_params and jax.tree.map(jnp.copy, params)  # both are donated
             state = dataclasses.replace(state, params=params, ema_params=average)
     if int(state.step) > run.program.num_steps:
-        raise UserError(f'{run.workdir} is at step {int(state.step)} already and the config asks '
-                        f'for {run.program.num_steps}. Raise num_steps or num_epochs, or take '
-                        'another --workdir.')
+        raise UserError(
+            f'{run.workdir} is at step {int(state.step)} already and the config asks '
+            f'for {run.program.num_steps}. Raise num_steps or num_epochs, or take '
+            'another --workdir.'
+        )
     return state
 
 
@@ -232,14 +290,20 @@ def parameter_kinds(params: PyTree) -> str:
     """How many parameters there are: in all, and a line for each kind of block."""
     counts, layers = {}, {}
     for path, x in traverse_util.flatten_dict(params).items():
-        kind = '/'.join(path[:2 if path[0] == 'resnet' else 1])
+        kind = '/'.join(path[: 2 if path[0] == 'resnet' else 1])
         counts[kind] = counts.get(kind, 0) + x.size
         if kind == 'blocks':  # which are stacked
             layers[kind] = f'{x.shape[0]} layers'
     wide = max(map(len, counts))
-    return '\n'.join([f'{sum(counts.values()):,} parameters', *(
-        f'  {kind:{wide}}  {layers.get(kind, ""):9}  {count:15,}'
-        for kind, count in counts.items())])
+    return '\n'.join(
+        [
+            f'{sum(counts.values()):,} parameters',
+            *(
+                f'  {kind:{wide}}  {layers.get(kind, ""):9}  {count:15,}'
+                for kind, count in counts.items()
+            ),
+        ]
+    )
 
 
 def announce(run: Run, state: TrainState) -> None:
@@ -247,43 +311,72 @@ def announce(run: Run, state: TrainState) -> None:
     config, step, num_steps = run.config, int(state.step), run.program.num_steps
     if step == 0:
         log.info('%s', parameter_kinds(state.params))
-        log.debug('%s', parameter_overview.get_parameter_overview(
-            state.params, include_stats=False))
-    log.info('%s%d training images, %d evaluation images, %d classes, %d %s, workdir %s',
-             f'{config.recipe}: ' if config.recipe else '', run.train_data.num_examples,
-             run.eval_data.num_examples, config.dataset.num_classes, jax.device_count(),
-             jax.devices()[0].device_kind, run.workdir)
-    log.info('computed with accum_steps=%d, %s', config.accum_steps, ', '.join(
-        f'model.{field}={config.model[field]}' for field in chosen.OPEN if field in config.model))
+        log.debug(
+            '%s', parameter_overview.get_parameter_overview(state.params, include_stats=False)
+        )
+    log.info(
+        '%s%d training images, %d evaluation images, %d classes, %d %s, workdir %s',
+        f'{config.recipe}: ' if config.recipe else '',
+        run.train_data.num_examples,
+        run.eval_data.num_examples,
+        config.dataset.num_classes,
+        jax.device_count(),
+        jax.devices()[0].device_kind,
+        run.workdir,
+    )
+    log.info(
+        'computed with accum_steps=%d, %s',
+        config.accum_steps,
+        ', '.join(
+            f'model.{field}={config.model[field]}' for field in chosen.OPEN if field in config.model
+        ),
+    )
     if run.program.lr_factors is not None:
         sizes = [x.size for x in jax.tree.leaves(state.params)]
         factors = jax.tree.leaves(run.program.lr_factors)
         trained = sum(size for size, factor in zip(sizes, factors, strict=True) if factor)
         log.info('training %s of %s parameters', f'{trained:,}', f'{sum(sizes):,}')
     if _splits_share_images(config.dataset):
-        log.warning('dataset.eval_split %s has images of dataset.train_split %s: evaluations score '
-                    'what the model is trained on. Other images: train[:90%%] and train[90%%:].',
-                    config.dataset.eval_split, config.dataset.train_split)
+        log.warning(
+            'dataset.eval_split %s has images of dataset.train_split %s: evaluations score '
+            'what the model is trained on. Other images: train[:90%%] and train[90%%:].',
+            config.dataset.eval_split,
+            config.dataset.train_split,
+        )
     if config.optimizer.warmup_steps > num_steps / 2:
-        log.warning('optimizer.warmup_steps is %d of %d steps: the learning rate reaches its peak '
-                    'late. Try %d.', config.optimizer.warmup_steps, num_steps, num_steps // 10)
+        log.warning(
+            'optimizer.warmup_steps is %d of %d steps: the learning rate reaches its peak '
+            'late. Try %d.',
+            config.optimizer.warmup_steps,
+            num_steps,
+            num_steps // 10,
+        )
     initial = (config.ema_decay or 0) ** num_steps  # its share of the average at the end
     if initial > 0.2:  # with 0.9999, 20,000 steps of the paper (section 4.2) leave 0.14
-        log.warning('ema_decay %g is high for %d steps: at the end %.0f %% of the average, which '
-                    'is what is evaluated, will be the initial weights. Try %.4g, or 0 for no '
-                    'average.', config.ema_decay, num_steps, 100 * initial,
-                    max(0, 1 - 10 / num_steps))
+        log.warning(
+            'ema_decay %g is high for %d steps: at the end %.0f %% of the average, which '
+            'is what is evaluated, will be the initial weights. Try %.4g, or 0 for no '
+            'average.',
+            config.ema_decay,
+            num_steps,
+            100 * initial,
+            max(0, 1 - 10 / num_steps),
+        )
     mesh = run.program.mesh
     for name in sharding.unsplit(state.params, mesh):
-        log.warning('mesh.fsdp %d divides no axis of %s: every device holds it whole',
-                    mesh.shape['fsdp'], name)
+        log.warning(
+            'mesh.fsdp %d divides no axis of %s: every device holds it whole',
+            mesh.shape['fsdp'],
+            name,
+        )
     if 0 < step < num_steps:
         log.info('continuing from the checkpoint of step %d of %d', step, num_steps)
 
 
 def _splits_share_images(dataset):
     try:
-        return sources.shared_split(dataset.train_split, dataset.eval_split,
-                                    functools.partial(sources.open_split, dataset))
+        return sources.shared_split(
+            dataset.train_split, dataset.eval_split, functools.partial(sources.open_split, dataset)
+        )
     except UserError:  # TFDS knows more ways to write a split
         return None

@@ -38,12 +38,15 @@ PARAMETERS = (
     (r'dense2/kernel', ('mlp', 'embed')),
     (r'(head|patch_head|pre_logits)/kernel', ('embed', 'classes')),
     (r'position/embedding', ('tokens', 'embed')),
-    (r'(\w*conv\w*|embedding)/kernel', ('height', 'width', 'inputs', 'embed')))
+    (r'(\w*conv\w*|embedding)/kernel', ('height', 'width', 'inputs', 'embed')),
+)
 
 # Which of these each mesh axis splits: the first one that it divides and that is not yet split.
 # fsdp splits only what has an axis 'embed': a bias is not worth a message.
-SPLITS = (('tensor', ('heads', 'mlp')),
-          ('fsdp', ('embed', 'mlp', 'inputs', 'heads', 'head_dim', 'classes')))
+SPLITS = (
+    ('tensor', ('heads', 'mlp')),
+    ('fsdp', ('embed', 'mlp', 'inputs', 'heads', 'head_dim', 'classes')),
+)
 
 # How models.* may name the axes of their activations, and what splits them.
 ACTIVATIONS = (('batch', ('data', 'fsdp')), ('heads', 'tensor'), ('mlp', 'tensor'))
@@ -59,8 +62,10 @@ def make_mesh(config: ConfigDict, devices: list[jax.Device] | None = None) -> Me
     left = len(devices) // max(1, math.prod(size for size in sizes.values() if size != -1))
     shape = tuple(left if size == -1 else size for size in sizes.values())
     if list(sizes.values()).count(-1) > 1 or min(shape) < 1 or math.prod(shape) != len(devices):
-        raise UserError(f'mesh {sizes} does not fit {len(devices)} devices: the sizes must '
-                        'multiply to that number, and one of them may be -1 to take what is left.')
+        raise UserError(
+            f'mesh {sizes} does not fit {len(devices)} devices: the sizes must '
+            'multiply to that number, and one of them may be -1 to take what is left.'
+        )
     types = (AxisType.Auto,) * len(AXES)
     try:
         return jax.make_mesh(shape, AXES, devices=devices, axis_types=types)
@@ -91,15 +96,24 @@ def abstract(tree: PyTree, mesh: Mesh) -> PyTree:
     state ends with that of the parameter to which it belongs.
     """
     return jax.tree.map_with_path(
-        lambda path, x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(
-            mesh, PartitionSpec(*_split(_axes(path), x.shape, mesh)))), tree)
+        lambda path, x: jax.ShapeDtypeStruct(
+            x.shape,
+            x.dtype,
+            sharding=NamedSharding(mesh, PartitionSpec(*_split(_axes(path), x.shape, mesh))),
+        ),
+        tree,
+    )
 
 
 def unsplit(params: PyTree, mesh: Mesh) -> list[str]:
     """Large parameters that the fsdp axis does not divide, as 'path (shape)'."""
-    return [f'{_name(path)} {tuple(x.shape)}' for path, x in jax.tree.leaves_with_path(params)
-            if mesh.shape['fsdp'] > 1 and 'embed' in (axes := _axes(path))
-            and 'fsdp' not in _split(axes, x.shape, mesh)]
+    return [
+        f'{_name(path)} {tuple(x.shape)}'
+        for path, x in jax.tree.leaves_with_path(params)
+        if mesh.shape['fsdp'] > 1
+        and 'embed' in (axes := _axes(path))
+        and 'fsdp' not in _split(axes, x.shape, mesh)
+    ]
 
 
 @contextlib.contextmanager
@@ -115,8 +129,10 @@ def check_batch(batch_size: int, accum_steps: int, mesh: Mesh) -> None:
     if batch_size % parts:
         possible = max(parts, batch_size // parts * parts)
         accumulated = f' x {accum_steps} accum_steps' if accum_steps > 1 else ''
-        raise UserError(f'batch_size {batch_size} is not divisible by {batch_parts(mesh)} '
-                        f'devices (data x fsdp){accumulated}: take {possible}, or other devices.')
+        raise UserError(
+            f'batch_size {batch_size} is not divisible by {batch_parts(mesh)} '
+            f'devices (data x fsdp){accumulated}: take {possible}, or other devices.'
+        )
 
 
 def check_model(config: Mapping, mesh: Mesh, name: str = 'model') -> None:
@@ -126,13 +142,17 @@ def check_model(config: Mapping, mesh: Mesh, name: str = 'model') -> None:
     """
     tensor = mesh.shape['tensor']
     if tensor > 1 and 'num_heads' not in config:
-        raise UserError(f'mesh.tensor is {tensor}, which splits attention heads and MLPs, and this '
-                        'model has none: set mesh.tensor=1 and use mesh.fsdp.')
+        raise UserError(
+            f'mesh.tensor is {tensor}, which splits attention heads and MLPs, and this '
+            'model has none: set mesh.tensor=1 and use mesh.fsdp.'
+        )
     for field in ('num_heads', 'mlp_dim'):
         if config.get(field, 0) % tensor:
-            raise UserError(f'{name}.{field} {config[field]} is not divisible by mesh.tensor '
-                            f'{tensor}. Choose a tensor axis that divides '
-                            f'{math.gcd(config["num_heads"], config["mlp_dim"])}.')
+            raise UserError(
+                f'{name}.{field} {config[field]} is not divisible by mesh.tensor '
+                f'{tensor}. Choose a tensor axis that divides '
+                f'{math.gcd(config["num_heads"], config["mlp_dim"])}.'
+            )
 
 
 def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
@@ -148,9 +168,11 @@ def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
         of_process[device.process_index].add(row)
     shares = sorted(set(map(frozenset, of_process.values())), key=min)
     if sum(map(len, shares)) != len(rows) or len(set(map(len, shares))) > 1:
-        raise UserError(f'mesh {dict(mesh.shape)} gives {len(of_process)} processes unequal parts '
-                        'of a batch: let mesh.tensor divide the devices of a process, or be a '
-                        'multiple of them.')
+        raise UserError(
+            f'mesh {dict(mesh.shape)} gives {len(of_process)} processes unequal parts '
+            'of a batch: let mesh.tensor divide the devices of a process, or be a '
+            'multiple of them.'
+        )
     return shares.index(frozenset(of_process[process])), len(shares)
 
 
@@ -174,8 +196,9 @@ def feed(batches: Iterable[PyTree], mesh: Mesh) -> Iterator[PyTree]:
 
 def bytes_per_device(tree: PyTree) -> int:
     """Bytes that one device holds of the arrays of a tree, by their shardings."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-               for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
 
 
 def _name(path) -> str:
@@ -186,8 +209,9 @@ def _axes(path):
     """Names of the last axes of a parameter, () where nothing is to be split."""
     if any(str(part) in ('.v_row', '.v_col') for part in path):  # of Adafactor, and small
         return ()
-    return next((axes for pattern, axes in PARAMETERS
-                 if re.search(rf'(^|/){pattern}$', _name(path))), ())
+    return next(
+        (axes for pattern, axes in PARAMETERS if re.search(rf'(^|/){pattern}$', _name(path))), ()
+    )
 
 
 def _split(axes, shape, mesh):
@@ -200,8 +224,13 @@ def _split(axes, shape, mesh):
         size = mesh.shape[mesh_axis]
         if size == 1 or (mesh_axis == 'fsdp' and 'embed' not in axes):
             continue
-        fits = [d for name in candidates if name in axes
-                and split[d := first + axes.index(name)] is None and shape[d] % size == 0]
+        fits = [
+            d
+            for name in candidates
+            if name in axes
+            and split[d := first + axes.index(name)] is None
+            and shape[d] % size == 0
+        ]
         if fits:
             split[fits[0]] = mesh_axis
     return split

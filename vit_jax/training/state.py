@@ -18,12 +18,21 @@ class TrainState:
     ema_params: PyTree | None  # Polyak average of the parameters, None when off
 
 
-def init_state(model: nn.Module, tx: optax.GradientTransformation, image_shape: tuple[int, ...],
-               seed: int, ema: bool) -> TrainState:
+def init_state(
+    model: nn.Module,
+    tx: optax.GradientTransformation,
+    image_shape: tuple[int, ...],
+    seed: int,
+    ema: bool,
+) -> TrainState:
     """State before the first step; a pure function, to be called under jit or eval_shape.
 
     `image_shape` is (height, width, channels); `ema`: whether to keep an average of the parameters.
     """
     params = model.init(jax.random.key(seed), jnp.zeros((1, *image_shape)))['params']
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=tx.init(params),
-                      ema_params=params if ema else None)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=tx.init(params),
+        ema_params=params if ema else None,
+    )

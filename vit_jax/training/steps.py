@@ -16,13 +16,24 @@ from vit_jax.training.state import TrainState
 from vit_jax.training.teacher import Teacher
 
 
-def train_step(state: TrainState, batch: Batch, teacher_params: PyTree = None, *,
-               model: nn.Module, tx: optax.GradientTransformation, schedule: optax.Schedule,
-               loss: Callable, seed: int, teacher: Teacher | None = None, accum_steps: int = 1,
-               ema_decay: float = 0.0, mixup: float = 0.0, mixup_with: str = 'reversed',
-               factors: PyTree | None = None,
-               place_grads: Callable[[PyTree], PyTree] = lambda grads: grads
-               ) -> tuple[TrainState, dict[str, Array]]:
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    teacher_params: PyTree = None,
+    *,
+    model: nn.Module,
+    tx: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    loss: Callable,
+    seed: int,
+    teacher: Teacher | None = None,
+    accum_steps: int = 1,
+    ema_decay: float = 0.0,
+    mixup: float = 0.0,
+    mixup_with: str = 'reversed',
+    factors: PyTree | None = None,
+    place_grads: Callable[[PyTree], PyTree] = lambda grads: grads,
+) -> tuple[TrainState, dict[str, Array]]:
     """One update from one batch.
 
     Args:
@@ -47,10 +58,15 @@ def train_step(state: TrainState, batch: Batch, teacher_params: PyTree = None, *
 
     def mean_loss(params, batch, key):
         if factors is not None:
-            params = jax.tree.map(lambda x, factor: x if factor else jax.lax.stop_gradient(x),
-                                  params, factors)
-        logits = model.apply({'params': params}, batch['image'], train=True,
-                             rngs={'dropout': key, 'corruption': jax.random.fold_in(key, 1)})
+            params = jax.tree.map(
+                lambda x, factor: x if factor else jax.lax.stop_gradient(x), params, factors
+            )
+        logits = model.apply(
+            {'params': params},
+            batch['image'],
+            train=True,
+            rngs={'dropout': key, 'corruption': jax.random.fold_in(key, 1)},
+        )
         if teacher is not None:
             return teacher.loss(teacher_params, logits, batch, loss)
         return loss(logits, batch['label']).mean(), {}
@@ -60,19 +76,30 @@ def train_step(state: TrainState, batch: Batch, teacher_params: PyTree = None, *
         return value, place_grads(grads)
 
     if mixup:
-        batch = mixup_lib.mix(batch, mixup, jax.random.fold_in(step_key, mixup_lib.STREAM),
-                              model.num_classes, mixup_with)
+        batch = mixup_lib.mix(
+            batch,
+            mixup,
+            jax.random.fold_in(step_key, mixup_lib.STREAM),
+            model.num_classes,
+            mixup_with,
+        )
     (value, more), grads = accumulate(value_and_grad, state.params, batch, step_key, accum_steps)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     update_norm = optimizer.norm(updates)
     # Without the condition XLA copies all parameters, to read them for the norm after the update.
-    params = optax.tree.where(jnp.isfinite(update_norm),
-                              optax.apply_updates(state.params, updates), state.params)
+    params = optax.tree.where(
+        jnp.isfinite(update_norm), optax.apply_updates(state.params, updates), state.params
+    )
     ema_params = state.ema_params
     if ema_params is not None:
         ema_params = optax.incremental_update(params, ema_params, 1 - ema_decay)
-    metrics = {'loss': value, **more, 'grad_norm': optimizer.norm(grads),
-               'update_norm': update_norm, 'learning_rate': schedule(state.step)}
+    metrics = {
+        'loss': value,
+        **more,
+        'grad_norm': optimizer.norm(grads),
+        'update_norm': update_norm,
+        'learning_rate': schedule(state.step),
+    }
     return TrainState(state.step + 1, params, opt_state, ema_params), metrics
 
 

@@ -40,8 +40,9 @@ class Teacher:
     temperature: float
     share: float  # of the distillation in the loss
 
-    def logits(self, params: PyTree, images: Float[Array, 'batch height width 3']
-               ) -> Float[Array, 'batch classes']:
+    def logits(
+        self, params: PyTree, images: Float[Array, 'batch height width 3']
+    ) -> Float[Array, 'batch classes']:
         """Of the student's view, mixed or not, normalised and resized as the teacher's images.
 
         Nothing is dropped. Interpolation is linear, antialiased where the view becomes smaller.
@@ -50,8 +51,13 @@ class Teacher:
         images = jax.image.resize(images * self.scale + self.offset, size, 'linear')
         return self.model.apply({'params': params}, images)
 
-    def loss(self, params: PyTree, logits: Float[Array, 'batch classes'], batch: Batch,
-             of_labels: Callable) -> tuple[Float[Array, ''], dict[str, Array]]:
+    def loss(
+        self,
+        params: PyTree,
+        logits: Float[Array, 'batch classes'],
+        batch: Batch,
+        of_labels: Callable,
+    ) -> tuple[Float[Array, ''], dict[str, Array]]:
         """The mean loss of the student's logits of a batch in nats, and what is logged with it.
 
         `of_labels`, from losses.make_loss, is that of the labels. `agreement` is for which share of
@@ -64,8 +70,9 @@ class Teacher:
         return values.mean(), {'agreement': (logits.argmax(-1) == wanted.argmax(-1)).mean()}
 
 
-def load(config: ConfigDict, class_names: Sequence[str] | None = None
-         ) -> tuple[Teacher, PyTree] | tuple[None, None]:
+def load(
+    config: ConfigDict, class_names: Sequence[str] | None = None
+) -> tuple[Teacher, PyTree] | tuple[None, None]:
     """The teacher of a checked config and its parameters, float32 on the host; None without one.
 
     It computes in the student's dtype. `class_names` are those of the data; without them their
@@ -82,37 +89,57 @@ def load(config: ConfigDict, class_names: Sequence[str] | None = None
         loaded = dataclasses.replace(loaded, classes=None)
     description.check_classes(loaded, class_names or range(config.dataset.num_classes), 'the data')
     if loaded.loss == 'sigmoid':
-        raise UserError(f'the teacher {loaded.source} was trained with the loss sigmoid, for which '
-                        'classes are independent, and distillation compares probabilities that sum '
-                        'to one: fine-tune it with loss.name=softmax first.')
+        raise UserError(
+            f'the teacher {loaded.source} was trained with the loss sigmoid, for which '
+            'classes are independent, and distillation compares probabilities that sum '
+            'to one: fine-tune it with loss.name=softmax first.'
+        )
     scale, offset = _normalisation(loaded, config.preprocess)
     size = _image_size(loaded, config)
     model = models.build(loaded.model, loaded.num_classes, dtype=config.model.dtype)
     try:
         params = _fitted(loaded, model, size, config.transfer.position_resize)
     except UserError as error:
-        raise UserError(f'the teacher {loaded.source} cannot see images of {size[0]}x{size[1]} '
-                        f'(teacher.image_size): {error}') from error
-    checksum = _checksum(params, size, scale.tolist(), offset.tolist(), *(
-        loaded.model.get(field) for field in _NOT_SHOWN))
+        raise UserError(
+            f'the teacher {loaded.source} cannot see images of {size[0]}x{size[1]} '
+            f'(teacher.image_size): {error}'
+        ) from error
+    checksum = _checksum(
+        params,
+        size,
+        scale.tolist(),
+        offset.tolist(),
+        *(loaded.model.get(field) for field in _NOT_SHOWN),
+    )
     consensus.check_equal('the teacher', {'checksum': checksum})
     if given.checksum not in (0, checksum):
-        raise UserError(f'teacher.checksum is {given.checksum} and that of {loaded.source} is '
-                        f'{checksum}: name the weights with that checksum, or leave it out.')
-    log.info('teacher: %s (%s layout), which sees images of %dx%d, the student of %dx%d',
-             loaded.source, loaded.layout, *size, *config.image_size)
+        raise UserError(
+            f'teacher.checksum is {given.checksum} and that of {loaded.source} is '
+            f'{checksum}: name the weights with that checksum, or leave it out.'
+        )
+    log.info(
+        'teacher: %s (%s layout), which sees images of %dx%d, the student of %dx%d',
+        loaded.source,
+        loaded.layout,
+        *size,
+        *config.image_size,
+    )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    return Teacher(model, loaded.model, shapes, checksum, size, scale, offset, given.temperature,
-                   given.share), params
+    return Teacher(
+        model, loaded.model, shapes, checksum, size, scale, offset, given.temperature, given.share
+    ), params
 
 
 def _normalisation(loaded, preprocess):
     """(scale, offset) of a Teacher."""
     stated = loaded.preprocess or {}
     if missing := [name for name in ('mean', 'std') if not stated.get(name)]:
-        log.warning("the teacher %s does not say %s of its images: the student's are used. Others "
-                    'can be written into it by vit_jax.convert --preprocess FIELD=VALUE.',
-                    loaded.source, ' and '.join(missing))
+        log.warning(
+            "the teacher %s does not say %s of its images: the student's are used. Others "
+            'can be written into it by vit_jax.convert --preprocess FIELD=VALUE.',
+            loaded.source,
+            ' and '.join(missing),
+        )
     mean, std = (np.float64(stated.get(name) or preprocess[name]) for name in ('mean', 'std'))
     return np.float32(preprocess.std / std), np.float32((preprocess.mean - mean) / std)
 
@@ -120,16 +147,21 @@ def _normalisation(loaded, preprocess):
 def _image_size(loaded, config):
     """That of the config, else that of the weights; the student's where they take any."""
     states = loaded.grid() or (loaded.preprocess or {}).get('image_size')
-    return tuple(config.teacher.image_size or (
-        loaded.image_size() if states else config.image_size))
+    return tuple(
+        config.teacher.image_size or (loaded.image_size() if states else config.image_size)
+    )
 
 
 def _fitted(loaded, model, size, position_resize):
     """The parameters in float32, positions resized for images of `size`."""
     image = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
     body, _ = adapt.adapt(
-        loaded.params, jax.eval_shape(model.init, jax.random.key(0), image)['params'],
-        grid=model.grid(size), source_grid=loaded.grid(), resize=position_resize)
+        loaded.params,
+        jax.eval_shape(model.init, jax.random.key(0), image)['params'],
+        grid=model.grid(size),
+        source_grid=loaded.grid(),
+        resize=position_resize,
+    )
     head = {name: loaded.params[name] for name in adapt.HEAD if name in loaded.params}
     return body | jax.tree.map(lambda x: np.asarray(x, np.float32), head)
 

@@ -27,13 +27,17 @@ def save(weights: Weights, path: str, archive: str | None = None) -> None:
     """
     description.check_rgb(weights)
     if not weights.num_classes:
-        raise UserError(f'{weights.source} has no head and therefore no classes that a page could '
-                        'show: fine-tune first (configs/finetune.py).')
+        raise UserError(
+            f'{weights.source} has no head and therefore no classes that a page could '
+            'show: fine-tune first (configs/finetune.py).'
+        )
     size = sum(x.nbytes for x in jax.tree.leaves(weights.params))
     if size > export.LARGEST_FILE:
-        raise UserError(f'{weights.source} has parameters of {size / 1e9:.1f} GB, and a browser '
-                        f'reads models up to {export.LARGEST_FILE / 1e9:.1f} GB: add '
-                        '--dtype=bfloat16, or take a smaller model.')
+        raise UserError(
+            f'{weights.source} has parameters of {size / 1e9:.1f} GB, and a browser '
+            f'reads models up to {export.LARGEST_FILE / 1e9:.1f} GB: add '
+            '--dtype=bfloat16, or take a smaller model.'
+        )
     said = about(weights)
     parts = runtime.read(archive)  # first, because it may be missing
     with files.replacing(path, FILES) as temporary:
@@ -56,7 +60,10 @@ def about(weights: Weights) -> dict[str, Any]:
     workdir, step = record.find(weights.source) or (weights.source, None)
     name = os.path.basename(workdir.rstrip('/'))
     return {
-        'name': name if step is None else f'{name}, step {step:,}', 'image_size': size,
+        'name': name if step is None else f'{name}, step {step:,}',
+        'image_size': size,
         'target_size': resizing.target_size(size, preprocess),
-        'classes': description.class_names(weights), 'loss': weights.loss or 'softmax',
-        **{name: preprocess[name] for name in ('fit', 'resize', 'antialias', 'mean', 'std')}}
+        'classes': description.class_names(weights),
+        'loss': weights.loss or 'softmax',
+        **{name: preprocess[name] for name in ('fit', 'resize', 'antialias', 'mean', 'std')},
+    }

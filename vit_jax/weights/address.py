@@ -29,11 +29,14 @@ def fetch(source: str) -> str:
     url = BUCKETS + urllib.parse.quote(rest) if scheme == 'gs' else source
     name = os.path.basename(urllib.parse.unquote(url.partition('?')[0]))  # %2F is no way out
     if not (name.endswith(files.WEIGHT_FILES) and name.isprintable()):
-        raise UserError(f'{source}: expected the address of a file that ends in '
-                        f'{", ".join(files.WEIGHT_FILES)}.')
+        raise UserError(
+            f'{source}: expected the address of a file that ends in '
+            f'{", ".join(files.WEIGHT_FILES)}.'
+        )
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-    path = os.path.join(cache, 'vit_jax', 'weights',
-                        hashlib.sha256(url.encode()).hexdigest()[:16], name)
+    path = os.path.join(
+        cache, 'vit_jax', 'weights', hashlib.sha256(url.encode()).hexdigest()[:16], name
+    )
     if not os.path.exists(path):
         with named(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -51,6 +54,8 @@ def _download(url, source, path):
             if file.tell() < size:
                 raise ConnectionError(f'only {file.tell()} of {size} bytes came')
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: odd addresses
-        raise UserError(f'{source} cannot be downloaded to {os.path.dirname(path)} ({error}): '
-                        'check the address, try again with a network, or download it elsewhere '
-                        'and name the file.') from error
+        raise UserError(
+            f'{source} cannot be downloaded to {os.path.dirname(path)} ({error}): '
+            'check the address, try again with a network, or download it elsewhere '
+            'and name the file.'
+        ) from error

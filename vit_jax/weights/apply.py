@@ -38,8 +38,9 @@ def prepare(weights: Weights, paths: Sequence[str]) -> Images:
     return np.stack([image_files.load(os.fspath(path), size, preprocess) for path in paths])
 
 
-def as_pixels(images: Float[np.ndarray, '... 3'], preprocess: Mapping
-              ) -> UInt8[np.ndarray, '... 3']:
+def as_pixels(
+    images: Float[np.ndarray, '... 3'], preprocess: Mapping
+) -> UInt8[np.ndarray, '... 3']:
     """Prepared images as they look, rounded: the inverse of (pixels / 255 - mean) / std."""
     mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
     return np.clip(np.round((images * std + mean) * 255), 0, 255).astype(np.uint8)
@@ -47,8 +48,11 @@ def as_pixels(images: Float[np.ndarray, '... 3'], preprocess: Mapping
 
 def fastest_model(weights: Weights) -> nn.Module:
     """The model that the weights are for, computed by the fastest kernels of this machine."""
-    return models.build(weights.model, weights.num_classes,
-                        **kernels.fastest(weights.model, jax.default_backend(), jax.devices()[0]))
+    return models.build(
+        weights.model,
+        weights.num_classes,
+        **kernels.fastest(weights.model, jax.default_backend(), jax.devices()[0]),
+    )
 
 
 def predictor(weights: Weights) -> Callable[[Images], Outputs]:
@@ -66,19 +70,23 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     @functools.lru_cache(1)  # the copies of one number of devices
     def placed(devices):
         mesh = Mesh(np.array(jax.local_devices()[:devices]), ('data',))
-        return (jax.device_put(params, NamedSharding(mesh, PartitionSpec())),
-                NamedSharding(mesh, PartitionSpec('data')))
+        return (
+            jax.device_put(params, NamedSharding(mesh, PartitionSpec())),
+            NamedSharding(mesh, PartitionSpec('data')),
+        )
 
     def outputs(params, images):
         logits, sown = model.apply({'params': params}, images, mutable='intermediates')
         representation = sown['intermediates']['representation'][0]
         return representation.astype(jnp.float32), activation(logits)
 
-    @functools.partial(jax.jit, static_argnums=2,
-                       compiler_options=kernels.compiler_options(model))
+    @functools.partial(jax.jit, static_argnums=2, compiler_options=kernels.compiler_options(model))
     def forward(params, images, devices):
-        return in_parts(functools.partial(outputs, params), images, fastest(
-            model, len(images), images.shape[1:3], devices))
+        return in_parts(
+            functools.partial(outputs, params),
+            images,
+            fastest(model, len(images), images.shape[1:3], devices),
+        )
 
     def predict(images):
         images = np.asarray(images)
@@ -88,8 +96,11 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
         params, split = placed(devices)
         images = jax.device_put(images.astype(np.float32, copy=False), split)
         representations, probabilities = forward(params, images, devices)
-        return (np.asarray(representations),
-                np.asarray(probabilities) if weights.num_classes else None)
+        return (
+            np.asarray(representations),
+            np.asarray(probabilities) if weights.num_classes else None,
+        )
+
     return predict
 
 
@@ -97,20 +108,30 @@ def check_images(weights: Weights, images: Images) -> None:
     """Raises UserError for what only looks like prepared images: grey, single, or of 0 to 255."""
     models.check_images(images)
     if images.shape[-1] != (channels := weights.channels()):
-        raise UserError(f'images have shape {images.shape}: expected [batch, height, width, '
-                        f'{channels}]. Repeat the channel of grey images, or let prepare read '
-                        'files.')
+        raise UserError(
+            f'images have shape {images.shape}: expected [batch, height, width, '
+            f'{channels}]. Repeat the channel of grey images, or let prepare read '
+            'files.'
+        )
     grid, height, width = weights.grid(), *images.shape[1:3]
-    if grid and grid == weights.stated_grid() and models.build(
-            weights.model, weights.num_classes).grid((height, width)) != grid:
-        raise UserError('images have {}x{} pixels: the positions of {} are for images of {}x{}. '
-                        'Let prepare read files, or fine-tune it for others.'.format(
-                            height, width, weights.source, *weights.image_size()))
+    if (
+        grid
+        and grid == weights.stated_grid()
+        and models.build(weights.model, weights.num_classes).grid((height, width)) != grid
+    ):
+        raise UserError(
+            'images have {}x{} pixels: the positions of {} are for images of {}x{}. '
+            'Let prepare read files, or fine-tune it for others.'.format(
+                height, width, weights.source, *weights.image_size()
+            )
+        )
     given = weights.preprocess or {}
     mean, std = (np.asarray(given.get(name, 0.5), np.float32) for name in ('mean', 'std'))
     low, high = float(np.min(-mean / std)), float(np.max((1 - mean) / std))
     least, most = float(images.min()), float(images.max())
     if not 2 * low - 1 <= least <= most <= 2 * high + 1:
-        raise UserError(f'images have values from {least:.4g} to {most:.4g}; prepared ones have '
-                        f'{low:.3g} to {high:.3g}: expected (pixels / 255 - mean) / std, which '
-                        'prepare makes of files.')
+        raise UserError(
+            f'images have values from {least:.4g} to {most:.4g}; prepared ones have '
+            f'{low:.3g} to {high:.3g}: expected (pixels / 255 - mean) / std, which '
+            'prepare makes of files.'
+        )

@@ -20,8 +20,12 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 
-def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | None = None,
-              loss: str | None = None) -> Weights:
+def described(
+    loaded: Weights,
+    preprocess: Sequence[str] = (),
+    classes: str | None = None,
+    loss: str | None = None,
+) -> Weights:
     """The weights with the fields of --preprocess, the names in the file of --classes, and --loss.
 
     `preprocess` is, for example, ['resize=bicubic', 'mean=0.485,0.456,0.406']; it may have
@@ -36,14 +40,19 @@ def described(loaded: Weights, preprocess: Sequence[str] = (), classes: str | No
         # As many patches in other rows and columns would have the positions of one another.
         other = grid and grid == before.stated_grid() != loaded.stated_grid()
         if 'image_size' in fields and (found := (before if other else loaded).image_size()) != (
-                size := as_pair(fields['image_size'])):
-            raise UserError('--preprocess image_size={},{}: {} is for images of {},{}. Fine-tuning '
-                            'makes it one for others.'.format(*size, loaded.source, *found))
+            size := as_pair(fields['image_size'])
+        ):
+            raise UserError(
+                '--preprocess image_size={},{}: {} is for images of {},{}. Fine-tuning '
+                'makes it one for others.'.format(*size, loaded.source, *found)
+            )
     if classes:
         names = read_names(classes)
         if len(names) != loaded.num_classes:
-            raise UserError(f'--classes={classes} has {len(names)} names; {loaded.source} has '
-                            f'{loaded.num_classes} classes.')
+            raise UserError(
+                f'--classes={classes} has {len(names)} names; {loaded.source} has '
+                f'{loaded.num_classes} classes.'
+            )
         loaded = dataclasses.replace(loaded, classes=names)
     if loss:
         check_choice('--loss', loss, config.FIELDS['loss.name'].values.choices)
@@ -60,8 +69,11 @@ def class_names(loaded: Weights) -> list[str]:
         return loaded.classes
     if loaded.num_classes != 1000:
         return [f'class {k}' for k in range(loaded.num_classes)]
-    log.warning('%s does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
-                'they are others, add --classes=FILE.', loaded.source)
+    log.warning(
+        '%s does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
+        'they are others, add --classes=FILE.',
+        loaded.source,
+    )
     text = importlib.resources.files('vit_jax.weights').joinpath('imagenet1k.txt').read_text()
     return [line for line in text.splitlines() if not line.startswith('#')]
 
@@ -73,7 +85,8 @@ def names_tell(loaded: Weights, names: Sequence[str]) -> bool:
     """
     unique = set(loaded.classes or ())
     return len(unique) == loaded.num_classes > 0 and (
-        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(names))
+        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(names)
+    )
 
 
 def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
@@ -82,9 +95,11 @@ def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
     Where names do not tell, their order is trusted, and a warning says so.
     """
     if len(names) != loaded.num_classes:
-        raise UserError(f'{loaded.source} has {loaded.num_classes} classes and {data} has '
-                        f'{len(names)}: take the data set that the head was trained for, or '
-                        'fine-tune on this one first (configs/finetune.py).')
+        raise UserError(
+            f'{loaded.source} has {loaded.num_classes} classes and {data} has '
+            f'{len(names)}: take the data set that the head was trained for, or '
+            'fine-tune on this one first (configs/finetune.py).'
+        )
     classes = loaded.classes or names
     differing = [k for k, name in enumerate(names) if name != classes[k]]
     if differing:
@@ -98,8 +113,10 @@ def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
 def check_rgb(loaded: Weights) -> None:
     """Raises UserError unless the model takes the RGB images that are read from files."""
     if loaded.channels() != 3:
-        raise UserError(f'{loaded.source} takes images of {loaded.channels()} channels; image '
-                        'files are read as the 3 of RGB.')
+        raise UserError(
+            f'{loaded.source} takes images of {loaded.channels()} channels; image '
+            'files are read as the 3 of RGB.'
+        )
 
 
 def complete_preprocess(loaded: Weights) -> dict:
@@ -109,15 +126,21 @@ def complete_preprocess(loaded: Weights) -> dict:
     """
     defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
     if missing := sorted(defaults.keys() - stated.keys()):
-        log.warning('%s does not say %s of images: the defaults %s are used. To change that, add '
-                    '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).%s',
-                    loaded.source, ', '.join(missing),
-                    ' '.join(f'{name}={defaults[name]}' for name in missing),
-                    published.hint(loaded) if loaded.layout == 'timm' else '')
+        log.warning(
+            '%s does not say %s of images: the defaults %s are used. To change that, add '
+            '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).%s',
+            loaded.source,
+            ', '.join(missing),
+            ' '.join(f'{name}={defaults[name]}' for name in missing),
+            published.hint(loaded) if loaded.layout == 'timm' else '',
+        )
     complete = {name: stated.get(name, default) for name, default in defaults.items()}
     for name in ('fit', 'resize'):
-        check_choice(f'preprocess.{name} of {loaded.source}, which --preprocess {name}=VALUE '
-                     'changes,', complete[name], config.FIELDS[f'preprocess.{name}'].values.choices)
+        check_choice(
+            f'preprocess.{name} of {loaded.source}, which --preprocess {name}=VALUE changes,',
+            complete[name],
+            config.FIELDS[f'preprocess.{name}'].values.choices,
+        )
     return complete
 
 
@@ -125,14 +148,21 @@ def log_other_pixels(weights: Weights, fit: str) -> None:
     """Warns of what a program that prepares images as `fit` says, or squashes them, does not do."""
     given = weights.preprocess or {}
     if given.get('antialias') is False:
-        log.warning('preprocess.antialias is False, and there images are resized with it: large '
-                    'photos look smoother.')
+        log.warning(
+            'preprocess.antialias is False, and there images are resized with it: large '
+            'photos look smoother.'
+        )
     if given.get('resize') == 'area':
-        log.warning("preprocess.resize is 'area', and there whole pixels are averaged (box): "
-                    'photos may look a little different.')
+        log.warning(
+            "preprocess.resize is 'area', and there whole pixels are averaged (box): "
+            'photos may look a little different.'
+        )
     if given.get('fit', fit) not in (fit, 'squash'):
-        log.warning('preprocess.fit is %r, there it is %r: photos may be cut a pixel aside.',
-                    given['fit'], fit)
+        log.warning(
+            'preprocess.fit is %r, there it is %r: photos may be cut a pixel aside.',
+            given['fit'],
+            fit,
+        )
 
 
 def parse_preprocess(given: Sequence[str]) -> dict:
@@ -161,8 +191,9 @@ def parse_model(given: Sequence[str]) -> dict:
 
 
 # What arrays do not show; models.build checks how it fits.
-_MODEL = msgspec.defstruct('_MODEL', [('num_heads', Size, 1), ('layer_norm_epsilon', Epsilon, 0.0),
-                                      ('gelu', str, '')])
+_MODEL = msgspec.defstruct(
+    '_MODEL', [('num_heads', Size, 1), ('layer_norm_epsilon', Epsilon, 0.0), ('gelu', str, '')]
+)
 # From the text of a command line, by the type of the default.
 _READ = {str: str, float: float, bool: {'True': True, 'False': False}.get}
 
@@ -173,8 +204,11 @@ def _value(field, value, text):
     if values.choices:
         check_choice(field, value, values.choices)
     try:
-        found = (tuple(map(type(default[0]), value.split(','))) if isinstance(default, tuple) else
-                 _READ[type(default)](value))
+        found = (
+            tuple(map(type(default[0]), value.split(',')))
+            if isinstance(default, tuple)
+            else _READ[type(default)](value)
+        )
     except ValueError:
         found = None
     if not values.fit(found):
@@ -190,6 +224,8 @@ def read_names(path: str) -> list[str]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'--classes={path} cannot be read: {error}') from error
     if not isinstance(names, list):
-        raise UserError(f'--classes={path} is a JSON object: expected an array, or a name per '
-                        'line, class 0 first.')
+        raise UserError(
+            f'--classes={path} is a JSON object: expected an array, or a name per '
+            'line, class 0 first.'
+        )
     return [str(name) for name in names]

@@ -36,7 +36,7 @@ def save(weights: Weights, path: str, to: str) -> None:
         _save_onnx(weights, path)
         return
     with files.replacing(path) as temporary:
-        batch, = jax.export.symbolic_shape('batch')
+        (batch,) = jax.export.symbolic_shape('batch')
         images = jax.ShapeDtypeStruct((batch, *_image_shape(weights)), jnp.float32)
         exported = jax.export.export(jax.jit(function(weights)), platforms=PLATFORMS)(images)
         pathlib.Path(temporary).write_bytes(exported.serialize())
@@ -45,23 +45,32 @@ def save(weights: Weights, path: str, to: str) -> None:
 def _save_onnx(weights, path):
     jax2onnx, onnx = _import('jax2onnx'), _import('onnx')
     if weights.model['resnet']:
-        raise UserError('jax2onnx cannot convert the max-pooling of a ResNet for batches of any '
-                        'size: hybrids and ResNets go to stablehlo only.')
+        raise UserError(
+            'jax2onnx cannot convert the max-pooling of a ResNet for batches of any '
+            'size: hybrids and ResNets go to stablehlo only.'
+        )
     if any(x.dtype == np.float16 for x in jax.tree.leaves(weights.params)):
-        raise UserError('jax2onnx writes float16 arrays with the type of float32: add '
-                        '--dtype=float32 or --dtype=bfloat16.')
+        raise UserError(
+            'jax2onnx writes float16 arrays with the type of float32: add '
+            '--dtype=float32 or --dtype=bfloat16.'
+        )
     for name in ('jax2onnx', 'onnx_ir'):  # their warnings do not concern users
         logging.getLogger(name).setLevel(logging.ERROR)
     program = jax2onnx.to_onnx(
-        function(weights), inputs=[('batch', *_image_shape(weights))], model_name='vit_jax',
-        input_names=['images'], output_names=['logits'])
+        function(weights),
+        inputs=[('batch', *_image_shape(weights))],
+        model_name='vit_jax',
+        input_names=['images'],
+        output_names=['logits'],
+    )
     _drop_unused(program.graph)
     large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
     folder, name = os.path.split(path)
     # Both names are in the file.
     with named(path), tempfile.TemporaryDirectory(dir=folder or '.') as made:
-        onnx.save_model(program, f'{made}/{name}', save_as_external_data=large,
-                        location=f'{name}.data')
+        onnx.save_model(
+            program, f'{made}/{name}', save_as_external_data=large, location=f'{name}.data'
+        )
         if large:
             os.replace(f'{made}/{name}.data', f'{path}.data')
         elif os.path.exists(path):
@@ -93,8 +102,9 @@ def function(weights: Weights) -> Callable[[jax.Array], jax.Array]:
     model = models.build(weights.model, weights.num_classes, dtype='float32')
     params = jax.tree.map(jnp.asarray, weights.params)
     image = jax.ShapeDtypeStruct(_image_shape(weights), jnp.float32)
-    program = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(
-        lambda image: model.apply({'params': params}, image[None])[0])(image))
+    program = jax.extend.core.jaxpr_as_fun(
+        jax.make_jaxpr(lambda image: model.apply({'params': params}, image[None])[0])(image)
+    )
     return jax.vmap(lambda image: program(image)[0])
 
 

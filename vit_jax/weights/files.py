@@ -20,8 +20,21 @@ from vit_jax.weights import limits, npz_file, sidecars, torch_file
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 # Beginnings of files beside models: of OpenCLIP's, and of the state of transformers' Trainer.
 _OTHERS = ('open_clip_model.', 'training_args.', 'optimizer.', 'scheduler.', 'scaler.', 'rng_state')
-_DTYPES = ('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'I16', 'I8', 'U64', 'U32', 'U16', 'U8',
-           'BOOL')  # of .safetensors
+_DTYPES = (
+    'F64',
+    'F32',
+    'F16',
+    'BF16',
+    'I64',
+    'I32',
+    'I16',
+    'I8',
+    'U64',
+    'U32',
+    'U16',
+    'U8',
+    'BOOL',
+)  # of .safetensors
 SIDECARS = ('config.json', 'preprocessor_config.json')
 WRITTEN = ('model.safetensors', *SIDECARS)  # into directories with one model
 
@@ -55,8 +68,10 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             limits.check_header('header', int.from_bytes(start[:8], 'little'))
             return _read_safetensors(path)
     except FileNotFoundError:
-        raise UserError(f'there is no file {path!r}: expected a file, a directory, '
-                        'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.') from None
+        raise UserError(
+            f'there is no file {path!r}: expected a file, a directory, '
+            'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.'
+        ) from None
     except UserError as error:
         raise UserError(f'{path} was refused: {error}.') from error
     except MemoryError:
@@ -64,15 +79,20 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     except OSError as error:
         raise UserError(f'{path!r} cannot be read: {error.strerror or error}.') from error
     except Exception as error:  # zip, NumPy and pickle raise any kind for a broken file
-        raise UserError(f'{path} is damaged or cut short ({error}): copy or download it again.'
-                        ) from error
+        raise UserError(
+            f'{path} is damaged or cut short ({error}): copy or download it again.'
+        ) from error
     if start.startswith(b'\x80'):
-        raise UserError(f'{path} is a bare pickle, as PyTorch wrote before version 1.6, which is '
-                        'not read: it can run any command. If you trust it, write it again with '
-                        "torch.save(torch.load(..., weights_only=True), ...) of today's PyTorch.")
-    raise UserError(f'{path} is not a weights file: it begins with {start!r}, expected an .npz, '
-                    '.safetensors or .pth file (whatever its name). Programs (ONNX, StableHLO) '
-                    'are written only: read the weights that they were made of.')
+        raise UserError(
+            f'{path} is a bare pickle, as PyTorch wrote before version 1.6, which is '
+            'not read: it can run any command. If you trust it, write it again with '
+            "torch.save(torch.load(..., weights_only=True), ...) of today's PyTorch."
+        )
+    raise UserError(
+        f'{path} is not a weights file: it begins with {start!r}, expected an .npz, '
+        '.safetensors or .pth file (whatever its name). Programs (ONNX, StableHLO) '
+        'are written only: read the weights that they were made of.'
+    )
 
 
 def _read_zip(path):
@@ -90,15 +110,18 @@ def _read_safetensors(path):
         for name in file.keys():  # noqa: SIM118
             dtype = file.get_slice(name).get_dtype()
             if dtype not in _DTYPES:
-                raise UserError(f'{name} has dtype {dtype}, which is not supported: expected one '
-                                f'of {", ".join(_DTYPES)}. Convert it with the program that wrote '
-                                'it')
+                raise UserError(
+                    f'{name} has dtype {dtype}, which is not supported: expected one '
+                    f'of {", ".join(_DTYPES)}. Convert it with the program that wrote '
+                    'it'
+                )
             arrays[name] = file.get_tensor(name)
         return arrays, file.metadata() or {}
 
 
-def write(path: str, arrays: dict[str, np.ndarray], kind: str,
-          metadata: dict[str, str] | None = None) -> None:
+def write(
+    path: str, arrays: dict[str, np.ndarray], kind: str, metadata: dict[str, str] | None = None
+) -> None:
     """Writes arrays as `kind`, one of WEIGHT_FILES; equal arrays give equal bytes.
 
     Raises UserError if the kind is one of PyTorch's and PyTorch is not installed.
@@ -130,24 +153,40 @@ def read_path(path: str) -> Contents:
     for file in _files_of_model(path) if os.path.isdir(path) else [path]:
         more, metadata = read(file)
         if both := arrays.keys() & more.keys():
-            raise UserError(f'{file} and another file of the model both have {min(both)}: remove '
-                            'the one that does not belong to it.')
+            raise UserError(
+                f'{file} and another file of the model both have {min(both)}: remove '
+                'the one that does not belong to it.'
+            )
         arrays |= more
-    beside = {name: sidecars.read(file) for name in SIDECARS
-              if os.path.isfile(file := os.path.join(directory, name))}
+    beside = {
+        name: sidecars.read(file)
+        for name in SIDECARS
+        if os.path.isfile(file := os.path.join(directory, name))
+    }
     return Contents(arrays, metadata, beside)
 
 
 def _files_of_model(path):
     names = sorted(os.listdir(path))
     kinds = ('model.safetensors', 'model.safetensors.index.json', *WEIGHT_FILES)  # best first
-    found = next((files for kind in kinds if (files := [
-        n for n in names if n.endswith(kind) and not n.startswith(_OTHERS)])), [])
+    found = next(
+        (
+            files
+            for kind in kinds
+            if (files := [n for n in names if n.endswith(kind) and not n.startswith(_OTHERS)])
+        ),
+        [],
+    )
     if len(found) != 1:
-        what = f'several: {", ".join(found)}. Name one of them' if found else (
-            f'none, but {", ".join(names[:8])}' if names else 'none: the directory is empty')
-        raise UserError(f'{path}: expected one weights file ({", ".join(WEIGHT_FILES)}) or a '
-                        f'workdir with checkpoints/, found {what}.')
+        what = (
+            f'several: {", ".join(found)}. Name one of them'
+            if found
+            else (f'none, but {", ".join(names[:8])}' if names else 'none: the directory is empty')
+        )
+        raise UserError(
+            f'{path}: expected one weights file ({", ".join(WEIGHT_FILES)}) or a '
+            f'workdir with checkpoints/, found {what}.'
+        )
     file = os.path.join(path, found[0])
     return _shards(path, file) if file.endswith('.json') else [file]
 
@@ -158,11 +197,15 @@ def _shards(directory, index):
     names = sorted(set(sidecars.checked(_Index, sidecars.read(index), index).weight_map.values()))
     for name in names:
         if name != os.path.basename(name) or not name.endswith('.safetensors'):
-            raise UserError(f'{index}: weight_map names the file {name!r:.80}: expected '
-                            '.safetensors files of the same directory.')
+            raise UserError(
+                f'{index}: weight_map names the file {name!r:.80}: expected '
+                '.safetensors files of the same directory.'
+            )
         if not os.path.exists(os.path.join(directory, name)):
-            raise UserError(f'there is no file {os.path.join(directory, name)!r}, which {index} '
-                            f'names: copy or download the missing one of {len(names)} files.')
+            raise UserError(
+                f'there is no file {os.path.join(directory, name)!r}, which {index} '
+                f'names: copy or download the missing one of {len(names)} files.'
+            )
     return [os.path.join(directory, name) for name in names]
 
 
@@ -177,8 +220,10 @@ def check_replaceable(path: str, written: Collection[str] = WRITTEN) -> None:
         raise UserError(f'{path!r} is {kind}: name another destination.')
     found = os.listdir(path) if os.path.isdir(path) else ()
     if others := set(found) - set(written):
-        raise UserError(f'{path} is a directory that holds more than what is to be written there '
-                        f'({", ".join(sorted(others)[:3])}): name another destination.')
+        raise UserError(
+            f'{path} is a directory that holds more than what is to be written there '
+            f'({", ".join(sorted(others)[:3])}): name another destination.'
+        )
 
 
 @contextlib.contextmanager

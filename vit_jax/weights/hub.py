@@ -6,8 +6,12 @@ from vit_jax.errors import UserError
 from vit_jax.weights import files
 
 # The first kind that a repository has is taken.
-_KINDS = (['model.safetensors', 'model-*.safetensors', 'model.safetensors.index.json'],
-          ['*.safetensors'], ['pytorch_model.bin'], ['*.npz'])
+_KINDS = (
+    ['model.safetensors', 'model-*.safetensors', 'model.safetensors.index.json'],
+    ['*.safetensors'],
+    ['pytorch_model.bin'],
+    ['*.npz'],
+)
 
 
 def fetch(source: str) -> str:
@@ -20,8 +24,10 @@ def fetch(source: str) -> str:
     kind, _, name = source.partition(':')
     parts = (name if kind == 'hf' else f'timm/{name}').split('/', 2)
     if len(parts) < 2 or not all(parts):
-        raise UserError(f'{source!r}: expected hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/FILE or '
-                        'timm:NAME, as in hf:google/vit-base-patch16-224.')
+        raise UserError(
+            f'{source!r}: expected hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/FILE or '
+            'timm:NAME, as in hf:google/vit-base-patch16-224.'
+        )
     repository, file = '/'.join(parts[:2]), parts[2:]
     if file:
         beside = [os.path.join(os.path.dirname(*file), name) for name in files.SIDECARS]
@@ -31,8 +37,9 @@ def fetch(source: str) -> str:
         names = os.listdir(folder) if os.path.isdir(folder) else ()  # no directory without files
         if any(name.endswith(files.WEIGHT_FILES) for name in names):
             return folder
-    raise UserError(f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz '
-                    'file.')
+    raise UserError(
+        f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz file.'
+    )
 
 
 def _download(source, repository, patterns):
@@ -42,10 +49,14 @@ def _download(source, repository, patterns):
     try:
         return huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise UserError(f'{source}: the Hugging Face hub has no public model {repository!r}; for '
-                        'a private one set HF_TOKEN.') from error
+        raise UserError(
+            f'{source}: the Hugging Face hub has no public model {repository!r}; for '
+            'a private one set HF_TOKEN.'
+        ) from error
     except (errors.HTTPError, errors.OfflineModeIsEnabled, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f'{source}: the Hugging Face hub cannot be reached and its cache on this '
-                        f'machine lacks {repository!r} ({reason:.200}). Try again with a network, '
-                        'or download the files elsewhere and name their directory.') from error
+        raise UserError(
+            f'{source}: the Hugging Face hub cannot be reached and its cache on this '
+            f'machine lacks {repository!r} ({reason:.200}). Try again with a network, '
+            'or download the files elsewhere and name their directory.'
+        ) from error

@@ -18,9 +18,19 @@ def only(fields: Mapping) -> dict[str, tuple]:
 
 
 # What all programs have; only ours has axial attention and position embeddings in other places.
-PLAIN = only(dict(attention='full', position_at='stem', position='learned_1d', pool='cls',
-                  num_registers=0, stem_norm=False, norm_after_pool=False, layer_scale_init=0.0,
-                  axial_heads=0))
+PLAIN = only(
+    dict(
+        attention='full',
+        position_at='stem',
+        position='learned_1d',
+        pool='cls',
+        num_registers=0,
+        stem_norm=False,
+        norm_after_pool=False,
+        layer_scale_init=0.0,
+        axial_heads=0,
+    )
+)
 
 
 class Reading(NamedTuple):

@@ -16,8 +16,13 @@ LAYERS = 1000  # of a model, or of a stage of a ResNet
 PATCHES = 1 << 16  # of an image
 STAGES = 16  # of a ResNet; each halves the image
 
-_KINDS = {stat.S_ISDIR: 'a directory', stat.S_ISFIFO: 'a named pipe', stat.S_ISSOCK: 'a socket',
-          stat.S_ISCHR: 'a device', stat.S_ISBLK: 'a device'}
+_KINDS = {
+    stat.S_ISDIR: 'a directory',
+    stat.S_ISFIFO: 'a named pipe',
+    stat.S_ISSOCK: 'a socket',
+    stat.S_ISCHR: 'a device',
+    stat.S_ISBLK: 'a device',
+}
 
 
 def special(path: str) -> str:
@@ -38,8 +43,10 @@ def check_file(path: str) -> None:
 def check_header(name: str, size: int, most: int = HEADER) -> None:
     """Raises UserError if the part that lists the arrays is larger than that of any model."""
     if size > most:
-        raise UserError(f'its {name} takes {size:,} bytes; at most {most:,} are read, enough for '
-                        'the names and shapes of any model')
+        raise UserError(
+            f'its {name} takes {size:,} bytes; at most {most:,} are read, enough for '
+            'the names and shapes of any model'
+        )
 
 
 def check_arrays(path: str, arrays: Iterable[tuple[str, tuple[int, ...], int]]) -> None:
@@ -56,9 +63,11 @@ def check_arrays(path: str, arrays: Iterable[tuple[str, tuple[int, ...], int]]) 
         total, largest = total + size, max(largest, (size, f'{name} {shape}'))
     found = os.path.getsize(path)
     if total > max(GROWTH_FREE, GROWTH * found):
-        raise UserError(f'its {found:,} bytes become {total:,} in memory, most of them as '
-                        f'{largest[1]}; at most {GROWTH} times as much is read. If that is right, '
-                        'save it without compression and without expanded arrays')
+        raise UserError(
+            f'its {found:,} bytes become {total:,} in memory, most of them as '
+            f'{largest[1]}; at most {GROWTH} times as much is read. If that is right, '
+            'save it without compression and without expanded arrays'
+        )
 
 
 def check_count(what: str, count: int, most: int = LAYERS) -> None:

@@ -62,9 +62,11 @@ class Weights:
         if not patches or (grid and grid == self.stated_grid()):
             return as_pair((self.preprocess or {}).get('image_size') or 224)
         if grid is None:
-            raise UserError(f'{self.source} has position embeddings of {patches} patches, which do '
-                            'not form a square: add --preprocess image_size=HEIGHT,WIDTH of images '
-                            'that have as many.')
+            raise UserError(
+                f'{self.source} has position embeddings of {patches} patches, which do '
+                'not form a square: add --preprocess image_size=HEIGHT,WIDTH of images '
+                'that have as many.'
+            )
         return tuple(n * p for n, p in zip(grid, patch_in_pixels(self.model), strict=True))
 
     def stated_grid(self) -> tuple[int, int] | None:
@@ -99,14 +101,17 @@ def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int
         units = [_count(flat, f'resnet/{s}/', f'units of stage {s}') for s in range(stages)]
         hybrid = 'resnet/root_norm/scale' in flat
         fields['resnet'] = (variants.hybrid_resnet if hybrid else variants.bit_resnet)(
-            tuple(units), _get(flat, 'resnet/root_conv/kernel', 4).shape[-1]) | formulas
-    num_classes, representation_size = (len(_get(flat, name, 1)) if name in flat else 0
-                                        for name in ('head/bias', 'pre_logits/bias'))
+            tuple(units), _get(flat, 'resnet/root_conv/kernel', 4).shape[-1]
+        ) | formulas
+    num_classes, representation_size = (
+        len(_get(flat, name, 1)) if name in flat else 0 for name in ('head/bias', 'pre_logits/bias')
+    )
     if 'embedding/kernel' not in flat:
         return with_defaults(fields), num_classes
     kernel = _get(flat, 'embedding/kernel', 4)
     fields |= dict(
-        patch_size=kernel.shape[:2], hidden_size=len(_get(flat, 'norm/scale', 1)),
+        patch_size=kernel.shape[:2],
+        hidden_size=len(_get(flat, 'norm/scale', 1)),
         num_layers=_count(flat, 'blocks/', 'layers'),
         mlp_dim=len(_get(flat, 'blocks/0/mlp/dense1/bias', 1)),
         pool='cls' if 'cls' in flat else 'map' if 'pool/probe' in flat else 'gap',
@@ -114,7 +119,8 @@ def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int
         stem_norm='stem_norm/scale' in flat,
         position='learned_1d' if 'position/embedding' in flat else 'none',
         representation_size=representation_size,
-        layer_scale_init=1e-5 if 'blocks/0/scale1' in flat else 0.0)
+        layer_scale_init=1e-5 if 'blocks/0/scale1' in flat else 0.0,
+    )
     query = flat.get('blocks/0/attention/query/kernel')
     fields['num_heads'] = guess_heads(fields) if query is None or query.ndim < 3 else query.shape[1]
     return with_defaults(fields | stated), num_classes
@@ -124,7 +130,8 @@ def with_defaults(fields: Mapping) -> dict:
     """All fields of a model, from its sizes and those that differ from the defaults."""
     # Without training's kernels and loops: another machine may lack them, or compile for minutes.
     return models.fields('b16' if 'hidden_size' in fields else 'r50x1') | {
-        name: value for name, value in fields.items() if name not in models.OPEN}
+        name: value for name, value in fields.items() if name not in models.OPEN
+    }
 
 
 def _get(flat, name, ndim):
@@ -135,10 +142,21 @@ def _get(flat, name, ndim):
 
 
 # Heads of further released models by hidden_size, num_layers and mlp_dim (timm 1.0.31).
-_HEADS = {(64, 6, 192): 2, (64, 8, 192): 2, (256, 10, 1024): 4, (256, 14, 1280): 4,
-          (320, 14, 1792): 5, (384, 36, 1536): 6, (512, 12, 2048): 8, (512, 20, 2048): 8,
-          (640, 12, 2560): 10, (896, 12, 3584): 14, (896, 18, 2304): 14, (1536, 40, 6144): 16,
-          **{numbers[:3]: numbers[3] for numbers in variants.SIZES.values()}}
+_HEADS = {
+    (64, 6, 192): 2,
+    (64, 8, 192): 2,
+    (256, 10, 1024): 4,
+    (256, 14, 1280): 4,
+    (320, 14, 1792): 5,
+    (384, 36, 1536): 6,
+    (512, 12, 2048): 8,
+    (512, 20, 2048): 8,
+    (640, 12, 2560): 10,
+    (896, 12, 3584): 14,
+    (896, 18, 2304): 14,
+    (1536, 40, 6144): 16,
+    **{numbers[:3]: numbers[3] for numbers in variants.SIZES.values()},
+}
 
 
 def guess_heads(model: Mapping) -> int:
@@ -149,8 +167,11 @@ def guess_heads(model: Mapping) -> int:
 def heads_are_published(model: Mapping, num_classes: int) -> bool:
     """Whether all released models of these sizes have as many heads as guess_heads says."""
     # timm's vit_base_patch16_gap_224 has 16 heads; SigLIP's, with 12, have no head of classes.
-    unclear = (model['pool'], model['num_registers'], *model['patch_size']) == (
-        'gap', 0, 16, 16) and sizes(model) == (768, 12, 3072) and num_classes
+    unclear = (
+        (model['pool'], model['num_registers'], *model['patch_size']) == ('gap', 0, 16, 16)
+        and sizes(model) == (768, 12, 3072)
+        and num_classes
+    )
     return sizes(model) in _HEADS and not unclear
 
 
@@ -159,8 +180,9 @@ def sizes(model: Mapping) -> tuple[int, int, int]:
     return tuple(model[name] for name in ('hidden_size', 'num_layers', 'mlp_dim'))
 
 
-def templates(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
-              preprocess: Mapping | None) -> dict[str, np.ndarray]:
+def templates(
+    model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray], preprocess: Mapping | None
+) -> dict[str, np.ndarray]:
     """Every parameter by flat name, layers stacked, as zeros of its shape that take no memory.
 
     The image size is that of the learned_1d or relative position embedding in `flat`; without one,
@@ -175,8 +197,11 @@ def templates(model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray],
     elif not image_size or model.get('position') == 'sincos_2d':  # whose table takes memory
         image_size = [32 * p for p in as_pair(model.get('patch_size', 1))]
     elif 'patch_size' in model:
-        limits.check_count('patches in an image', math.prod(image_size) // math.prod(
-            patch_in_pixels(model)), limits.PATCHES)
+        limits.check_count(
+            'patches in an image',
+            math.prod(image_size) // math.prod(patch_in_pixels(model)),
+            limits.PATCHES,
+        )
     images = jax.ShapeDtypeStruct((1, *image_size, _channels(flat)), jnp.float32)
     params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
     return {name: np.broadcast_to(np.int8(0), x.shape) for name, x in flatten(params).items()}
@@ -191,8 +216,10 @@ def _check_sizes(fields, flat):
             continue
         for size in value if isinstance(value, tuple | list) else [value]:
             if type(size) is int and size > longest:
-                raise UserError(f'{name} is {size}, but the longest axis of any array has {longest}'
-                                ': the fields belong to other arrays.')
+                raise UserError(
+                    f'{name} is {size}, but the longest axis of any array has {longest}'
+                    ': the fields belong to other arrays.'
+                )
     for count in (fields.get('num_layers', 0), *fields.get('units', ())):
         limits.check_count('layers', count)
 
@@ -220,7 +247,7 @@ def _patches(flat, model):
 
 
 def _count(flat, prefix, what, most=limits.LAYERS):
-    numbers = {name[len(prefix):].split('/')[0] for name in flat if name.startswith(prefix)}
+    numbers = {name[len(prefix) :].split('/')[0] for name in flat if name.startswith(prefix)}
     count = 1 + max((int(n) for n in numbers if n.isdigit()), default=-1)
     limits.check_count(what, count, most)
     return count

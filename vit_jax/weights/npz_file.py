@@ -12,8 +12,20 @@ from vit_jax.errors import UserError
 from vit_jax.weights import limits
 
 _BFLOAT16 = np.dtype('V2')  # how NumPy, which does not know bfloat16, reads it
-_DTYPES = ('float64', 'float32', 'float16', 'int64', 'int32', 'int16', 'int8', 'uint64', 'uint32',
-           'uint16', 'uint8', 'bool')
+_DTYPES = (
+    'float64',
+    'float32',
+    'float16',
+    'int64',
+    'int32',
+    'int16',
+    'int8',
+    'uint64',
+    'uint32',
+    'uint16',
+    'uint8',
+    'bool',
+)
 _START = 1 << 14  # bytes; NumPy allows headers of 10,000
 
 
@@ -27,8 +39,10 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
         if name in members:
             raise UserError(f'it holds two arrays of the name {name}, and one would hide the other')
         members[name] = info, *_read_header(file, info, name)
-    limits.check_arrays(file.filename, (
-        (name, shape, dtype.itemsize) for name, (_, shape, dtype, _) in members.items()))
+    limits.check_arrays(
+        file.filename,
+        ((name, shape, dtype.itemsize) for name, (_, shape, dtype, _) in members.items()),
+    )
     arrays = {}
     for name, (info, shape, dtype, start) in members.items():
         size = info.file_size - start
@@ -51,9 +65,13 @@ def _read_header(file, info, name):
     except (KeyError, MemoryError, RecursionError):  # what Python's parser raises for nesting
         raise ValueError(f'{name} has a header that NumPy does not write') from None
     if dtype.hasobject:
-        raise UserError(f'{name} holds pickled Python objects, which could run anything. If you '
-                        'trust it, load it with numpy and save the arrays alone')
+        raise UserError(
+            f'{name} holds pickled Python objects, which could run anything. If you '
+            'trust it, load it with numpy and save the arrays alone'
+        )
     if dtype != _BFLOAT16 and dtype.name not in _DTYPES:
-        raise UserError(f'{name} has dtype {dtype.str}, which is not supported: expected one of '
-                        f'{", ".join(_DTYPES)}. Convert it with the program that wrote it')
+        raise UserError(
+            f'{name} has dtype {dtype.str}, which is not supported: expected one of '
+            f'{", ".join(_DTYPES)}. Convert it with the program that wrote it'
+        )
     return shape, dtype, start.tell()

@@ -23,8 +23,13 @@ log = logging.getLogger(__name__)
 _PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
 
 
-def load(source: str | os.PathLike, fields: Mapping[str, Any] | None = None, *,
-         step: int | None = None, allow_nonfinite: bool = False) -> Weights:
+def load(
+    source: str | os.PathLike,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    step: int | None = None,
+    allow_nonfinite: bool = False,
+) -> Weights:
     """Loads a file, a directory with one model, a workdir (`step` of it) or one checkpoint.
 
     From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME', from the web
@@ -39,12 +44,15 @@ def load(source: str | os.PathLike, fields: Mapping[str, Any] | None = None, *,
     if run := record.find(path):
         _refuse(source, fields)
         if None not in (step, run[1]) and step != run[1]:
-            raise UserError(f'{source} is the checkpoint of step {run[1]}: leave out '
-                            f'--step={step}, or name the workdir, {run[0]}.')
+            raise UserError(
+                f'{source} is the checkpoint of step {run[1]}: leave out '
+                f'--step={step}, or name the workdir, {run[0]}.'
+            )
         loaded = own.from_run(run[0], run[1] if step is None else step)
     elif step is not None:
-        raise UserError(f'{source} is not the workdir of a run, which alone has steps: leave out '
-                        f'--step={step}.')
+        raise UserError(
+            f'{source} is not the workdir of a run, which alone has steps: leave out --step={step}.'
+        )
     else:
         loaded = _read(path, source, fields)
     if not allow_nonfinite:
@@ -56,8 +64,11 @@ def _with_partial_patches(loaded):
     """Other programs drop what is left of an image of 384x384 by patches of 14x14."""
     dropping = dataclasses.replace(loaded, model=loaded.model | {'partial_patches': 'drop'})
     stated = dropping.stated_grid()
-    return dropping if stated and not loaded.stated_grid() and (
-        dropping.grid() in (None, stated)) else loaded
+    return (
+        dropping
+        if stated and not loaded.stated_grid() and (dropping.grid() in (None, stated))
+        else loaded
+    )
 
 
 def _check_finite(loaded):
@@ -68,18 +79,21 @@ def _check_finite(loaded):
             bad = x.size - np.count_nonzero(np.isfinite(np.asarray(x, np.float32)))
         found += [f'{bad:,} of {x.size:,} in {name}'] * bool(bad)
     if found:
-        raise UserError(f'{loaded.source} has values that are not finite: {some(found, 4)}. Its '
-                        'training diverged, or the file is damaged: take an earlier checkpoint, '
-                        'or copy or download it again. To go on with them, evaluate, '
-                        'predict and convert have --allow-nonfinite.')
+        raise UserError(
+            f'{loaded.source} has values that are not finite: {some(found, 4)}. Its '
+            'training diverged, or the file is damaged: take an earlier checkpoint, '
+            'or copy or download it again. To go on with them, evaluate, '
+            'predict and convert have --allow-nonfinite.'
+        )
 
 
 def _read(path, source, fields):
     contents = files.read_path(path)
     arrays = contents.arrays
     for prefix in _PREFIXES:
-        arrays = {name.removeprefix(prefix): x for name, x in arrays.items()
-                  if name.startswith(prefix)} or arrays
+        arrays = {
+            name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)
+        } or arrays
     layout = detect(arrays, path)
     try:
         return _build(contents._replace(arrays=arrays), layout, source, fields or {})
@@ -89,8 +103,9 @@ def _read(path, source, fields):
 
 def _refuse(source, fields):
     if fields:
-        raise UserError(f'{source} states all fields of its model: {", ".join(fields)} cannot be '
-                        'given.')
+        raise UserError(
+            f'{source} states all fields of its model: {", ".join(fields)} cannot be given.'
+        )
 
 
 def _build(contents, name, source, fields):
@@ -110,27 +125,41 @@ def _build(contents, name, source, fields):
         single = table.fit(found, unknown, table.unstack(templates), layout.table(model))
         flat = table.stack(single, templates)
         if unknown := _unknown(parameters, model, num_classes, reading, fields):
-            log.warning('%s does not say %s of its model, which arrays do not show, and no '
-                        'published model has its sizes: %s is taken. For other values add --model '
-                        'FIELD=VALUE; for training, to vit_jax.convert.', source,
-                        ' and '.join(unknown),
-                        ', '.join(f'{field}={model[field]}' for field in unknown))
+            log.warning(
+                '%s does not say %s of its model, which arrays do not show, and no '
+                'published model has its sizes: %s is taken. For other values add --model '
+                'FIELD=VALUE; for training, to vit_jax.convert.',
+                source,
+                ' and '.join(unknown),
+                ', '.join(f'{field}={model[field]}' for field in unknown),
+            )
     if reading.doubt and 'gelu' not in fields:
         log.warning('%s %s', source, reading.doubt)
     classes = reading.classes
     if classes is not None and len(classes) != num_classes:
-        log.warning('%s names %d classes and its head has %d: the names are left out', source,
-                    len(classes), num_classes)
+        log.warning(
+            '%s names %d classes and its head has %d: the names are left out',
+            source,
+            len(classes),
+            num_classes,
+        )
         classes = None
     params = flax.traverse_util.unflatten_dict(flat, sep='/')
-    loaded = _with_partial_patches(_with_preprocess(
-        Weights(params, model, num_classes, classes, reading.preprocess, name, source,
-                reading.loss), layout))
+    loaded = _with_partial_patches(
+        _with_preprocess(
+            Weights(
+                params, model, num_classes, classes, reading.preprocess, name, source, reading.loss
+            ),
+            layout,
+        )
+    )
     for field in ('mean', 'std'):
         numbers = (reading.preprocess or {}).get(field)
         if numbers and len(numbers) not in (3, loaded.channels()):
-            raise UserError(f'{field} of its images is {numbers}: expected a number for each of '
-                            f'{loaded.channels()} channels.')
+            raise UserError(
+                f'{field} of its images is {numbers}: expected a number for each of '
+                f'{loaded.channels()} channels.'
+            )
     return loaded
 
 
@@ -139,9 +168,14 @@ def _with_preprocess(loaded, layout):
     if loaded.preprocess or not (usual := layout.usual_preprocess(loaded)):
         return loaded
     reason, preprocess = usual
-    log.info('%s does not say how images are prepared, and %s: %s. To prepare them '
-             'otherwise, add --preprocess FIELD=VALUE or, in training, set the preprocess fields '
-             'of the config.', loaded.source, reason, published.words(preprocess))
+    log.info(
+        '%s does not say how images are prepared, and %s: %s. To prepare them '
+        'otherwise, add --preprocess FIELD=VALUE or, in training, set the preprocess fields '
+        'of the config.',
+        loaded.source,
+        reason,
+        published.words(preprocess),
+    )
     return dataclasses.replace(loaded, preprocess=preprocess)
 
 

@@ -20,12 +20,18 @@ KINDS = {
     'dense': (lambda x: x.T, lambda x: x.T),
     'to_heads': (lambda x: x.reshape(len(x), -1).T, lambda x: x.T),
     'from_heads': (lambda x: x.reshape(-1, x.shape[-1]).T, lambda x: x.T),
-    'conv': (lambda x: x.transpose(3, 2, 0, 1),
-             lambda x: x.transpose(2, 3, 1, 0) if x.ndim == 4 else x),
-    'dense_as_conv': (lambda x: x.T[..., None, None],
-                      lambda x: x[..., 0, 0].T if x.shape[2:] == (1, 1) else x),
-    'dense_as_google_conv': (lambda x: x[None, None],
-                             lambda x: x[0, 0] if x.shape[:2] == (1, 1) else x),
+    'conv': (
+        lambda x: x.transpose(3, 2, 0, 1),
+        lambda x: x.transpose(2, 3, 1, 0) if x.ndim == 4 else x,
+    ),
+    'dense_as_conv': (
+        lambda x: x.T[..., None, None],
+        lambda x: x[..., 0, 0].T if x.shape[2:] == (1, 1) else x,
+    ),
+    'dense_as_google_conv': (
+        lambda x: x[None, None],
+        lambda x: x[0, 0] if x.shape[:2] == (1, 1) else x,
+    ),
     'four_axes': (lambda x: x.reshape(1, 1, 1, -1), lambda x: x.reshape(-1)),
 }
 
@@ -47,14 +53,21 @@ def flax_modules(modules: Mapping[str, str], norm_kind: str = 'same') -> list[En
     entries = []
     for ours, theirs in modules.items():
         norm = 'norm' in ours.rpartition('/')[2]
-        entries += [Entry((f'{ours}/{leaf}',), f'{theirs}/{leaf}', norm_kind if norm else 'same')
-                    for leaf in ('scale' if norm else 'kernel', 'bias')]
+        entries += [
+            Entry((f'{ours}/{leaf}',), f'{theirs}/{leaf}', norm_kind if norm else 'same')
+            for leaf in ('scale' if norm else 'kernel', 'bias')
+        ]
     return entries
 
 
 # The kind of a module of PyTorch, by what the last part of our name contains.
-_TORCH_KINDS = {'norm': 'same', 'conv|embedding': 'conv', 'query|key|value': 'to_heads',
-                'out': 'from_heads', '': 'dense'}
+_TORCH_KINDS = {
+    'norm': 'same',
+    'conv|embedding': 'conv',
+    'query|key|value': 'to_heads',
+    'out': 'from_heads',
+    '': 'dense',
+}
 
 
 def torch_modules(modules: Mapping[str, str], kind: str | None = None) -> list[Entry]:
@@ -70,9 +83,14 @@ def torch_modules(modules: Mapping[str, str], kind: str | None = None) -> list[E
         this = kind or next(k for part, k in _TORCH_KINDS.items() if re.search(part, last))
         weight = 'scale' if this == 'same' else 'kernel'
         prefix = theirs if theirs.endswith('_') else f'{theirs}.'
-        entries += [Entry(tuple(f'{name}/{weight}' for name in names), f'{prefix}weight', this),
-                    Entry(tuple(f'{name}/bias' for name in names), f'{prefix}bias',
-                          'flat' if this == 'to_heads' else 'same')]
+        entries += [
+            Entry(tuple(f'{name}/{weight}' for name in names), f'{prefix}weight', this),
+            Entry(
+                tuple(f'{name}/bias' for name in names),
+                f'{prefix}bias',
+                'flat' if this == 'to_heads' else 'same',
+            ),
+        ]
     return entries
 
 
@@ -96,8 +114,9 @@ def parameters(found: Found) -> dict[str, np.ndarray]:
     return flat
 
 
-def fit(found: Found, unknown: list[str], templates: Mapping[str, np.ndarray],
-        table: Iterable[Entry]) -> dict[str, np.ndarray]:
+def fit(
+    found: Found, unknown: list[str], templates: Mapping[str, np.ndarray], table: Iterable[Entry]
+) -> dict[str, np.ndarray]:
     """Our parameters by flat name, each with the shape of its template.
 
     Raises UserError if arrays are missing (by their names in `table`), have no place in the model,
@@ -112,12 +131,16 @@ def fit(found: Found, unknown: list[str], templates: Mapping[str, np.ndarray],
         elif array.shape != (expected := _theirs(entry, templates).shape):
             lines.append(f'{entry.theirs} has shape {array.shape}, expected {expected}')
     flat = parameters(found)
-    missing = [_find(name, table) or Entry((name,), name)
-               for name in sorted(templates.keys() - flat.keys())]
+    missing = [
+        _find(name, table) or Entry((name,), name)
+        for name in sorted(templates.keys() - flat.keys())
+    ]
     lines += dict.fromkeys(f'no {entry.theirs}' for entry in missing)
     if lines:
-        raise UserError('the arrays do not fit the model that their sizes and config.json '
-                        'describe:\n  ' + some(lines, 10, '\n  '))
+        raise UserError(
+            'the arrays do not fit the model that their sizes and config.json '
+            'describe:\n  ' + some(lines, 10, '\n  ')
+        )
     return {name: x.reshape(templates[name].shape) for name, x in flat.items()}
 
 
@@ -143,11 +166,14 @@ def unstack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return single
 
 
-def stack(single: Mapping[str, np.ndarray], templates: Mapping[str, np.ndarray]
-          ) -> dict[str, np.ndarray]:
+def stack(
+    single: Mapping[str, np.ndarray], templates: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """The inverse of `unstack`: parameters with the names and shapes of their templates."""
-    return {name: np.stack([single[part] for part in unstack({name: x})]).reshape(x.shape)
-            for name, x in templates.items()}
+    return {
+        name: np.stack([single[part] for part in unstack({name: x})]).reshape(x.shape)
+        for name, x in templates.items()
+    }
 
 
 def _theirs(entry, flat):
@@ -164,8 +190,11 @@ def _find(name, table, patterns=lambda entry: entry.ours):
                 numbers |= {f'{key}1': n + 1 for key, n in numbers.items()}
                 if pattern.format(**numbers) != name:
                     continue  # block 01 is not block 1: both may be there
-                return Entry(tuple(ours.format(**numbers) for ours in entry.ours),
-                             entry.theirs.format(**numbers), entry.kind)
+                return Entry(
+                    tuple(ours.format(**numbers) for ours in entry.ours),
+                    entry.theirs.format(**numbers),
+                    entry.kind,
+                )
     return None
 
 

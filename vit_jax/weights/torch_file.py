@@ -16,9 +16,21 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.weights import limits
 
-STORAGES = {f'{name}Storage': np.dtype(dtype) for name, dtype in dict(
-    Double='float64', Float='float32', Half='float16', BFloat16=ml_dtypes.bfloat16, Long='int64',
-    Int='int32', Short='int16', Char='int8', Byte='uint8', Bool='bool').items()}
+STORAGES = {
+    f'{name}Storage': np.dtype(dtype)
+    for name, dtype in dict(
+        Double='float64',
+        Float='float32',
+        Half='float16',
+        BFloat16=ml_dtypes.bfloat16,
+        Long='int64',
+        Int='int32',
+        Short='int16',
+        Char='int8',
+        Byte='uint8',
+        Bool='bool',
+    ).items()
+}
 
 _Storage = collections.namedtuple('_Storage', 'kind record')
 _Tensor = collections.namedtuple('_Tensor', 'storage offset shape strides')
@@ -28,13 +40,36 @@ _ALLOWED = {
     ('collections', 'OrderedDict'): lambda *_: {},
     ('torch._utils', '_rebuild_tensor_v2'): lambda *arguments: _Tensor(*arguments[:4]),
     ('torch._utils', '_rebuild_parameter'): lambda tensor, *_: tensor,
-    **{('torch', name): name for name in STORAGES}}
+    **{('torch', name): name for name in STORAGES},
+}
 _KEYS = (str, int, float, bytes, type(None))
-_CONSTANTS = {'NONE': lambda: None, 'NEWTRUE': lambda: True, 'NEWFALSE': lambda: False,
-              'EMPTY_TUPLE': tuple, 'EMPTY_LIST': list, 'EMPTY_DICT': dict}
-_VALUES = ('BININT', 'BININT1', 'BININT2', 'LONG1', 'LONG4', 'INT', 'LONG', 'BINFLOAT', 'FLOAT',
-           'BINUNICODE', 'SHORT_BINUNICODE', 'BINUNICODE8', 'UNICODE', 'SHORT_BINSTRING',
-           'BINSTRING', 'BINBYTES', 'SHORT_BINBYTES')
+_CONSTANTS = {
+    'NONE': lambda: None,
+    'NEWTRUE': lambda: True,
+    'NEWFALSE': lambda: False,
+    'EMPTY_TUPLE': tuple,
+    'EMPTY_LIST': list,
+    'EMPTY_DICT': dict,
+}
+_VALUES = (
+    'BININT',
+    'BININT1',
+    'BININT2',
+    'LONG1',
+    'LONG4',
+    'INT',
+    'LONG',
+    'BINFLOAT',
+    'FLOAT',
+    'BINUNICODE',
+    'SHORT_BINUNICODE',
+    'BINUNICODE8',
+    'UNICODE',
+    'SHORT_BINSTRING',
+    'BINSTRING',
+    'BINBYTES',
+    'SHORT_BINBYTES',
+)
 
 
 def _build(code):
@@ -77,8 +112,9 @@ def _build(code):
             case 'BINPERSID':
                 stack.append(_Storage(*stack.pop()[1:3]))
             case name if name not in ('PROTO', 'FRAME'):
-                raise UserError(f'it is a pickle with {name}, which no file of tensors has; '
-                                'nothing was run')
+                raise UserError(
+                    f'it is a pickle with {name}, which no file of tensors has; nothing was run'
+                )
     raise ValueError('no end')
 
 
@@ -99,9 +135,11 @@ def _find(module, name):
     if not (isinstance(module, str) and isinstance(name, str)):
         raise ValueError('a name is no text')
     if (module, name) not in _ALLOWED:
-        raise UserError(f'it asks for {module}.{name}, which is not part of a tensor; nothing '
-                        'was run. Only take such a file from someone you trust; then load it '
-                        'with PyTorch and save its state_dict() alone')
+        raise UserError(
+            f'it asks for {module}.{name}, which is not part of a tensor; nothing '
+            'was run. Only take such a file from someone you trust; then load it '
+            'with PyTorch and save its state_dict() alone'
+        )
     return _ALLOWED[module, name]
 
 
@@ -121,11 +159,14 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
     tensors = {str(name): _checked(x) for name, x in items if isinstance(x, _Tensor)}
     if not tensors:
         raise UserError('it holds no dictionary of tensors: save model.state_dict()')
-    limits.check_arrays(file.filename, (
-        (name, x.shape, STORAGES[x.storage.kind].itemsize) for name, x in tensors.items()))
+    limits.check_arrays(
+        file.filename,
+        ((name, x.shape, STORAGES[x.storage.kind].itemsize) for name, x in tensors.items()),
+    )
     records = {x.storage: file.getinfo(f'{root}data/{x.storage.record}') for x in tensors.values()}
-    limits.check_arrays(file.filename, (
-        (info.filename, (info.file_size,), 1) for info in records.values()))
+    limits.check_arrays(
+        file.filename, ((info.filename, (info.file_size,), 1) for info in records.values())
+    )
     order = f'{root}byteorder'  # of the machine that wrote it; older files are little-endian
     swap = order in file.namelist() and file.open(order).read(4) == b'big'
     storages = {}
@@ -141,8 +182,11 @@ def _checked(tensor):
     storage, offset, shape, strides = tensor
     shape, strides = tuple(shape), tuple(strides)
     numbers = all(type(n) is int and n >= 0 for n in (offset, *shape, *strides))
-    if not isinstance(storage, _Storage) or not all(isinstance(x, str) for x in storage) or (
-            len(shape) != len(strides) or not numbers):
+    if (
+        not isinstance(storage, _Storage)
+        or not all(isinstance(x, str) for x in storage)
+        or (len(shape) != len(strides) or not numbers)
+    ):
         raise ValueError('a tensor has no storage, or impossible lengths and strides')
     return tensor._replace(shape=shape, strides=strides)
 
@@ -153,7 +197,8 @@ def _array(storage, tensor):
     if math.prod(shape) and last >= len(storage):
         raise ValueError(f'a tensor ends at {last}, its storage at {len(storage)}')
     return np.lib.stride_tricks.as_strided(
-        storage[offset:], shape, [s * storage.itemsize for s in strides], writeable=False)
+        storage[offset:], shape, [s * storage.itemsize for s in strides], writeable=False
+    )
 
 
 def write(path: str, arrays: dict[str, np.ndarray]) -> None:
@@ -161,8 +206,10 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
     try:
         import torch
     except ImportError as error:
-        raise UserError('PyTorch writes .pth, .pt and .bin files and cannot be imported here '
-                        f'({error}): name a .safetensors file, or pip install torch.') from error
+        raise UserError(
+            'PyTorch writes .pth, .pt and .bin files and cannot be imported here '
+            f'({error}): name a .safetensors file, or pip install torch.'
+        ) from error
     with open(path, 'wb') as file:  # without a name that torch.save would write into it
         try:
             torch.save({name: _tensor(torch, x) for name, x in arrays.items()}, file)

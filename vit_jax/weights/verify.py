@@ -40,23 +40,35 @@ def verify(loaded: Weights, written: Weights, path: str, to: str) -> None:
     batch = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     expected = logits(written, batch)
     try:
-        found, how = (export.run(path, to, batch) if to in export.FORMATS else
-                      other_logits(written, path, to, batch))
+        found, how = (
+            export.run(path, to, batch)
+            if to in export.FORMATS
+            else other_logits(written, path, to, batch)
+        )
     except CannotRunError as reason:
         found = logits(load(path, allow_nonfinite=True), batch)
         how = f'reading back, because {reason}'
     if found.shape != expected.shape:
         raise UserError(f'{path} gives logits of shape {found.shape}, expected {expected.shape}.')
     difference = np.abs(found - expected).max()
-    log.info('verified by %s: largest difference of logits %.2g, largest logit %.2g', how,
-             difference, np.abs(expected).max())
+    log.info(
+        'verified by %s: largest difference of logits %.2g, largest logit %.2g',
+        how,
+        difference,
+        np.abs(expected).max(),
+    )
     if written is not loaded:
         change = np.abs(expected - logits(loaded, batch)).max()
-        log.info('%s changed logits by up to %.2g', '--dtype' if written.model == loaded.model else
-                 '--inexact, with --dtype if given,', change)
+        log.info(
+            '%s changed logits by up to %.2g',
+            '--dtype' if written.model == loaded.model else '--inexact, with --dtype if given,',
+            change,
+        )
     if not difference <= LARGEST_DIFFERENCE:
-        raise UserError(f'{path} gives other logits than {loaded.source}: they differ by up to '
-                        f'{difference:.2g}, at most {LARGEST_DIFFERENCE:g} was expected.')
+        raise UserError(
+            f'{path} gives other logits than {loaded.source}: they differ by up to '
+            f'{difference:.2g}, at most {LARGEST_DIFFERENCE:g} was expected.'
+        )
     processor = os.path.isfile(os.path.join(path, 'preprocessor_config.json'))
     if processor and written.num_classes and written.channels() == 3:
         try:
@@ -72,24 +84,36 @@ def _verify_photo(written, path):
 
     photo = datasets.load_sample_images().filenames[0]  # 640 x 427
     with Image.open(photo) as image:
-        theirs = transformers.AutoImageProcessor.from_pretrained(path)(
-            image, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
+        theirs = transformers.AutoImageProcessor.from_pretrained(path)(image, return_tensors='np')[
+            'pixel_values'
+        ].transpose(0, 2, 3, 1)
     preprocess = dict(config.base().preprocess) | (written.preprocess or {})
     ours = images.load(photo, written.image_size(), preprocess)[None]
     if theirs.shape != ours.shape:
-        raise UserError(f'transformers prepares photos for {path} in shape {theirs.shape}, '
-                        f'expected {ours.shape}.')
+        raise UserError(
+            f'transformers prepares photos for {path} in shape {theirs.shape}, '
+            f'expected {ours.shape}.'
+        )
     # It rounds twice, and cuts off what bicubic filters give beyond 0 and 255 in between.
     others = 100 * np.mean(255 * np.abs((ours - theirs) * preprocess['std']) > 1)
     change = np.abs(logits(written, ours) - other_logits(written, path, 'huggingface', theirs)[0])
-    log.info('on a photo, which transformers prepared: %.2g %% of the pixels differ by more than '
-             '1 of 255; largest difference of logits %.2g', others, change.max())
-    can_be_equal = preprocess['antialias'] and preprocess['resize'] != 'area' and (
-        preprocess['fit'] in ('transformers', 'squash'))
+    log.info(
+        'on a photo, which transformers prepared: %.2g %% of the pixels differ by more than '
+        '1 of 255; largest difference of logits %.2g',
+        others,
+        change.max(),
+    )
+    can_be_equal = (
+        preprocess['antialias']
+        and preprocess['resize'] != 'area'
+        and (preprocess['fit'] in ('transformers', 'squash'))
+    )
     if can_be_equal and others > 1:  # for others, log_other_pixels has warned
-        raise UserError(f'transformers prepares photos for {path} in another way than '
-                        f'{written.source} asks for: {others:.2g} % of the pixels of one differ by '
-                        'more than 1 of 255.')
+        raise UserError(
+            f'transformers prepares photos for {path} in another way than '
+            f'{written.source} asks for: {others:.2g} % of the pixels of one differ by '
+            'more than 1 of 255.'
+        )
 
 
 def logits(weights: Weights, batch: Images) -> Logits:
@@ -108,10 +132,12 @@ def other_logits(weights: Weights, path: str, layout: str, batch: Images) -> tup
         raise CannotRunError(f"layout {layout} is this project's own")
     try:
         import torch
+
         model, version = PROGRAMS[layout](weights, path)
     except ImportError as error:
         raise CannotRunError(
-            f'a program that reads {layout} cannot be imported: {error}') from error
+            f'a program that reads {layout} cannot be imported: {error}'
+        ) from error
     with torch.inference_mode():
         out = model.float().eval()(torch.from_numpy(batch).permute(0, 3, 1, 2))
     out = getattr(out, 'logits', out)
@@ -120,14 +146,19 @@ def other_logits(weights: Weights, path: str, layout: str, batch: Images) -> tup
 
 def _timm(weights, path):
     import timm as package
-    model = (package.create_model(f'local-dir:{path}', pretrained=True) if files.is_directory(path)
-             else _with_tensors(_new_timm_model(package, weights), path))
+
+    model = (
+        package.create_model(f'local-dir:{path}', pretrained=True)
+        if files.is_directory(path)
+        else _with_tensors(_new_timm_model(package, weights), path)
+    )
     return model, f'timm {package.__version__}'
 
 
 def _npz_in_timm(weights, path):
     """timm reads Google's files of models whose formulas its arguments can express."""
     import timm as package
+
     fields = weights.model
     if 'hidden_size' not in fields or fields['resnet'] or fields['representation_size']:
         raise CannotRunError("timm computes this model by other formulas than Google's code")
@@ -145,44 +176,63 @@ def _new_timm_model(package, weights):
     name = timm.architecture(weights.model)
     if name is None:
         raise CannotRunError('timm has no named ResNet of these sizes')
-    return package.create_model(name, num_classes=weights.num_classes,
-                                **timm.model_arguments(weights))
+    return package.create_model(
+        name, num_classes=weights.num_classes, **timm.model_arguments(weights)
+    )
 
 
 def _huggingface(weights, path):
     import torch
     import transformers
+
     if not (weights.num_classes or weights.model['representation_size']):
         raise CannotRunError('without a head or hidden layer transformers gives tokens')
-    kind = (transformers.AutoModelForImageClassification if weights.num_classes else
-            transformers.AutoModel)
+    kind = (
+        transformers.AutoModelForImageClassification
+        if weights.num_classes
+        else transformers.AutoModel
+    )
     model = kind.from_pretrained(path, dtype=torch.float32)
     return model, f'transformers {transformers.__version__}'
 
 
 def _torchvision(weights, path):
     import torchvision
+
     fields, (height, _) = weights.model, weights.image_size()
     if not weights.num_classes:
         raise CannotRunError('torchvision builds models with a head only')
     model = torchvision.models.VisionTransformer(
-        image_size=height, patch_size=fields['patch_size'][0], num_layers=fields['num_layers'],
-        num_heads=fields['num_heads'], hidden_dim=fields['hidden_size'],
-        mlp_dim=fields['mlp_dim'], num_classes=weights.num_classes,
-        representation_size=fields['representation_size'] or None)
+        image_size=height,
+        patch_size=fields['patch_size'][0],
+        num_layers=fields['num_layers'],
+        num_heads=fields['num_heads'],
+        hidden_dim=fields['hidden_size'],
+        mlp_dim=fields['mlp_dim'],
+        num_classes=weights.num_classes,
+        representation_size=fields['representation_size'] or None,
+    )
     return _with_tensors(model, path), f'torchvision {torchvision.__version__}'
 
 
 def _with_tensors(model, path):
     import safetensors.torch
     import torch
-    load = (safetensors.torch.load_file if path.endswith('.safetensors') else
-            functools.partial(torch.load, weights_only=True))
+
+    load = (
+        safetensors.torch.load_file
+        if path.endswith('.safetensors')
+        else functools.partial(torch.load, weights_only=True)
+    )
     model.load_state_dict(load(path), strict=True)
     return model
 
 
 # By layout: (weights, path) -> the PyTorch model that holds them, and the program that made it.
 PROGRAMS: dict[str, Callable] = {
-    'timm': _timm, 'google': _npz_in_timm, 'big_vision': _npz_in_timm,
-    'huggingface': _huggingface, 'torchvision': _torchvision}
+    'timm': _timm,
+    'google': _npz_in_timm,
+    'big_vision': _npz_in_timm,
+    'huggingface': _huggingface,
+    'torchvision': _torchvision,
+}

@@ -10,8 +10,13 @@ from vit_jax.weights.model import Weights, flatten
 from vit_jax.workdir.record import write_json
 
 # Fields that decide how arrays are used, but not which arrays there are.
-_INEXACT = ('gelu', 'layer_norm_epsilon', 'resnet.group_norm_epsilon', 'resnet.weight_epsilon',
-            'resnet.weight_epsilon_on')
+_INEXACT = (
+    'gelu',
+    'layer_norm_epsilon',
+    'resnet.group_norm_epsilon',
+    'resnet.weight_epsilon',
+    'resnet.weight_epsilon_on',
+)
 
 
 def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
@@ -27,14 +32,21 @@ def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
     suffix = '' if files.is_directory(path) else os.path.splitext(path)[1]
     if suffix not in value.suffixes:
         endings = [s for s in value.suffixes if s]
-        expected = ' or '.join(['a directory, without such an ending'] * ('' in value.suffixes)
-                               + [f'a name ending in {", ".join(endings)}'] * bool(endings))
+        expected = ' or '.join(
+            ['a directory, without such an ending'] * ('' in value.suffixes)
+            + [f'a name ending in {", ".join(endings)}'] * bool(endings)
+        )
         raise UserError(f'{path!r} cannot hold layout {layout}: expected {expected}.')
     if lines := misfits(weights, path, layout):
         raise UserError(f'layout {layout} cannot hold this model:\n  ' + '\n  '.join(lines))
     if not suffix:  # a program that reads it has defaults of its own
-        weights = dataclasses.replace(weights, preprocess={
-            'image_size': weights.image_size(), **description.complete_preprocess(weights)})
+        weights = dataclasses.replace(
+            weights,
+            preprocess={
+                'image_size': weights.image_size(),
+                **description.complete_preprocess(weights),
+            },
+        )
     arrays = flatten(weights.params)
     if not value.native:
         arrays = table.to_theirs(table.unstack(arrays), value.table(weights.model))
@@ -75,7 +87,11 @@ def approximate(weights: Weights, path: str, layout: str) -> tuple[Weights, list
 def _differences(model, path, layout):
     """{field: (allowed values, message)} of the fields whose value the layout does not allow."""
     values = model | {f'resnet.{name}': value for name, value in (model['resnet'] or {}).items()}
-    return {name: (allowed, f'model.{name} is {values[name]!r}, there it is '
-                            + ' or '.join(map(repr, allowed)))
-            for name, allowed in layout.allowed_values(model, path).items()
-            if name in values and values[name] not in allowed}
+    return {
+        name: (
+            allowed,
+            f'model.{name} is {values[name]!r}, there it is ' + ' or '.join(map(repr, allowed)),
+        )
+        for name, allowed in layout.allowed_values(model, path).items()
+        if name in values and values[name] not in allowed
+    }

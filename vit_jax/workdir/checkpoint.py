@@ -41,8 +41,14 @@ class Checkpointer:
     evaluations: before or after the step is saved.
     """
 
-    def __init__(self, workdir: str, keep: int, keep_best: bool, metric: str = metrics.ACCURACY,
-                 keep_every: int = 0):
+    def __init__(
+        self,
+        workdir: str,
+        keep: int,
+        keep_best: bool,
+        metric: str = metrics.ACCURACY,
+        keep_every: int = 0,
+    ):
         self.directory = record.checkpoint_directory(workdir)
         self.restored = {}  # `extra` of the checkpoint that was restored
         self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
@@ -60,9 +66,13 @@ class Checkpointer:
         with self._explained():
             # Initialised without reading metrics, which other versions have left there.
             self._manager = ocp.CheckpointManager(
-                self.directory, options=ocp.CheckpointManagerOptions(
-                    preservation_policy=policy, cleanup_tmp_directories=True,
-                    lightweight_initialize=True))
+                self.directory,
+                options=ocp.CheckpointManagerOptions(
+                    preservation_policy=policy,
+                    cleanup_tmp_directories=True,
+                    lightweight_initialize=True,
+                ),
+            )
 
     def best(self) -> int | None:
         """The best of the saved steps that have been evaluated."""
@@ -87,8 +97,13 @@ class Checkpointer:
         text = json.dumps(extra or {})
         meta = {'fingerprint': fingerprint.describe(state), 'extra': text, 'extra_crc': _crc(text)}
         with self._explained():
-            saved = self._manager.save(step, force=True, args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)))
+            saved = self._manager.save(
+                step,
+                force=True,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+                ),
+            )
         if not saved:
             raise RuntimeError(f'the checkpoint of step {step} was not saved to {self.directory}')
 
@@ -108,8 +123,12 @@ class Checkpointer:
                 continue
             for bad_step, reason in bad.items():
                 target = consensus.from_main(functools.partial(self._set_aside, bad_step))
-                log.warning('checkpoint of step %d cannot be used and is now %s: %s', bad_step,
-                            target, reason)
+                log.warning(
+                    'checkpoint of step %d cannot be used and is now %s: %s',
+                    bad_step,
+                    target,
+                    reason,
+                )
             if bad:
                 log.warning('falling back to the checkpoint of step %d', step)
                 self._manager.close()
@@ -117,9 +136,11 @@ class Checkpointer:
             return state
         if bad:
             reasons = '\n'.join(f'  {step}: {reason}' for step, reason in bad.items())
-            raise UserError(f'none of the checkpoints in {self.directory} can be read:\n{reasons}\n'
-                            'They were left as they are. To train from the beginning, move that '
-                            'directory away or take another --workdir.')
+            raise UserError(
+                f'none of the checkpoints in {self.directory} can be read:\n{reasons}\n'
+                'They were left as they are. To train from the beginning, move that '
+                'directory away or take another --workdir.'
+            )
         return None
 
     def wait(self) -> int | None:
@@ -129,13 +150,21 @@ class Checkpointer:
         """
         with self._explained():
             self._manager.wait_until_finished()
-        if self._best_file and consensus.is_main() and (best := self.best()) not in (
-                None, self._named):
+        if (
+            self._best_file
+            and consensus.is_main()
+            and (best := self.best()) not in (None, self._named)
+        ):
             self._named = best
             try:
-                record.write_json(self._best_file, {
-                    'step': best, self.metric: self.scores[best],
-                    'checkpoint': os.path.join(record.CHECKPOINTS, str(best))})
+                record.write_json(
+                    self._best_file,
+                    {
+                        'step': best,
+                        self.metric: self.scores[best],
+                        'checkpoint': os.path.join(record.CHECKPOINTS, str(best)),
+                    },
+                )
             except UserError as error:  # nothing needs the file
                 log.warning('%s', error)
         return self._manager.latest_step()
@@ -143,18 +172,23 @@ class Checkpointer:
     def last_good(self) -> str:
         """A sentence that names the newest checkpoint that is complete."""
         last = max(record.saved_steps(self.directory), default=None)
-        return ('No checkpoint had been written yet.' if last is None else
-                f'The last good checkpoint, of step {last}, is in {self.directory}.')
+        return (
+            'No checkpoint had been written yet.'
+            if last is None
+            else f'The last good checkpoint, of step {last}, is in {self.directory}.'
+        )
 
     def require_room(self, state: PyTree, kept: int) -> None:
         """Raises UserError unless `kept` checkpoints and the one being written have room."""
         size = _bytes_of(state)
 
         def check():
-            there = sum(os.path.getsize(os.path.join(folder, name))
-                        for step in record.saved_steps(self.directory)  # none that is set aside
-                        for folder, _, names in os.walk(os.path.join(self.directory, str(step)))
-                        for name in names)
+            there = sum(
+                os.path.getsize(os.path.join(folder, name))
+                for step in record.saved_steps(self.directory)  # none that is set aside
+                for folder, _, names in os.walk(os.path.join(self.directory, str(step)))
+                for name in names
+            )
             disk = shutil.disk_usage(self.directory)
             needed = (kept + 1) * size - there
             if needed > disk.free and disk.total:  # some network storage tells neither
@@ -162,7 +196,9 @@ class Checkpointer:
                     f'{self.directory} has {_amount(disk.free)} free and the run needs '
                     f'{_amount(needed)} more: it keeps {kept} checkpoints of {_amount(size)} '
                     'while it writes the next one. Make room, keep fewer by keep_checkpoints and '
-                    'keep_every, or take another --workdir.')
+                    'keep_every, or take another --workdir.'
+                )
+
         consensus.from_main(check)
 
     def close(self) -> None:
@@ -179,8 +215,10 @@ class Checkpointer:
                 raise
             step, size = self._saving
             what = f'the checkpoint of step {step} ({_amount(size)})' if size else 'checkpoints'
-            raise UserError(f'{what} cannot be written: {reason}. {self.last_good()} Mend that and '
-                            'run the same command again.') from error
+            raise UserError(
+                f'{what} cannot be written: {reason}. {self.last_good()} Mend that and '
+                'run the same command again.'
+            ) from error
 
     def _restore(self, step, abstract_state):
         """(state, '') or (None, why the files cannot be used): the same on all processes."""
@@ -224,9 +262,11 @@ class Checkpointer:
                 f'the checkpoint of step {step} in {self.directory} is of another state. Only in '
                 f'the checkpoint: {sorted(saved.keys() - expected) or "nothing"}; only in this '
                 f'run: {sorted(expected - saved.keys()) or "nothing"}. It was saved by another '
-                'version of the program; continue it with that one.')
+                'version of the program; continue it with that one.'
+            )
         return ocp.StandardCheckpointHandler().restore(
-            folder / 'state', args=ocp.args.StandardRestore(abstract_state)), meta
+            folder / 'state', args=ocp.args.StandardRestore(abstract_state)
+        ), meta
 
     def _set_aside(self, step):
         path = os.path.join(self.directory, f'bad-{step}')
@@ -242,6 +282,7 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
     To be read first: ValueError if the checkpoint has a pipe or a device, whose reading never ends;
     PermissionError if it must not be read, which Orbax does not tell from what is not there.
     """
+
     def denied(error):
         if isinstance(error, PermissionError):
             raise error

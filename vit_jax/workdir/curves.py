@@ -34,8 +34,12 @@ def draw(rows: list[dict[str, float]], workdir: str, num_classes: int, seconds: 
     """
     figure = Figure(figsize=(9, 6), layout='constrained')
     run = os.path.join(*os.path.abspath(workdir).split(os.sep)[-2:])
-    figure.suptitle(f'{run}: {rows[-1]["step"]:,} steps in {duration(seconds)}'
-                    f'  ({time.strftime("%Y-%m-%d %H:%M")})', fontsize=11, parse_math=False)
+    figure.suptitle(
+        f'{run}: {rows[-1]["step"]:,} steps in {duration(seconds)}'
+        f'  ({time.strftime("%Y-%m-%d %H:%M")})',
+        fontsize=11,
+        parse_math=False,
+    )
     grid = figure.add_gridspec(2, 6, height_ratios=(3, 2))
     places = (grid[0, :3], grid[0, 3:], grid[1, :2], grid[1, 2:4], grid[1, 4:])
     for place, (title, series, shown) in zip(places, PANELS, strict=True):
@@ -55,16 +59,27 @@ def _line(axes, name, points, colour, shown):
     text = (lambda x: f'{100 * x:.2f} %') if shown == 'percent' else '{:,.4g}'.format
     if name.startswith('eval/'):
         best = metrics.best(points, points, name)
-        axes.plot(steps, values, '.-', color=colour, markersize=7 if len(points) < 60 else 3,
-                  label=f'{name} {text(values[-1])}, best {text(points[best])} at {best:,}')
+        axes.plot(
+            steps,
+            values,
+            '.-',
+            color=colour,
+            markersize=7 if len(points) < 60 else 3,
+            label=f'{name} {text(values[-1])}, best {text(points[best])} at {best:,}',
+        )
         axes.plot(best, points[best], '*', color=colour, markersize=13, markeredgecolor='white')
         return
     said = ''
     if name in NOISY and len(points) >= 40:
         axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
         values, said = smoothed(values), ' (smoothed)'
-    axes.plot(steps, values, '.-' if len(points) < 20 else '-', color=colour,
-              label=f'{name} {text(values[-1])}{said}')
+    axes.plot(
+        steps,
+        values,
+        '.-' if len(points) < 20 else '-',
+        color=colour,
+        label=f'{name} {text(values[-1])}{said}',
+    )
 
 
 def _dress(axes, title, shown):
@@ -84,9 +99,11 @@ def _dress(axes, title, shown):
     elif shown == 'from 0':
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(
-        {'percent': ticker.PercentFormatter(1, symbol=' %'),
-         'from 0': ticker.StrMethodFormatter('{x:,.0f}')}.get(
-             shown, ticker.StrMethodFormatter('{x:,.3g}')))
+        {
+            'percent': ticker.PercentFormatter(1, symbol=' %'),
+            'from 0': ticker.StrMethodFormatter('{x:,.0f}'),
+        }.get(shown, ticker.StrMethodFormatter('{x:,.3g}'))
+    )
 
 
 def _explain(panels):
@@ -95,8 +112,15 @@ def _explain(panels):
     for axes in panels:
         axes.set_title(axes.get_title('left'), fontsize=10, loc='left', pad=6 + 13 * lines)
         if axes.lines:
-            axes.legend(fontsize=8.5, loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.3,
-                        borderpad=0, labelspacing=0.3, frameon=False)
+            axes.legend(
+                fontsize=8.5,
+                loc='lower left',
+                bbox_to_anchor=(0, 1),
+                borderaxespad=0.3,
+                borderpad=0,
+                labelspacing=0.3,
+                frameon=False,
+            )
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:

@@ -19,9 +19,14 @@ def compute(tree: PyTree) -> PyTree:
 
 def _checksum(x: Array) -> UInt32[Array, '']:
     bits = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}').astype(jnp.uint32)
-    strides = [math.prod(x.shape[d + 1:]) for d in range(x.ndim)]
-    index = sum((jax.lax.broadcasted_iota(jnp.uint32, x.shape, d) * jnp.uint32(s % 2**32)
-                 for d, s in enumerate(strides)), jnp.zeros(x.shape, jnp.uint32))
+    strides = [math.prod(x.shape[d + 1 :]) for d in range(x.ndim)]
+    index = sum(
+        (
+            jax.lax.broadcasted_iota(jnp.uint32, x.shape, d) * jnp.uint32(s % 2**32)
+            for d, s in enumerate(strides)
+        ),
+        jnp.zeros(x.shape, jnp.uint32),
+    )
     weights = index * jnp.uint32(2654435762) + jnp.uint32(1)  # odd: an even factor, plus one
     return jnp.sum(bits * weights, dtype=jnp.uint32)
 
@@ -29,5 +34,7 @@ def _checksum(x: Array) -> UInt32[Array, '']:
 def describe(tree: PyTree) -> dict[str, int]:
     """{".params['cls']": checksum, ...} of a tree, as a checkpoint keeps it."""
     checksums = jax.device_get(compute(tree))
-    return {jax.tree_util.keystr(path): int(value)
-            for path, value in jax.tree.leaves_with_path(checksums)}
+    return {
+        jax.tree_util.keystr(path): int(value)
+        for path, value in jax.tree.leaves_with_path(checksums)
+    }

@@ -58,8 +58,10 @@ class Interrupts:
     def _remember(self, signum, frame):
         if not self.received:
             self.received, self._since = signal.Signals(signum), time.monotonic()
-            log.warning('%s: finishing this step and saving; Ctrl-C (again, later) stops at once',
-                        self.received.name)
+            log.warning(
+                '%s: finishing this step and saving; Ctrl-C (again, later) stops at once',
+                self.received.name,
+            )
         elif signum == signal.SIGINT and time.monotonic() - self._since < REPEAT:
             if not self._repeated:
                 log.warning('Ctrl-C again: this step is still finished and saved, please wait')

@@ -28,12 +28,14 @@ class MetricsLog:
 
     def __init__(self, workdir: str, start_step: int):
         """Opens the files, and drops the rows after `start_step`, which will be written again."""
+
         def keep_rows():
             self.rows = [row for row in read(workdir) if row['step'] <= start_step]
             self._crc = _crc(self.rows)
             if start_step and not self.rows:
-                log.warning('%s has no row up to step %d: the curves begin there.', self.path,
-                            start_step)
+                log.warning(
+                    '%s has no row up to step %d: the curves begin there.', self.path, start_step
+                )
             self._open()
             return [row for row in self.rows if row['step'] == start_step or ACCURACY in row]
 
@@ -78,11 +80,16 @@ class MetricsLog:
         """Warns if the rows are not those of a `summary`: a flipped bit may be a valid digit."""
         count, crc = summary or (0, 0)
         steps = [row['step'] for row in self.rows]
-        if consensus.is_main() and self.rows and (
-                steps != sorted(steps) or len(steps) < count or _crc(self.rows[:count]) != crc):
-            log.warning('%s differs from what this run had written when it saved its checkpoint: a '
-                        'row was changed or added, or is missing. The rows are taken as they are.',
-                        self.path)
+        if (
+            consensus.is_main()
+            and self.rows
+            and (steps != sorted(steps) or len(steps) < count or _crc(self.rows[:count]) != crc)
+        ):
+            log.warning(
+                '%s differs from what this run had written when it saved its checkpoint: a '
+                'row was changed or added, or is missing. The rows are taken as they are.',
+                self.path,
+            )
 
     def _warn(self, what, error):
         if self._complete:
@@ -126,8 +133,10 @@ def read(workdir: str) -> list[dict[str, float]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise UserError(f'{path} cannot be read ({error}), expected one JSON object per line: '
-                        'restore the file, or move it away to go on without its rows.') from error
+        raise UserError(
+            f'{path} cannot be read ({error}), expected one JSON object per line: '
+            'restore the file, or move it away to go on without its rows.'
+        ) from error
     rows, lines = [], text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -135,11 +144,13 @@ def read(workdir: str) -> list[dict[str, float]]:
         except (ValueError, RecursionError) as error:
             torn = isinstance(error, json.JSONDecodeError) and not text.endswith('\n')
             if number < len(lines) or not torn:
-                raise UserError(f'{path}, line {number} is not a row: {line[:80]!r}, expected '
-                                '{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.'
-                                ) from error
-            log.warning('%s ends within line %d, and that row is left out: %r', path, number,
-                        line[:80])
+                raise UserError(
+                    f'{path}, line {number} is not a row: {line[:80]!r}, expected '
+                    '{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.'
+                ) from error
+            log.warning(
+                '%s ends within line %d, and that row is left out: %r', path, number, line[:80]
+            )
     return rows
 
 
@@ -149,8 +160,11 @@ def _crc(rows, before=0):
 
 def _row(line):
     row = json.loads(line)
-    if not isinstance(row, dict) or not isinstance(row.get('step'), int) or not all(
-            isinstance(value, int | float) for value in row.values()):
+    if (
+        not isinstance(row, dict)
+        or not isinstance(row.get('step'), int)
+        or not all(isinstance(value, int | float) for value in row.values())
+    ):
         raise ValueError('not a row')
     return row
 
@@ -170,8 +184,11 @@ def best(values: Mapping[int, float], steps: Iterable[int], name: str) -> int | 
 
     If `name` contains 'loss', that of the lowest.
     """
-    return max((step for step in steps if step in values), default=None,
-               key=lambda step: (_goodness(values[step], name), step))
+    return max(
+        (step for step in steps if step in values),
+        default=None,
+        key=lambda step: (_goodness(values[step], name), step),
+    )
 
 
 def _goodness(value, name):

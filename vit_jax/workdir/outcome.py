@@ -32,8 +32,9 @@ def text_of(value: Any) -> str:
 
 def name_of(member: Mapping[str, Any]) -> str:
     """The name of the directory of a member: 'lr=0.01_optimizer.weight_decay=0.1'."""
-    return '_'.join(f'{"lr" if field == RATE else field}={text_of(value)}'
-                    for field, value in member.items())
+    return '_'.join(
+        f'{"lr" if field == RATE else field}={text_of(value)}' for field, value in member.items()
+    )
 
 
 def report(outcome: Outcome, directory: str) -> None:
@@ -42,13 +43,23 @@ def report(outcome: Outcome, directory: str) -> None:
 
     log.info('accuracy on %s of all that were tried:\n%s', outcome.eval_split, table(outcome))
     for seed, (accuracy, workdir) in outcome.finals.items():
-        log.info('%s, seed %d, trained on %s: %.2f %% accuracy on %s, in %s',
-                 name_of(outcome.members[outcome.best]), seed, outcome.final_split, 100 * accuracy,
-                 outcome.test_split, workdir)
+        log.info(
+            '%s, seed %d, trained on %s: %.2f %% accuracy on %s, in %s',
+            name_of(outcome.members[outcome.best]),
+            seed,
+            outcome.final_split,
+            100 * accuracy,
+            outcome.test_split,
+            workdir,
+        )
     mean, deviation = _mean_and_deviation(outcome)
     if deviation is not None:
-        log.info('mean of the %d: %.2f %%, standard deviation %.2f %%', len(outcome.finals),
-                 100 * mean, 100 * deviation)
+        log.info(
+            'mean of the %d: %.2f %%, standard deviation %.2f %%',
+            len(outcome.finals),
+            100 * mean,
+            100 * deviation,
+        )
     path = os.path.join(directory, 'sweep')
     curves.save(figure(outcome), f'{path}.png')
     record.write_json(f'{path}.json', as_json(outcome, directory))
@@ -58,9 +69,13 @@ def report(outcome: Outcome, directory: str) -> None:
 def table(outcome: Outcome) -> str:
     """A line of values and accuracy for every member."""
     rows = [[*outcome.members[0], 'accuracy', '']] + [
-        [*map(text_of, member.values()), 'diverges' if score is None else f'{100 * score:.2f} %',
-         'the best' if number == outcome.best else '']
-        for number, (member, score) in enumerate(zip(outcome.members, outcome.scores, strict=True))]
+        [
+            *map(text_of, member.values()),
+            'diverges' if score is None else f'{100 * score:.2f} %',
+            'the best' if number == outcome.best else '',
+        ]
+        for number, (member, score) in enumerate(zip(outcome.members, outcome.scores, strict=True))
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return '\n'.join('  '.join(['', *map(str.ljust, row, widths)]).rstrip() for row in rows)
 
@@ -74,10 +89,13 @@ def figure(outcome: Outcome) -> Any:
     from matplotlib.figure import Figure
 
     members, scores = outcome.members, outcome.scores
-    members = [{field: text_of(value).replace('$', r'\$') for field, value in member.items()}
-               for member in members]  # or two of them would be around mathematics
-    ticks = {field: list(dict.fromkeys(member[field] for member in members))
-             for field in members[0]}
+    members = [
+        {field: text_of(value).replace('$', r'\$') for field, value in member.items()}
+        for member in members
+    ]  # or two of them would be around mathematics
+    ticks = {
+        field: list(dict.fromkeys(member[field] for member in members)) for field in members[0]
+    }
     across = max(ticks, key=lambda field: len(ticks[field]))
     lines = {}
     for member, score in zip(members, scores, strict=True):
@@ -87,13 +105,26 @@ def figure(outcome: Outcome) -> Any:
     axes = result.subplots()
     for others, line in lines.items():
         axes.plot(ticks[across], line, '.-', label=f'{others} on {outcome.eval_split}'.strip())
-    if diverging := [member[across] for member, score in zip(members, scores, strict=True)
-                     if score is None]:
-        axes.plot(diverging, [0] * len(diverging), 'rx', transform=axes.get_xaxis_transform(),
-                  clip_on=False, label='diverges')
+    if diverging := [
+        member[across] for member, score in zip(members, scores, strict=True) if score is None
+    ]:
+        axes.plot(
+            diverging,
+            [0] * len(diverging),
+            'rx',
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+            label='diverges',
+        )
     mean, deviation = _mean_and_deviation(outcome)
-    axes.errorbar([members[outcome.best][across]], [100 * mean], [100 * (deviation or 0)],
-                  fmt='k*', capsize=4, label=f'the best, on {outcome.test_split}')
+    axes.errorbar(
+        [members[outcome.best][across]],
+        [100 * mean],
+        [100 * (deviation or 0)],
+        fmt='k*',
+        capsize=4,
+        label=f'the best, on {outcome.test_split}',
+    )
     axes.set(xlabel=across, ylabel='accuracy (%)')
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
@@ -104,34 +135,52 @@ def _mean_and_deviation(outcome):
     """Of the final accuracies; the deviation is that of a sample, None of a single one."""
     accuracies = [accuracy for accuracy, _ in outcome.finals.values()]
     return statistics.mean(accuracies), (
-        statistics.stdev(accuracies) if len(accuracies) > 1 else None)
+        statistics.stdev(accuracies) if len(accuracies) > 1 else None
+    )
 
 
 def notes(outcome: Outcome, directory: str) -> dict[str, str]:
     """What is to be said of each run beside the others, by workdir; '' of most."""
-    members = {os.path.join(directory, name_of(member)):
-               'diverges' if score is None else 'the best' if number == outcome.best else ''
-               for number, (member, score) in enumerate(
-                   zip(outcome.members, outcome.scores, strict=True))}
+    members = {
+        os.path.join(directory, name_of(member)): 'diverges'
+        if score is None
+        else 'the best'
+        if number == outcome.best
+        else ''
+        for number, (member, score) in enumerate(zip(outcome.members, outcome.scores, strict=True))
+    }
     return members | {workdir: '' for _, workdir in outcome.finals.values()}
 
 
 def as_json(outcome: Outcome, directory: str) -> dict[str, Any]:
     """The content of sweep.json; `test_accuracy` and `workdir` are those of the first final run."""
     winner, one_field = outcome.members[outcome.best], len(outcome.members[0]) == 1
-    finals = [{'seed': seed, 'test_accuracy': accuracy, 'workdir': workdir}
-              for seed, (accuracy, workdir) in outcome.finals.items()]
+    finals = [
+        {'seed': seed, 'test_accuracy': accuracy, 'workdir': workdir}
+        for seed, (accuracy, workdir) in outcome.finals.items()
+    ]
     mean, deviation = _mean_and_deviation(outcome)
     scored = list(zip(outcome.members, outcome.scores, strict=True))
     return {
         'eval_split': outcome.eval_split,
-        'eval_accuracy': {text_of(*member.values()) if one_field else name_of(member): score
-                          for member, score in scored},
+        'eval_accuracy': {
+            text_of(*member.values()) if one_field else name_of(member): score
+            for member, score in scored
+        },
         'best': list(winner.values())[0] if one_field else name_of(winner),
         'test_split': outcome.test_split,
-        'test_accuracy': finals[0]['test_accuracy'], 'workdir': finals[0]['workdir'],
-        'members': [{'values': member, 'eval_accuracy': score,
-                     'workdir': os.path.join(directory, name_of(member))}
-                    for member, score in scored],
-        'final_split': outcome.final_split, 'repeats': finals,
-        'test_accuracy_mean': mean, 'test_accuracy_deviation': deviation}
+        'test_accuracy': finals[0]['test_accuracy'],
+        'workdir': finals[0]['workdir'],
+        'members': [
+            {
+                'values': member,
+                'eval_accuracy': score,
+                'workdir': os.path.join(directory, name_of(member)),
+            }
+            for member, score in scored
+        ],
+        'final_split': outcome.final_split,
+        'repeats': finals,
+        'test_accuracy_mean': mean,
+        'test_accuracy_deviation': deviation,
+    }

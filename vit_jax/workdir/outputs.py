@@ -27,8 +27,16 @@ FINITE = ('loss', 'grad_norm', 'update_norm', 'eval/loss')  # else training has 
 class Outputs:
     """The open files of a run of `num_steps` steps that begins at or continues from `step`."""
 
-    def __init__(self, workdir: str, step: int, num_steps: int, checkpoints: Checkpointer,
-                 meter: progress.Meter, num_classes: int, patience: int = 0):
+    def __init__(
+        self,
+        workdir: str,
+        step: int,
+        num_steps: int,
+        checkpoints: Checkpointer,
+        meter: progress.Meter,
+        num_classes: int,
+        patience: int = 0,
+    ):
         """`patience`: evaluations without a better checkpoints.metric that end it; 0: none do."""
         self.meter, self._num_classes, self._patience = meter, num_classes, patience
         self._workdir, self._num_steps, self._checkpoints = workdir, num_steps, checkpoints
@@ -57,10 +65,17 @@ class Outputs:
         """
         if values is not None:
             self._take(step, values)
-        self._line.show(progress.live(
-            step, self._num_steps, self._sum / self._steps if self._steps else None,
-            next((row[ACCURACY] for row in reversed(self._metrics.rows) if ACCURACY in row), None),
-            self.meter.speed(step)))
+        self._line.show(
+            progress.live(
+                step,
+                self._num_steps,
+                self._sum / self._steps if self._steps else None,
+                next(
+                    (row[ACCURACY] for row in reversed(self._metrics.rows) if ACCURACY in row), None
+                ),
+                self.meter.speed(step),
+            )
+        )
 
     def log(self, step: int, values: dict[str, Array]) -> None:
         """Writes the values of a training step with the speed since the previous call.
@@ -72,8 +87,11 @@ class Outputs:
         values |= {'loss': self._sum / self._steps} | self.meter.report(step)
         self._sum, self._steps = 0.0, 0
         self._write(step, {f'train/{name}': value for name, value in values.items()})
-        log.log(logging.DEBUG if self._line.shown else logging.INFO, '%s',
-                progress.describe(step, self._num_steps, values))
+        log.log(
+            logging.DEBUG if self._line.shown else logging.INFO,
+            '%s',
+            progress.describe(step, self._num_steps, values),
+        )
 
     def _write(self, step, values):
         self._metrics.write(step, values)
@@ -91,21 +109,41 @@ class Outputs:
         values = consensus.from_main(lambda: values)  # what follows from them is to be the same
         before = [*metrics.scores(self._metrics.rows, 'eval/num_examples').values()][-1:]
         if before and before != [values['eval/num_examples']]:
-            log.warning('%d images were evaluated, and %d before: the split has changed, and what '
-                        'is best is not comparable', values['eval/num_examples'], before[0])
+            log.warning(
+                '%d images were evaluated, and %d before: the split has changed, and what '
+                'is best is not comparable',
+                values['eval/num_examples'],
+                before[0],
+            )
         self._write(step, values | {'eval/seconds': seconds})
         self._checkpoints.scores[step] = values[self._checkpoints.metric]
         if consensus.is_main():
-            curves.draw(self._metrics.rows, self._workdir, self._num_classes,
-                        progress.taken(self._metrics.rows, self.meter.batch_size))
+            curves.draw(
+                self._metrics.rows,
+                self._workdir,
+                self._num_classes,
+                progress.taken(self._metrics.rows, self.meter.batch_size),
+            )
         precision = values.get('eval/mean_average_precision')
         more = '' if precision is None else f'  mAP {100 * precision:.2f} %'
-        few = ''.join(f'  {name} {100 * value:.2f} %' for name, value in values.items()
-                      if name.startswith('fewshot/') and not name.endswith('_deviation'))
+        few = ''.join(
+            f'  {name} {100 * value:.2f} %'
+            for name, value in values.items()
+            if name.startswith('fewshot/') and not name.endswith('_deviation')
+        )
         top5 = f'  top-5 {100 * values[TOP5]:.2f} %' if self._num_classes >= 10 else ''
-        log.info('step %d/%d  eval accuracy %.2f %%%s%s  loss %.4f%s  on %d images in %.1f s', step,
-                 self._num_steps, 100 * values[ACCURACY], top5, more, values['eval/loss'], few,
-                 values['eval/num_examples'], seconds)
+        log.info(
+            'step %d/%d  eval accuracy %.2f %%%s%s  loss %.4f%s  on %d images in %.1f s',
+            step,
+            self._num_steps,
+            100 * values[ACCURACY],
+            top5,
+            more,
+            values['eval/loss'],
+            few,
+            values['eval/num_examples'],
+            seconds,
+        )
 
     def has_evaluation(self, step: int) -> bool:
         """Whether the model after `step` has been evaluated."""
@@ -117,8 +155,11 @@ class Outputs:
 
     def has_lost_patience(self) -> bool:
         """Whether so many evaluations were no better than one before; from the rows alone."""
-        return 0 < self._patience <= metrics.since_best(
-            self._checkpoints.scores, self._checkpoints.metric)
+        return (
+            0
+            < self._patience
+            <= metrics.since_best(self._checkpoints.scores, self._checkpoints.metric)
+        )
 
     def save(self, step: int, state: PyTree, values: dict[str, Array]) -> None:
         """Starts saving the state after `step`, once its rows of metrics are on disk.
@@ -130,13 +171,19 @@ class Outputs:
             self._metrics.sync()
         except UserError as error:
             raise UserError(f'{error} {self._checkpoints.last_good()}') from error
-        self._checkpoints.save(step, state, {
-            'interval': {'sum': self._sum, 'steps': self._steps},
-            'metrics': self._metrics.summary()})
+        self._checkpoints.save(
+            step,
+            state,
+            {
+                'interval': {'sum': self._sum, 'steps': self._steps},
+                'metrics': self._metrics.summary(),
+            },
+        )
 
     @contextlib.contextmanager
-    def saved_if_it_fails(self, step: int, state: PyTree, values: dict[str, Array]
-                          ) -> Iterator[None]:
+    def saved_if_it_fails(
+        self, step: int, state: PyTree, values: dict[str, Array]
+    ) -> Iterator[None]:
         """Saves the state before an error leaves, unless training has diverged.
 
         So no steps are lost with their evaluation.
@@ -157,9 +204,11 @@ class Outputs:
             return
         self._checkpoints.wait()
         words = ', '.join(f'{name} is {value:g}' for name, value in found.items())
-        raise DivergedError(f'{words} at step {step}. {self._checkpoints.last_good()} With another '
-                            '--workdir, lower optimizer.learning_rate, lengthen '
-                            'optimizer.warmup_steps, or set optimizer.clip_norm.')
+        raise DivergedError(
+            f'{words} at step {step}. {self._checkpoints.last_good()} With another '
+            '--workdir, lower optimizer.learning_rate, lengthen '
+            'optimizer.warmup_steps, or set optimizer.clip_norm.'
+        )
 
     def conclude(self, step: int, received: signal.Signals | None) -> None:
         """Waits until everything is on disk, and logs how the run ended: early if by a signal."""
@@ -167,18 +216,29 @@ class Outputs:
         last = self._checkpoints.wait()
         if self.is_complete(step):
             if step < self._num_steps:
-                log.info('stopped early after step %d of %d: %s has not become better in %d '
-                         'evaluations. To go on, raise patience.', step, self._num_steps,
-                         self._checkpoints.metric, self._patience)
+                log.info(
+                    'stopped early after step %d of %d: %s has not become better in %d '
+                    'evaluations. To go on, raise patience.',
+                    step,
+                    self._num_steps,
+                    self._checkpoints.metric,
+                    self._patience,
+                )
             log.info('%s', self._outcome(step))
             self._trackers.close(complete=True)
             return
         saved = 'and saved' if last == step else 'before there was anything to save'
-        log.warning('stopped by %s after step %d of %d %s. To continue, run the same command '
-                    'again.', received.name, step, self._num_steps, saved)
+        log.warning(
+            'stopped by %s after step %d of %d %s. To continue, run the same command again.',
+            received.name,
+            step,
+            self._num_steps,
+            saved,
+        )
 
     def _outcome(self, step):
         """What the run has reached, how long it took, and where the files are that there are."""
+
         def folder(step):
             return os.path.join(self._checkpoints.directory, str(step))
 
@@ -187,15 +247,21 @@ class Outputs:
         best, saved = metrics.best(scores, scores, metric), self._checkpoints.best()
         accuracy = [*metrics.scores(rows, ACCURACY).values()][-1]
         value = f'{scores[best]:.4f}' if 'loss' in metric else f'{100 * scores[best]:.2f} %'
-        files = {'checkpoint': folder(step),
-                 'best saved': '' if saved in (None, step) else folder(saved),
-                 'curves': os.path.join(self._workdir, curves.FILE), 'metrics': self._metrics.path}
+        files = {
+            'checkpoint': folder(step),
+            'best saved': '' if saved in (None, step) else folder(saved),
+            'curves': os.path.join(self._workdir, curves.FILE),
+            'metrics': self._metrics.path,
+        }
         seconds = progress.taken(rows, self.meter.batch_size)
-        return '\n'.join([
-            f'done: {step} steps in {progress.duration(seconds)}, eval accuracy '
-            f'{100 * accuracy:.2f} %',
-            f'  best        {metric} {value} at step {best}',
-            *(f'  {name:10}  {path}' for name, path in files.items() if os.path.exists(path))])
+        return '\n'.join(
+            [
+                f'done: {step} steps in {progress.duration(seconds)}, eval accuracy '
+                f'{100 * accuracy:.2f} %',
+                f'  best        {metric} {value} at step {best}',
+                *(f'  {name:10}  {path}' for name, path in files.items() if os.path.exists(path)),
+            ]
+        )
 
     def close(self) -> None:
         """Closes the files, but not the checkpoints, which the caller has opened."""

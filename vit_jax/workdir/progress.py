@@ -11,8 +11,9 @@ from vit_jax.workdir import memory
 class Meter:
     """Measures a training loop between two reports."""
 
-    def __init__(self, batch_size: int, num_steps: int, flops_per_step: float,
-                 peak_flops: float | None):
+    def __init__(
+        self, batch_size: int, num_steps: int, flops_per_step: float, peak_flops: float | None
+    ):
         """For a model of `flops_per_step`, forward and backward.
 
         `peak_flops` is the FLOP/s of one device, None where it is not known.
@@ -46,7 +47,8 @@ class Meter:
             'images_per_sec': steps_per_sec * self.batch_size,
             'data_wait': self._waited / seconds,
             'eta_sec': (self._num_steps - step) / steps_per_sec if steps_per_sec else 0.0,
-            'flops_per_sec': steps_per_sec * self._flops_per_step}
+            'flops_per_sec': steps_per_sec * self._flops_per_step,
+        }
 
     def report(self, step: int) -> dict[str, float]:
         """Speed per second of training since `start`, and starts again.
@@ -86,24 +88,30 @@ def peak_memory() -> int:
 def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
     """One line for the log from the values of a training row."""
     mfu = f'  MFU {values["mfu"]:.1%}' if 'mfu' in values else ''
-    return (f'step {step}/{num_steps}  loss {values["loss"]:.4f}  '
-            f'lr {values["learning_rate"]:.2e}  grad norm {values["grad_norm"]:.3f}  '
-            f'{values["images_per_sec"]:,.0f} images/s  waiting for data {values["data_wait"]:.0%}'
-            f'{mfu}  ETA {duration(values["eta_sec"])}')
+    return (
+        f'step {step}/{num_steps}  loss {values["loss"]:.4f}  '
+        f'lr {values["learning_rate"]:.2e}  grad norm {values["grad_norm"]:.3f}  '
+        f'{values["images_per_sec"]:,.0f} images/s  waiting for data {values["data_wait"]:.0%}'
+        f'{mfu}  ETA {duration(values["eta_sec"])}'
+    )
 
 
-def live(step: int, num_steps: int, loss: float | None, accuracy: float | None,
-         speed: dict[str, float]) -> str:
+def live(
+    step: int, num_steps: int, loss: float | None, accuracy: float | None, speed: dict[str, float]
+) -> str:
     """The live line after `step`: mean loss, the last accuracy and speed, where known.
 
     Of a run of a million steps it has 80 columns; what a narrow terminal cuts off comes last.
     """
-    return '  '.join([
-        f'{step}/{num_steps} {step / num_steps:.0%}',
-        *([f'loss {loss:.4f}'] if loss is not None else []),
-        *([f'accuracy {100 * accuracy:.2f} %'] if accuracy is not None else []),
-        *([f'{speed["images_per_sec"]:,.0f} images/s'] if speed['images_per_sec'] else []),
-        *([f'ETA {duration(speed["eta_sec"])}'] if speed['eta_sec'] else [])])
+    return '  '.join(
+        [
+            f'{step}/{num_steps} {step / num_steps:.0%}',
+            *([f'loss {loss:.4f}'] if loss is not None else []),
+            *([f'accuracy {100 * accuracy:.2f} %'] if accuracy is not None else []),
+            *([f'{speed["images_per_sec"]:,.0f} images/s'] if speed['images_per_sec'] else []),
+            *([f'ETA {duration(speed["eta_sec"])}'] if speed['eta_sec'] else []),
+        ]
+    )
 
 
 def duration(seconds: float) -> str:

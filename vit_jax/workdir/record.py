@@ -26,33 +26,54 @@ CHECKPOINTS = 'checkpoints'  # one folder for each saved step
 RECIPE = 'recipe.json'  # the file that --config named, and its fields without those overridden
 OF_SEVERAL = ('sweep.json', 'vtab.json')  # in the directory of several runs
 # Fields that every version has written.
-NEEDED = {'accum_steps', 'dataset', 'image_size', 'loss', 'model', 'num_epochs', 'num_steps',
-          'preprocess'}
+NEEDED = {
+    'accum_steps',
+    'dataset',
+    'image_size',
+    'loss',
+    'model',
+    'num_epochs',
+    'num_steps',
+    'preprocess',
+}
 
 
 def make(workdir: str) -> None:
     """Makes the directory if it is missing; UserError for what is none, or cannot be written."""
     if '://' in workdir:
-        raise UserError(f'--workdir {workdir} is no directory of this machine: mount the bucket '
-                        '(docs/scale.md), and name a directory there.')
+        raise UserError(
+            f'--workdir {workdir} is no directory of this machine: mount the bucket '
+            '(docs/scale.md), and name a directory there.'
+        )
     if not is_utf8(workdir):
         raise UserError(f'--workdir {workdir!r} is not in UTF-8: name another directory.')
     try:
         os.makedirs(workdir, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        what = ('is a link to nothing' if os.path.islink(workdir) else
-                'is a file' if os.path.isfile(workdir) else 'is below a file')
+        what = (
+            'is a link to nothing'
+            if os.path.islink(workdir)
+            else 'is a file'
+            if os.path.isfile(workdir)
+            else 'is below a file'
+        )
         raise UserError(f'--workdir {workdir} {what}: name a directory.') from None
     except OSError as error:
-        raise UserError(f'--workdir {workdir!r} cannot be made ({error.strerror}): name a '
-                        'directory that can be written.') from error
+        raise UserError(
+            f'--workdir {workdir!r} cannot be made ({error.strerror}): name a '
+            'directory that can be written.'
+        ) from error
     if not os.access(workdir, os.W_OK | os.X_OK):
-        raise UserError(f'--workdir {workdir} cannot be written (read-only, or of another user): '
-                        'name a directory that can be written.')
+        raise UserError(
+            f'--workdir {workdir} cannot be written (read-only, or of another user): '
+            'name a directory that can be written.'
+        )
     for path in (os.path.join(workdir, name) for name in os.listdir(workdir)):
         if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
-            raise UserError(f'{path} is a pipe, and opening it would wait for ever: remove it, or '
-                            'take another --workdir.')
+            raise UserError(
+                f'{path} is a pipe, and opening it would wait for ever: remove it, or '
+                'take another --workdir.'
+            )
 
 
 class LogFile(logging.FileHandler):
@@ -71,8 +92,11 @@ class LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord | None) -> None:  # noqa: N802 - the name of logging
         """Says what is wrong, once, instead of a traceback for every line."""
         self.failed = True
-        log.warning('%s cannot be written (%s): the run goes on without it', self.baseFilename,
-                    storage_error(sys.exc_info()[1]))
+        log.warning(
+            '%s cannot be written (%s): the run goes on without it',
+            self.baseFilename,
+            storage_error(sys.exc_info()[1]),
+        )
 
     def close(self) -> None:
         """Closes the file, which tries once more to write a line that it could not."""
@@ -106,19 +130,24 @@ def lock(workdir: str) -> contextlib.ExitStack:
             file = stack.enter_context(open(path, 'a', encoding='utf-8'))  # noqa: SIM115
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f'another process is training in {workdir}. Wait for it, stop it, or '
-                            'take another --workdir.') from error
+            raise UserError(
+                f'another process is training in {workdir}. Wait for it, stop it, or '
+                'take another --workdir.'
+            ) from error
         except OSError as error:
-            raise UserError(f'{path} cannot be written ({error.strerror}), which reserves the '
-                            'workdir for this run: remove it, or take another --workdir.'
-                            ) from error
+            raise UserError(
+                f'{path} cannot be written ({error.strerror}), which reserves the '
+                'workdir for this run: remove it, or take another --workdir.'
+            ) from error
 
     with contextlib.ExitStack() as stack:
         consensus.from_main(reserve)
         found = consensus.gather(os.path.exists(path))
         if not all(found):
-            raise UserError(f'process {found.index(False)} does not find the workdir {workdir} of '
-                            'process 0: it must be a directory on storage that all hosts share.')
+            raise UserError(
+                f'process {found.index(False)} does not find the workdir {workdir} of '
+                'process 0: it must be a directory on storage that all hosts share.'
+            )
         return stack.pop_all()
 
 
@@ -144,14 +173,18 @@ def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
     for field in NEEDED | (config.keys() & expected.keys()):
         found, section = config.get(field), isinstance(expected[field], dict)
         if isinstance(found, dict) != section or field not in config:
-            raise UserError(f'{path} has {json.dumps(found):.80} for {field}, expected '
-                            f'{"an object" if section else "a value"}: restore the file.')
+            raise UserError(
+                f'{path} has {json.dumps(found):.80} for {field}, expected '
+                f'{"an object" if section else "a value"}: restore the file.'
+            )
     config_lib.check_recorded(config, path)
     path = os.path.join(workdir, CLASSES)
     classes = read_json(path, list)
     if wrong := [name for name in classes if not isinstance(name, str)]:
-        raise UserError(f'{path} holds {json.dumps(wrong[0]):.80}, expected the names of the '
-                        'classes: restore the file.')
+        raise UserError(
+            f'{path} holds {json.dumps(wrong[0]):.80}, expected the names of the '
+            'classes: restore the file.'
+        )
     return config, classes
 
 
@@ -162,9 +195,11 @@ def saved_steps(directory: str) -> list[int]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(f'{directory} cannot be read ({error.strerror}): a run has its checkpoints '
-                        'in a directory of that name. Move what is there away, or take another '
-                        '--workdir.') from error
+        raise UserError(
+            f'{directory} cannot be read ({error.strerror}): a run has its checkpoints '
+            'in a directory of that name. Move what is there away, or take another '
+            '--workdir.'
+        ) from error
     return [int(name) for name in names if name.isdigit()]
 
 
@@ -174,8 +209,11 @@ def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:
     None where nothing has been saved: any run may use such a workdir. Raises UserError where it has
     what another program or command has written, and a run would replace.
     """
-    return consensus.from_main(lambda: read(workdir) if saved_steps(
-        checkpoint_directory(workdir)) else _require_free(workdir))
+    return consensus.from_main(
+        lambda: (
+            read(workdir) if saved_steps(checkpoint_directory(workdir)) else _require_free(workdir)
+        )
+    )
 
 
 def _require_free(workdir):
@@ -185,8 +223,10 @@ def _require_free(workdir):
     except UserError:
         foreign = True
     if foreign:
-        raise UserError(f'{path} is not the config of a run, and would be replaced: take another '
-                        '--workdir, or move the file away.')
+        raise UserError(
+            f'{path} is not the config of a run, and would be replaced: take another '
+            '--workdir, or move the file away.'
+        )
     if found := [name for name in OF_SEVERAL if os.path.exists(os.path.join(workdir, name))]:
         raise UserError(f'{workdir} holds several runs ({found[0]}): take another --workdir.')
 
@@ -204,12 +244,15 @@ def require_apart(workdir: str, dataset: ConfigDict) -> None:
     split = os.path.join(root, re.split(r'[\[+]', dataset.train_split)[0])
     photos = os.path.realpath(split if os.path.isdir(split) else root)
     if is_place and pathlib.Path(os.path.realpath(workdir)).is_relative_to(photos):
-        raise UserError(f'--workdir {workdir} is in {photos}, whose folders dataset.name takes for '
-                        'classes: take another --workdir.')
+        raise UserError(
+            f'--workdir {workdir} is in {photos}, whose folders dataset.name takes for '
+            'classes: take another --workdir.'
+        )
 
 
-def require_same_run(workdir: str, old: tuple[Mapping, Sequence[str]], config: Mapping,
-                     class_names: Sequence[str]) -> None:
+def require_same_run(
+    workdir: str, old: tuple[Mapping, Sequence[str]], config: Mapping, class_names: Sequence[str]
+) -> None:
     """Raises UserError, with all differences, if the run of the workdir cannot be continued.
 
     `old` comes from `begun`; `config` is complete.
@@ -217,20 +260,29 @@ def require_same_run(workdir: str, old: tuple[Mapping, Sequence[str]], config: M
     old_config, old_names = old
     lines = config_lib.differences(old_config, config)
     if len(old_names) != len(class_names):
-        lines.append(f'classes: {len(old_names)} in the workdir, {len(class_names)} in the data '
-                     'now')
+        lines.append(
+            f'classes: {len(old_names)} in the workdir, {len(class_names)} in the data now'
+        )
     else:
-        lines += [f'classes: number {number} is {was!r} in the workdir, {now!r} in the data now'
-                  for number, (was, now) in enumerate(zip(old_names, class_names, strict=True))
-                  if was != now][:1]
+        lines += [
+            f'classes: number {number} is {was!r} in the workdir, {now!r} in the data now'
+            for number, (was, now) in enumerate(zip(old_names, class_names, strict=True))
+            if was != now
+        ][:1]
     if lines:
         raise UserError(
             f'{workdir} holds a run of another config. Take another --workdir, or make these '
-            'fields equal:\n  ' + '\n  '.join(lines))
+            'fields equal:\n  ' + '\n  '.join(lines)
+        )
     for field in ('num_steps', 'num_epochs'):
         if old_config[field] != config[field]:
-            log.warning('%s was %s and is now %s: the learning-rate schedule changes with the '
-                        'length of the run', field, old_config[field], config[field])
+            log.warning(
+                '%s was %s and is now %s: the learning-rate schedule changes with the '
+                'length of the run',
+                field,
+                old_config[field],
+                config[field],
+            )
 
 
 def write(workdir: str, config: Mapping, class_names: Sequence[str]) -> None:
@@ -270,11 +322,14 @@ def read_json(path: str, kind: type) -> Any:
     try:
         value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f'{path} cannot be read ({error}), expected {expected} of JSON: restore '
-                        'the file, or name another directory.') from error
+        raise UserError(
+            f'{path} cannot be read ({error}), expected {expected} of JSON: restore '
+            'the file, or name another directory.'
+        ) from error
     if not isinstance(value, kind):
-        raise UserError(f'{path} holds {json.dumps(value):.80}, expected {expected}: restore the '
-                        'file.')
+        raise UserError(
+            f'{path} holds {json.dumps(value):.80}, expected {expected}: restore the file.'
+        )
     return value
 
 
@@ -293,5 +348,7 @@ def require_not_scarce(error: BaseException, what: str) -> None:
     """Raises UserError where not the file but the machine is why `what` could not be read."""
     reason = storage_error(error)
     if reason in map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)):
-        raise UserError(f'{what} cannot be read: {reason}. It was left as it is. Raise the limit '
-                        '(`ulimit -a` shows all) and run the same command again.') from error
+        raise UserError(
+            f'{what} cannot be read: {reason}. It was left as it is. Raise the limit '
+            '(`ulimit -a` shows all) and run the same command again.'
+        ) from error

@@ -26,8 +26,9 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     steps = sorted(saved, reverse=True) if step is None else [step] * (step in saved)
     if step is None and (best := kept_best(workdir, steps)):
         steps.sort(key=lambda step: step == best[0], reverse=True)
-        log.info('the best checkpoint is taken, of step %d (%s). Another one: %s/STEP', *best,
-                 directory)
+        log.info(
+            'the best checkpoint is taken, of step %d (%s). Another one: %s/STEP', *best, directory
+        )
     for candidate in steps:
         try:
             return _read_params(epath.Path(directory) / str(candidate)), candidate
@@ -36,8 +37,10 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
             record.require_not_scarce(error, what)
             log.warning('%s cannot be read: %s', what, checkpoint.first_line(error))
     wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
-    raise UserError(f'{workdir} has no {wanted} that can be read (there are: '
-                    f'{", ".join(map(str, sorted(saved))) or "none"}).')
+    raise UserError(
+        f'{workdir} has no {wanted} that can be read (there are: '
+        f'{", ".join(map(str, sorted(saved))) or "none"}).'
+    )
 
 
 def kept_best(workdir: str, steps: Iterable[int]) -> tuple[int, str] | None:
@@ -62,8 +65,12 @@ def _read_params(folder):
     tree = handler.metadata(folder / 'state').tree
     name = 'ema_params' if tree.get('ema_params') else 'params'
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), {name: tree[name]})
-    params = handler.restore(folder / 'state', args=ocp.args.PyTreeRestore(
-        item={name: tree[name]}, restore_args=args, partial_restore=True))[name]
+    params = handler.restore(
+        folder / 'state',
+        args=ocp.args.PyTreeRestore(
+            item={name: tree[name]}, restore_args=args, partial_restore=True
+        ),
+    )[name]
     if any(saved[f'.{name}{key}'] != value for key, value in fingerprint.describe(params).items()):
         raise ValueError('arrays differ from what was saved')
     return params

@@ -21,8 +21,14 @@ class _Wandb:
     """A run of Weights & Biases: project, entity and mode are those of its WANDB_* variables."""
 
     def __init__(self, client, run, title, workdir, config):
-        self._run = client.init(id=run, resume='allow' if run else None, name=title, dir=workdir,
-                                config=config, allow_val_change=True)
+        self._run = client.init(
+            id=run,
+            resume='allow' if run else None,
+            name=title,
+            dir=workdir,
+            config=config,
+            allow_val_change=True,
+        )
         self.name = self._run.id
 
     def write(self, step, values):
@@ -53,14 +59,17 @@ KINDS = {'wandb': _Wandb, 'mlflow': _Mlflow}
 
 def require(names: Sequence[str]) -> None:
     """Raises UserError, on all processes, unless process 0 can import the clients."""
+
     def require_here():
         for name in names:
             try:
                 importlib.import_module(name)
             except ImportError as error:
-                raise UserError(f'trackers has {name!r}, whose client cannot be imported '
-                                f'({error}): pip install {name}, or leave it out of --config.'
-                                'trackers.') from error
+                raise UserError(
+                    f'trackers has {name!r}, whose client cannot be imported '
+                    f'({error}): pip install {name}, or leave it out of --config.'
+                    'trackers.'
+                ) from error
 
     consensus.from_main(require_here)
 
@@ -85,14 +94,19 @@ class Trackers:
         for name in names:
             try:
                 self._runs[name] = KINDS[name](
-                    importlib.import_module(name), known.get(name), title,
-                    os.path.abspath(workdir), config_lib.flatten(config))
+                    importlib.import_module(name),
+                    known.get(name),
+                    title,
+                    os.path.abspath(workdir),
+                    config_lib.flatten(config),
+                )
             except Exception as error:  # clients raise what they like
                 self.close(complete=False)
                 raise UserError(
                     f'{name} cannot begin a run ({first_line(error)}). Mend what it says, as by '
-                    f'{name}\'s own variables of the environment, or leave {name} out of '
-                    f'--config.trackers; without {path} it begins another.') from error
+                    f"{name}'s own variables of the environment, or leave {name} out of "
+                    f'--config.trackers; without {path} it begins another.'
+                ) from error
             known[name] = self._runs[name].name
         record.write_json(path, known)
 

@@ -19,8 +19,9 @@ def test_big_vision_moves_the_position_of_the_class_token_and_no_logit(tmp_path)
     _, found = through(given, 'big_vision', tmp_path / 'x.npz')
     assert not found.params['position']['embedding'][:, 0].any()
     batch = small.images(given)
-    np.testing.assert_allclose(small.logits(found, batch), small.logits(given, batch), rtol=1e-4,
-                               atol=1e-5)
+    np.testing.assert_allclose(
+        small.logits(found, batch), small.logits(given, batch), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize('model', ['vit', 'map'])
@@ -28,8 +29,11 @@ def test_image_tower_of_big_vision(model, tmp_path):
     """Beside it stand a tower of texts, of the same names, and the temperature."""
     _, found = through(small.make(model), 'big_vision', tmp_path / 'x.npz')
     with np.load(tmp_path / 'x.npz') as file:
-        arrays = {f'params/{tower}/{name}': sign * x for name, x in file.items()
-                  for tower, sign in (('txt', -1), ('img', 1))}
+        arrays = {
+            f'params/{tower}/{name}': sign * x
+            for name, x in file.items()
+            for tower, sign in (('txt', -1), ('img', 1))
+        }
     np.savez(tmp_path / 'x.npz', **arrays, **{'params/t': np.ones(1), 'params/b': np.ones(1)})
     again = weights.load(str(tmp_path / 'x.npz'))
     assert (again.layout, again.model) == ('big_vision', found.model)
@@ -59,8 +63,9 @@ def test_logits_of_a_model_written_down_with_flax(model, tmp_path):
     given = small.make(model)
     weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
     batch = small.images(given)
-    assert_close(described.big_vision_logits(given, tmp_path / 'x.npz', batch),
-                 small.logits(given, batch))
+    assert_close(
+        described.big_vision_logits(given, tmp_path / 'x.npz', batch), small.logits(given, batch)
+    )
 
 
 def rewritten(given, tmp_path, change):
@@ -78,7 +83,8 @@ def rewritten(given, tmp_path, change):
 @pytest.mark.parametrize('place', ['Transformer/pos_embedding', 'pos_embedding'])
 @pytest.mark.parametrize('model', ['vit', 'gap', 'map'])
 def test_positions_before_2022_stand_in_the_transformer_with_that_of_the_class_token(
-        model, place, numbers, tmp_path):
+    model, place, numbers, tmp_path
+):
     given = small.make(model)
 
     def change(arrays):
@@ -87,9 +93,15 @@ def test_positions_before_2022_stand_in_the_transformer_with_that_of_the_class_t
             arrays |= {place: given.params['position']['embedding'], 'cls': given.params['cls']}
         if numbers == 'newer':
             return arrays
-        return {name if name.startswith('MAPHead') else name.replace(
-            'Attention_0', 'Attention_1').replace('LayerNorm_1', 'LayerNorm_2').replace(
-                'MlpBlock_0', 'MlpBlock_3'): x for name, x in arrays.items()}
+        return {
+            name
+            if name.startswith('MAPHead')
+            else name.replace('Attention_0', 'Attention_1')
+            .replace('LayerNorm_1', 'LayerNorm_2')
+            .replace('MlpBlock_0', 'MlpBlock_3'): x
+            for name, x in arrays.items()
+        }
+
     assert_same_arrays(rewritten(given, tmp_path, change).params, given.params)
 
 
@@ -101,18 +113,23 @@ def test_positions_that_are_no_square_are_with_a_class_token_where_they_were_bef
 
     def change(arrays):
         return arrays | {'pos_embedding': positions[:, 1:]}
+
     assert not rewritten(given, tmp_path, change).params['position']['embedding'][:, 0].any()
 
     def old(arrays):
         arrays.pop('pos_embedding')
         return arrays | {'Transformer/pos_embedding': positions, 'cls': given.params['cls']}
+
     assert_same_arrays(rewritten(given, tmp_path, old).params, given.params)
 
 
 def test_pooling_without_a_name_of_its_own(tmp_path):
     given = small.make('map')
-    found = rewritten(given, tmp_path, lambda arrays: {
-        name.removeprefix('MAPHead_0/'): x for name, x in arrays.items()})
+    found = rewritten(
+        given,
+        tmp_path,
+        lambda arrays: {name.removeprefix('MAPHead_0/'): x for name, x in arrays.items()},
+    )
     assert_same_arrays(found.params, given.params)
 
 
@@ -125,9 +142,14 @@ def make_resnet(**fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('kind', 'name', 'shape'), [
-    (variants.bit_resnet, 'norm-pre-head/scale', (1, 1, 1, 512)),
-    (variants.hybrid_resnet, 'gn_root/scale', (32,))], ids=['bit_paper', 'bit'])
+@pytest.mark.parametrize(
+    ('kind', 'name', 'shape'),
+    [
+        (variants.bit_resnet, 'norm-pre-head/scale', (1, 1, 1, 512)),
+        (variants.hybrid_resnet, 'gn_root/scale', (32,)),
+    ],
+    ids=['bit_paper', 'bit'],
+)
 def test_resnets_of_big_vision(kind, name, shape, tmp_path, caplog):
     """Logits are those of its two models written down once more; GroupNorms once had four axes."""
     given = make_resnet(**kind((2, 1, 3), width=32))
@@ -138,12 +160,18 @@ def test_resnets_of_big_vision(kind, name, shape, tmp_path, caplog):
     unit = 'block3/unit03/' if kind is variants.bit_resnet else 'block3/unit3/'
     assert f'{unit}conv3/kernel' in arrays
     batch = small.images(given)
-    assert_close(described.big_vision_resnet_logits(tmp_path / 'x.npz', batch),
-                 small.logits(given, batch))
+    assert_close(
+        described.big_vision_resnet_logits(tmp_path / 'x.npz', batch), small.logits(given, batch)
+    )
     other = {1: (1, 1, 1, -1), 4: (-1,)}[len(shape)]
-    found = rewritten(given, tmp_path, lambda arrays: {
-        name: x.reshape(other) if '/gn' in f'/{name}' or 'norm-' in name else x
-        for name, x in arrays.items()})
+    found = rewritten(
+        given,
+        tmp_path,
+        lambda arrays: {
+            name: x.reshape(other) if '/gn' in f'/{name}' or 'norm-' in name else x
+            for name, x in arrays.items()
+        },
+    )
     assert_same_arrays(found.params, given.params)
     assert ("bit_paper.py pools the root's border" in caplog.text) == (len(shape) == 4)
 
@@ -151,7 +179,8 @@ def test_resnets_of_big_vision(kind, name, shape, tmp_path, caplog):
 def test_a_resnet_of_other_formulas_is_not_written(tmp_path):
     given = make_resnet(weight_epsilon=1e-8)
     assert 'model.resnet.weight_epsilon is 1e-08, there it is 1e-10' in small.message(
-        weights.save, given, str(tmp_path / 'x.npz'), 'big_vision')
+        weights.save, given, str(tmp_path / 'x.npz'), 'big_vision'
+    )
 
 
 def test_a_grid_that_would_be_read_as_a_square_with_a_class_token_is_refused(tmp_path):
@@ -159,8 +188,9 @@ def test_a_grid_that_would_be_read_as_a_square_with_a_class_token_is_refused(tmp
     vit = small.make('vit')
     model = models.build(vit.model, vit.num_classes)
     params = randomised(model, np.zeros((1, 40, 16, 3)))
-    given = dataclasses.replace(vit, params=params,
-                                preprocess=vit.preprocess | {'image_size': (40, 16)})
+    given = dataclasses.replace(
+        vit, params=params, preprocess=vit.preprocess | {'image_size': (40, 16)}
+    )
     with pytest.raises(UserError, match='10 patches, one more than a square has, would be read'):
         weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
     assert not any(tmp_path.iterdir())

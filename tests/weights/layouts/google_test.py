@@ -16,8 +16,13 @@ def test_prefixes_and_the_newer_names_of_google(prefix, tmp_path):
     with np.load(tmp_path / 'x.npz') as file:
         arrays = dict(file)
     assert any('MultiHeadDotProductAttention_1' in name for name in arrays)
-    arrays = {prefix + name.replace('Attention_1', 'Attention_0').replace('Norm_2', 'Norm_1')
-              .replace('MlpBlock_3', 'MlpBlock_0'): x for name, x in arrays.items()}
+    arrays = {
+        prefix
+        + name.replace('Attention_1', 'Attention_0')
+        .replace('Norm_2', 'Norm_1')
+        .replace('MlpBlock_3', 'MlpBlock_0'): x
+        for name, x in arrays.items()
+    }
     np.savez(tmp_path / 'x.npz', **arrays, step=np.int32(3))
     assert_same_arrays(weights.load(str(tmp_path / 'x.npz')).params, found.params)
 
@@ -27,14 +32,25 @@ def test_group_norms_of_google_with_one_axis_or_four(tmp_path):
     with np.load(tmp_path / 'x.npz') as file:
         arrays = dict(file)
     assert arrays['gn_root/scale'].shape == (1, 1, 1, 32)
-    np.savez(tmp_path / 'x.npz', **{name: x.ravel() if '/gn' in f'/{name}' else x
-                                    for name, x in arrays.items()})
+    np.savez(
+        tmp_path / 'x.npz',
+        **{name: x.ravel() if '/gn' in f'/{name}' else x for name, x in arrays.items()},
+    )
     assert_same_arrays(weights.load(str(tmp_path / 'x.npz')).params, found.params)
 
 
-@pytest.mark.parametrize(('model', 'layout'), [
-    ('vit', 'google'), ('gap', 'google'), ('root', 'google'), ('hybrid', 'google'),
-    ('bit', 'google'), ('gap', 'big_vision'), ('map', 'big_vision')])
+@pytest.mark.parametrize(
+    ('model', 'layout'),
+    [
+        ('vit', 'google'),
+        ('gap', 'google'),
+        ('root', 'google'),
+        ('hybrid', 'google'),
+        ('bit', 'google'),
+        ('gap', 'big_vision'),
+        ('map', 'big_vision'),
+    ],
+)
 def test_timm_reads_npz(model, layout, tmp_path):
     """timm's own reader of Google's files gives the arrays of the independent conversion."""
     given = small.make(model)
@@ -51,5 +67,6 @@ def test_logits_of_a_model_written_down_with_flax(model, tmp_path):
     given = small.make(model)
     weights.save(given, str(tmp_path / 'x.npz'), 'google')
     batch = small.images(given)
-    assert_close(described.google_logits(given, tmp_path / 'x.npz', batch),
-                 small.logits(given, batch))
+    assert_close(
+        described.google_logits(given, tmp_path / 'x.npz', batch), small.logits(given, batch)
+    )

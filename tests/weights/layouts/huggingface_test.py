@@ -14,15 +14,17 @@ from vit_jax import weights
 from vit_jax.data.resizing import resize_and_central_crop
 
 
-@pytest.mark.parametrize('change', [dict(), dict(gelu='erf', layer_norm_epsilon=1e-2, num_heads=4)],
-                         ids=['tanh', 'erf'])
+@pytest.mark.parametrize(
+    'change', [dict(), dict(gelu='erf', layer_norm_epsilon=1e-2, num_heads=4)], ids=['tanh', 'erf']
+)
 @pytest.mark.parametrize('model', ['vit', 'rectangle'])
 def test_transformers_loads_directories(model, change, tmp_path):
     transformers = interop.require('transformers')
     given = small.make(model, **change)
     weights.save(given, str(tmp_path / 'x'), 'huggingface')
     theirs, info = transformers.AutoModelForImageClassification.from_pretrained(
-        tmp_path / 'x', output_loading_info=True)
+        tmp_path / 'x', output_loading_info=True
+    )
     assert not any(info.values()), info
     batch = small.images(given)
     assert_close(small.logits(given, batch), interop.logits(theirs.eval(), batch))
@@ -52,18 +54,21 @@ def test_newer_names_of_transformers(tmp_path):
     state = {k: x.numpy() for k, x in interop.to_huggingface(given.params).items()}
     assert 'vit.layers.1.attention.o_proj.weight' in state
     safetensors.numpy.save_file(
-        {k: np.ascontiguousarray(x) for k, x in state.items()}, tmp_path / 'x/model.safetensors')
+        {k: np.ascontiguousarray(x) for k, x in state.items()}, tmp_path / 'x/model.safetensors'
+    )
     assert_same_arrays(weights.load(str(tmp_path / 'x')).params, given.params)
 
 
-@pytest.mark.parametrize('change', [dict(), dict(representation_size=20)],
-                         ids=['no-pooler', 'pooler'])
+@pytest.mark.parametrize(
+    'change', [dict(), dict(representation_size=20)], ids=['no-pooler', 'pooler']
+)
 def test_transformers_loads_a_model_without_head(change, tmp_path):
     transformers = interop.require('transformers')
     given = small.make('headless', **change)
     weights.save(given, str(tmp_path / 'x'), 'huggingface')
     theirs, info = transformers.AutoModel.from_pretrained(
-        tmp_path / 'x', output_loading_info=True, add_pooling_layer=bool(change))
+        tmp_path / 'x', output_loading_info=True, add_pooling_layer=bool(change)
+    )
     assert not any(info.values()), info
     torch, batch = interop.require('torch'), small.images(given)
     with torch.inference_mode():
@@ -82,8 +87,12 @@ def test_image_processor_of_transformers(tmp_path):
     pixels = np.random.default_rng(0).integers(60, 190, (36, 24, 3)).astype(np.uint8)
     theirs = processor(Image.fromarray(pixels), return_tensors='np')['pixel_values'][0]
     # Squashed to 20x20 (16 / crop_ratio); the middle 16x16 of that, by bicubic resizing.
-    ours = np.stack([np.asarray(Image.fromarray(x.astype(np.float32)).resize((20, 20), 3))
-                     for x in pixels.transpose(2, 0, 1)])[:, 2:18, 2:18]
+    ours = np.stack(
+        [
+            np.asarray(Image.fromarray(x.astype(np.float32)).resize((20, 20), 3))
+            for x in pixels.transpose(2, 0, 1)
+        ]
+    )[:, 2:18, 2:18]
     mean, std = (np.array(given.preprocess[name])[:, None, None] for name in ('mean', 'std'))
     np.testing.assert_allclose(theirs * std, ours / 255 - mean, atol=1.1 / 255)
 
@@ -125,16 +134,21 @@ def test_huggingface_needs_its_config(tmp_path):
     assert "model_type vit; found 'deit'" in message(weights.load, str(tmp_path / 'x'))
     (tmp_path / 'x/config.json').write_text(json.dumps(config | {'hidden_act': 'relu'}))
     assert "hidden_act in config.json is 'relu'. Did you mean" in message(
-        weights.load, str(tmp_path / 'x'))
+        weights.load, str(tmp_path / 'x')
+    )
     (tmp_path / 'x/config.json').write_text(json.dumps(config | {'num_hidden_layers': 3}))
     assert 'no vit.encoder.layer.2.attention' in message(weights.load, str(tmp_path / 'x'))
     (tmp_path / 'x/config.json').write_text(json.dumps(config | {'hidden_size': 64}))
     assert 'vit.embeddings.cls_token has shape (1, 1, 128), expected (1, 1, 64)' in message(
-        weights.load, str(tmp_path / 'x'))
+        weights.load, str(tmp_path / 'x')
+    )
 
 
-@pytest.mark.parametrize(('change', 'scale'), [
-    (dict(rescale_factor=1 / 127.5), 2), (dict(do_rescale=False), 255)], ids=str)
+@pytest.mark.parametrize(
+    ('change', 'scale'),
+    [(dict(rescale_factor=1 / 127.5), 2), (dict(do_rescale=False), 255)],
+    ids=str,
+)
 def test_other_scales_of_processors_are_honoured(change, scale, tmp_path):
     """What their processor computes, from the fields that are read."""
     transformers = interop.require('transformers')
@@ -151,11 +165,16 @@ def test_other_scales_of_processors_are_honoured(change, scale, tmp_path):
     np.testing.assert_allclose(ours, theirs, atol=1.1 / 255 / min(found['std']))
 
 
-@pytest.mark.parametrize(('change', 'expected'), [
-    (dict(do_resize=False), 'do_resize is false, which cannot be done here. Without that file'),
-    (dict(do_pad=True), 'do_pad is true'), (dict(crop_pct=0.9), 'crop_pct is 0.9'),
-    (dict(crop_size=dict(height=30, width=30)), 'crop_size is {"height": 30, "width": 30}')],
-    ids=str)
+@pytest.mark.parametrize(
+    ('change', 'expected'),
+    [
+        (dict(do_resize=False), 'do_resize is false, which cannot be done here. Without that file'),
+        (dict(do_pad=True), 'do_pad is true'),
+        (dict(crop_pct=0.9), 'crop_pct is 0.9'),
+        (dict(crop_size=dict(height=30, width=30)), 'crop_size is {"height": 30, "width": 30}'),
+    ],
+    ids=str,
+)
 def test_processors_that_do_something_else_are_refused(change, expected, tmp_path):
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
     file = tmp_path / 'x/preprocessor_config.json'
@@ -195,4 +214,5 @@ def test_a_pooler_of_another_function_is_refused(tmp_path):
     file = tmp_path / 'x/config.json'
     file.write_text(json.dumps(json.loads(file.read_text()) | dict(pooler_act='relu')))
     assert "pooler_act in config.json is 'relu'. It is one of: tanh" in message(
-        weights.load, str(tmp_path / 'x'))
+        weights.load, str(tmp_path / 'x')
+    )

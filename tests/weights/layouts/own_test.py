@@ -60,10 +60,17 @@ def test_workdir(ema, tmp_path, caplog):
     assert_same_arrays(found.params, states[4])
     assert (found.layout, found.classes, found.num_classes) == ('workdir', list(CLASSES), 3)
     assert found.model == models.fields('ti16') | dict(
-        hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2, patch_size=(8, 8))
-    assert found.preprocess == dict(image_size=(16, 24), fit='cover', crop_ratio=0.875,
-                                    resize='bilinear', antialias=True, mean=(0.5,) * 3,
-                                    std=(0.5,) * 3)
+        hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2, patch_size=(8, 8)
+    )
+    assert found.preprocess == dict(
+        image_size=(16, 24),
+        fit='cover',
+        crop_ratio=0.875,
+        resize='bilinear',
+        antialias=True,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
     assert (found.grid(), found.loss) == ((2, 3), 'softmax')
     assert_same_arrays(weights.load(str(path / 'checkpoints/2')).params, states[2])
     assert_same_arrays(weights.load(str(path), step=2).params, states[2])
@@ -76,7 +83,11 @@ def test_workdir(ema, tmp_path, caplog):
     with pytest.raises(UserError, match='x.safetensors is not the workdir of a run.*--step=2'):
         weights.load(str(tmp_path / 'x.safetensors'), step=2)
     assert (again.model, again.classes, again.preprocess, again.loss) == (
-        found.model, found.classes, found.preprocess, found.loss)
+        found.model,
+        found.classes,
+        found.preprocess,
+        found.loss,
+    )
 
     fingerprint = path / 'checkpoints/4/meta/metadata'  # as if a bit had flipped
     saved = json.loads(fingerprint.read_text())
@@ -87,7 +98,8 @@ def test_workdir(ema, tmp_path, caplog):
     assert 'cannot be read: arrays differ from what was saved' in caplog.text
 
     assert 'no checkpoint of step 4 that can be read (there are: 2, 4)' in message(
-        path / 'checkpoints/4')
+        path / 'checkpoints/4'
+    )
     (path / 'classes.json').unlink()
     assert 'classes.json cannot be read' in message(path)
     shutil.rmtree(path / 'checkpoints')
@@ -97,16 +109,18 @@ def test_workdir(ema, tmp_path, caplog):
 
 
 def test_file_without_fields(tmp_path):
-    files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))},
-                        '.safetensors')
+    files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))}, '.safetensors')
     assert 'has the arrays of a vit_jax model but not its fields' in message(tmp_path / 'x')
 
 
 @pytest.mark.parametrize('size', [16, [16]])
 def test_a_square_may_be_one_number(size, tmp_path):
     path, given = str(tmp_path / 'x.safetensors'), small.make('no-position')
-    weights.save(dataclasses.replace(given, preprocess=given.preprocess | {'image_size': size}),
-                 path, 'vit_jax')
+    weights.save(
+        dataclasses.replace(given, preprocess=given.preprocess | {'image_size': size}),
+        path,
+        'vit_jax',
+    )
     assert weights.load(path).image_size() == (16, 16)
 
 
@@ -116,6 +130,6 @@ def test_what_files_of_before_do_not_say_of_images(change, tmp_path):
     path, given = str(tmp_path / 'x.safetensors'), small.make('vit')
     weights.save(dataclasses.replace(given, preprocess=given.preprocess | change), path, 'vit_jax')
     found = weights.load(path).preprocess
-    assert found == {name: value for name, value in given.preprocess.items()
-                     if name not in change} | (
-                         {'fit': 'cover', 'antialias': True} if 'fit' in change else {})
+    assert found == {
+        name: value for name, value in given.preprocess.items() if name not in change
+    } | ({'fit': 'cover', 'antialias': True} if 'fit' in change else {})

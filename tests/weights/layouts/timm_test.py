@@ -22,9 +22,23 @@ from vit_jax.weights.layouts.timm import architecture, model_arguments
 
 
 @pytest.mark.parametrize('name', ['model.pth', 'model.safetensors'])
-@pytest.mark.parametrize('model', [
-    'vit', 'gap', 'map', 'layer-scale', 'no-position', 'rectangle', 'root', 'hybrid', 'bit',
-    'registers', 'registers-gap', 'clip'])
+@pytest.mark.parametrize(
+    'model',
+    [
+        'vit',
+        'gap',
+        'map',
+        'layer-scale',
+        'no-position',
+        'rectangle',
+        'root',
+        'hybrid',
+        'bit',
+        'registers',
+        'registers-gap',
+        'clip',
+    ],
+)
 def test_timm_loads_files(model, name, tmp_path):
     """With the arrays that an independent conversion gives."""
     torch = interop.require('torch')
@@ -47,8 +61,9 @@ def timm_directory(given, path):
     return timm.create_model(f'local-dir:{path}', pretrained=True).eval()
 
 
-@pytest.mark.parametrize('model', [
-    'vit', 'gap', 'map', 'layer-scale', 'rectangle', 'registers', 'registers-gap', 'clip'])
+@pytest.mark.parametrize(
+    'model', ['vit', 'gap', 'map', 'layer-scale', 'rectangle', 'registers', 'registers-gap', 'clip']
+)
 def test_timm_builds_what_a_directory_describes(model, tmp_path):
     given = small.make(model, num_heads=4)
     theirs = timm_directory(given, tmp_path / 'x')
@@ -56,21 +71,28 @@ def test_timm_builds_what_a_directory_describes(model, tmp_path):
     assert_close(small.logits(given, batch), interop.logits(theirs, batch))
     assert theirs.pretrained_cfg['label_names'] == small.CLASSES
     assert {k: theirs.pretrained_cfg[k] for k in ('input_size', 'crop_pct', 'interpolation')} == {
-        'input_size': (given.channels(), *given.image_size()), 'crop_pct': 0.8,
-        'interpolation': 'bicubic'}
+        'input_size': (given.channels(), *given.image_size()),
+        'crop_pct': 0.8,
+        'interpolation': 'bicubic',
+    }
 
 
 def write_timm(directory, name, theirs, **arguments):
     """A model of timm with random numbers, as in a repository of the Hugging Face hub."""
     rng = np.random.default_rng(0)
-    state = {k: rng.normal('norm' in k and k.endswith('weight'), 0.1, x.shape).astype(np.float32)
-             for k, x in theirs.state_dict().items()}
+    state = {
+        k: rng.normal('norm' in k and k.endswith('weight'), 0.1, x.shape).astype(np.float32)
+        for k, x in theirs.state_dict().items()
+    }
     torch = interop.require('torch')
     theirs.load_state_dict({k: torch.from_numpy(x) for k, x in state.items()})
     directory.mkdir()
     safetensors.numpy.save_file(state, directory / 'model.safetensors')
-    config = dict(architecture=name, model_args=arguments,
-                  pretrained_cfg={'input_size': theirs.pretrained_cfg['input_size']})
+    config = dict(
+        architecture=name,
+        model_args=arguments,
+        pretrained_cfg={'input_size': theirs.pretrained_cfg['input_size']},
+    )
     (directory / 'config.json').write_text(json.dumps(config))
     return theirs.eval()
 
@@ -78,21 +100,42 @@ def write_timm(directory, name, theirs, **arguments):
 NARROW = dict(depth=1, embed_dim=128, num_heads=2, num_classes=5)
 
 
-@pytest.mark.parametrize(('name', 'size', 'fields'), [
-    ('vit_small_patch14_reg4_dinov2', 28, dict(num_registers=4)),
-    ('vit_base_patch14_reg4_dinov2', 42, dict(num_registers=4)),  # 9 patches and 5 are no square
-    ('vit_medium_patch16_reg4_gap_256', 32, dict(
-        num_registers=4, pool='gap', norm_after_pool=True)),
-    ('vit_so150m_patch16_reg4_gap_256', 48, dict(num_registers=4, pool='gap')),
-    ('vit_so150m_patch16_reg4_map_256', 32, dict(num_registers=4, pool='map')),
-    ('vit_base_patch16_clip_224', 32, dict(stem_norm=True, layer_norm_epsilon=1e-5)),
-    ('vit_large_patch14_clip_quickgelu_224', 28, dict(
-        stem_norm=True, layer_norm_epsilon=1e-5, gelu='quick'))])
+@pytest.mark.parametrize(
+    ('name', 'size', 'fields'),
+    [
+        ('vit_small_patch14_reg4_dinov2', 28, dict(num_registers=4)),
+        (
+            'vit_base_patch14_reg4_dinov2',
+            42,
+            dict(num_registers=4),
+        ),  # 9 patches and 5 are no square
+        (
+            'vit_medium_patch16_reg4_gap_256',
+            32,
+            dict(num_registers=4, pool='gap', norm_after_pool=True),
+        ),
+        ('vit_so150m_patch16_reg4_gap_256', 48, dict(num_registers=4, pool='gap')),
+        ('vit_so150m_patch16_reg4_map_256', 32, dict(num_registers=4, pool='map')),
+        ('vit_base_patch16_clip_224', 32, dict(stem_norm=True, layer_norm_epsilon=1e-5)),
+        (
+            'vit_large_patch14_clip_quickgelu_224',
+            28,
+            dict(stem_norm=True, layer_norm_epsilon=1e-5, gelu='quick'),
+        ),
+    ],
+)
 def test_registers_and_clip_of_timm(name, size, fields, tmp_path):
     """Read under timm's own names; what is written gives the logits in timm again."""
     timm = interop.import_timm()
-    theirs = write_timm(tmp_path / 'x', name, timm.create_model(name, img_size=size, **NARROW),
-                        img_size=size, embed_dim=128, depth=1, num_heads=2)
+    theirs = write_timm(
+        tmp_path / 'x',
+        name,
+        timm.create_model(name, img_size=size, **NARROW),
+        img_size=size,
+        embed_dim=128,
+        depth=1,
+        num_heads=2,
+    )
     given = weights.load(str(tmp_path / 'x'))
     assert {field: given.model[field] for field in fields} == fields
     assert (given.num_classes, given.image_size()) == (5, (size, size))
@@ -106,12 +149,18 @@ def test_registers_and_clip_of_timm(name, size, fields, tmp_path):
 @pytest.mark.parametrize('path', ['x', 'x/model.safetensors'])
 @pytest.mark.parametrize('patches_alone', [True, False])
 @pytest.mark.parametrize('class_token', [True, False])
-def test_positions_of_patches_alone_or_of_registers_too(
-        class_token, patches_alone, path, tmp_path):
+def test_positions_of_patches_alone_or_of_registers_too(class_token, patches_alone, path, tmp_path):
     timm = interop.import_timm()
     theirs = timm.create_model(
-        'vit_tiny_patch16_224', img_size=48, depth=1, num_classes=5, class_token=class_token,
-        global_pool='token' if class_token else 'map', reg_tokens=3, no_embed_class=patches_alone)
+        'vit_tiny_patch16_224',
+        img_size=48,
+        depth=1,
+        num_classes=5,
+        class_token=class_token,
+        global_pool='token' if class_token else 'map',
+        reg_tokens=3,
+        no_embed_class=patches_alone,
+    )
     write_timm(tmp_path / 'x', 'vit_tiny_patch16_224', theirs, img_size=48, depth=1, num_heads=3)
     given = weights.load(str(tmp_path / path), {'num_heads': 3})
     assert given.params['position']['embedding'].shape == (1, 12 + class_token, 192)
@@ -119,8 +168,9 @@ def test_positions_of_patches_alone_or_of_registers_too(
     assert_close(small.logits(given, batch), interop.logits(theirs, batch))
 
 
-@pytest.mark.parametrize(('model', 'size'), [
-    ('registers', (24, 32)), ('registers-gap', (32, 8)), ('clip', (24, 24))])
+@pytest.mark.parametrize(
+    ('model', 'size'), [('registers', (24, 32)), ('registers-gap', (32, 8)), ('clip', (24, 24))]
+)
 def test_positions_are_resized_as_timm_does(model, size):
     given = small.make(model)
     theirs = timm_model(given)
@@ -129,15 +179,20 @@ def test_positions_are_resized_as_timm_does(model, size):
     ours = models.build(given.model, 7)
     batch = np.random.default_rng(1).normal(size=(2, *size, 3)).astype(np.float32)
     shapes = jax.eval_shape(ours.init, jax.random.key(0), batch)['params']
-    params, _ = adapt.adapt(given.params, shapes, grid=ours.grid(size), source_grid=(2, 2),
-                            resize='bicubic')
+    params, _ = adapt.adapt(
+        given.params, shapes, grid=ours.grid(size), source_grid=(2, 2), resize='bicubic'
+    )
     found = jax.jit(ours.apply)({'params': params | {'head': given.params['head']}}, batch)
     assert_close(np.asarray(found), interop.logits(theirs, batch))
 
 
-@pytest.mark.parametrize(('name', 'architecture'), [
-    ('r_ti16', 'vit_tiny_r_s16_p8_224'),
-    pytest.param('r50x1', 'resnetv2_50x1_bit', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ('name', 'architecture'),
+    [
+        ('r_ti16', 'vit_tiny_r_s16_p8_224'),
+        pytest.param('r50x1', 'resnetv2_50x1_bit', marks=pytest.mark.slow),
+    ],
+)
 def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, tmp_path):
     """And what it saves has the fields of our model of that name, but for timm's formulas."""
     theirs = interop.import_timm().create_model(architecture, num_classes=5)
@@ -145,8 +200,9 @@ def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, t
     file = tmp_path / 'x.safetensors'
     safetensors.numpy.save_file({k: x.numpy() for k, x in state.items()}, file)
     found, expected = weights.load(str(file)), models.fields(name)
-    expected['resnet'] |= dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8,
-                               weight_epsilon_on='variance')
+    expected['resnet'] |= dict(
+        group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance'
+    )
     assert found.model == expected | ({'gelu': 'erf'} if 'gelu' in expected else {})
     again = timm_directory(found, tmp_path / 'x').state_dict()
     assert again.keys() == state.keys()
@@ -157,8 +213,10 @@ def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, t
 def test_mlp_ratios_are_those_of_people(name):
     """Not 4.00065 where 4 gives the same MLP; timm rounds down."""
     fields = models.fields(name)
-    params = {'embedding': {'kernel': np.empty((16, 16, 3, 1))},
-              'position': {'embedding': np.empty((1, 197, 1))}}
+    params = {
+        'embedding': {'kernel': np.empty((16, 16, 3, 1))},
+        'position': {'embedding': np.empty((1, 197, 1))},
+    }
     ratio = model_arguments(Weights(params, fields, 0, None, None, '', ''))['mlp_ratio']
     assert int(fields['hidden_size'] * ratio) == fields['mlp_dim']
     assert ratio == fields['mlp_dim'] / fields['hidden_size']
@@ -196,8 +254,9 @@ def test_heads_that_sizes_do_not_tell(monkeypatch):
         timm_formulas('vit_base_mci_224', monkeypatch)
 
 
-@pytest.mark.parametrize('name', [
-    'test_vit', 'vit_base_patch32_siglip_256', 'vit_base_patch32_224'])
+@pytest.mark.parametrize(
+    'name', ['test_vit', 'vit_base_patch32_siglip_256', 'vit_base_patch32_224']
+)
 def test_published_sizes_tell_the_formulas_of_a_bare_file(name, monkeypatch, caplog):
     ours, theirs = timm_formulas(name, monkeypatch, bare=True)
     assert ours == theirs
@@ -209,9 +268,10 @@ def test_a_bare_file_of_other_sizes_says_what_it_takes(tmp_path, caplog):
     weights.save(given, str(tmp_path / 'x.safetensors'), 'timm')
     path = str(tmp_path / 'x.safetensors')
     assert weights.load(path).model == given.model
-    assert ('does not say num_heads and gelu of its model, which arrays do not show, and no '
-            'published model has its sizes: num_heads=2, gelu=erf is taken. For other values add'
-            ) in caplog.text
+    assert (
+        'does not say num_heads and gelu of its model, which arrays do not show, and no '
+        'published model has its sizes: num_heads=2, gelu=erf is taken. For other values add'
+    ) in caplog.text
     caplog.clear()
     found = weights.load(path, {'num_heads': 4, 'gelu': 'tanh'})
     assert found.model == given.model | dict(num_heads=4, gelu='tanh')
@@ -225,8 +285,9 @@ def test_a_bare_file_of_other_sizes_says_what_it_takes(tmp_path, caplog):
 @pytest.mark.parametrize('bare', [False, True])
 def test_heads_of_every_model_of_timm(bare, monkeypatch, caplog):
     loaded = 0
-    for name in interop.import_timm().list_models(module=[
-            'vision_transformer', 'vision_transformer_hybrid', 'deit']):
+    for name in interop.import_timm().list_models(
+        module=['vision_transformer', 'vision_transformer_hybrid', 'deit']
+    ):
         caplog.clear()
         try:
             ours, theirs = timm_formulas(name, monkeypatch, bare)
@@ -252,14 +313,16 @@ def test_patches_alone_have_positions_in_some_models_of_timm(path, tmp_path):
     again = weights.load(str(tmp_path / path))
     assert again.grid() == (2, 2)
     assert not again.params['position']['embedding'][:, 0].any()
-    np.testing.assert_array_equal(again.params['position']['embedding'][:, 1:],
-                                  found.params['position']['embedding'][:, 1:])
+    np.testing.assert_array_equal(
+        again.params['position']['embedding'][:, 1:], found.params['position']['embedding'][:, 1:]
+    )
 
 
 def test_heads_that_a_file_cannot_tell(tmp_path):
     given = small.make('vit', num_heads=4, gelu='erf')
     assert 'model.num_heads is 4, there it is 2' in message(
-        weights.save, given, str(tmp_path / 'x.pth'), 'timm')
+        weights.save, given, str(tmp_path / 'x.pth'), 'timm'
+    )
     assert through(given, 'timm', tmp_path / 'x')[1].model == given.model
 
 
@@ -268,36 +331,61 @@ def test_positions_that_a_file_would_read_as_a_square(tmp_path):
     given = small.make('vit', gelu='erf', layer_norm_epsilon=1e-6)
     position = given.params['position']['embedding'][:, :4]
     given = dataclasses.replace(
-        given, params=given.params | {'position': {'embedding': position}},
-        preprocess=given.preprocess | {'image_size': (8, 24)})
+        given,
+        params=given.params | {'position': {'embedding': position}},
+        preprocess=given.preprocess | {'image_size': (8, 24)},
+    )
     assert 'as many positions as 1x3 and 1 more: name a directory' in message(
-        weights.save, given, str(tmp_path / 'x.pth'), 'timm')
+        weights.save, given, str(tmp_path / 'x.pth'), 'timm'
+    )
     assert through(given, 'timm', tmp_path / 'x')[1].grid() == (1, 3)
     assert 'as many positions as 2x2 and 5 more: name a directory' in message(
-        weights.save, small.make('registers', num_registers=4, gelu='erf'),
-        str(tmp_path / 'x.pth'), 'timm')
+        weights.save,
+        small.make('registers', num_registers=4, gelu='erf'),
+        str(tmp_path / 'x.pth'),
+        'timm',
+    )
 
 
 def test_gelu_and_epsilon_of_clip_in_a_file(tmp_path):
-    text = message(weights.save, small.make('clip', layer_norm_epsilon=1e-6),
-                   str(tmp_path / 'x.pth'), 'timm')
+    text = message(
+        weights.save, small.make('clip', layer_norm_epsilon=1e-6), str(tmp_path / 'x.pth'), 'timm'
+    )
     assert 'model.layer_norm_epsilon is 1e-06, there it is 1e-05' in text
     assert "model.gelu is 'quick', there it is 'erf'" in text
 
 
-@pytest.mark.parametrize(('model', 'change', 'expected'), [
-    ('gap', {'model_args': {'global_pool': 'max'}},
-     "global_pool in config.json is 'max': the arrays are of a model whose tokens are pooled by "
-     "'avg'"),
-    ('gap', {'model_args': {}, 'pretrained_cfg': {'global_pool': 'avgmax'}}, "is 'avgmax'"),
-    ('vit', {'model_args': {'global_pool': 'max'}}, "pooled by 'token'"),
-    ('vit', {'model_args': {'global_pool': 'avg'}}, 'pools patches beside a class token'),
-    ('registers-gap', {'model_args': {'pool_include_prefix': True}},
-     'or with registers (pool_include_prefix), which is not done here'),
-    ('vit', {'model_args': {'norm_layer': 'rmsnorm'}}, "norm_layer in config.json is 'rmsnorm'"),
-    ('vit', {'pretrained_cfg': {'crop_mode': 'border'}}, "crop_mode in config.json is 'border'"),
-    ('vit', {'pretrained_cfg': {'interpolation': 'hamming'}}, "is 'hamming'"),
-])
+@pytest.mark.parametrize(
+    ('model', 'change', 'expected'),
+    [
+        (
+            'gap',
+            {'model_args': {'global_pool': 'max'}},
+            "global_pool in config.json is 'max': the arrays are of a model whose "
+            'tokens are pooled by '
+            "'avg'",
+        ),
+        ('gap', {'model_args': {}, 'pretrained_cfg': {'global_pool': 'avgmax'}}, "is 'avgmax'"),
+        ('vit', {'model_args': {'global_pool': 'max'}}, "pooled by 'token'"),
+        ('vit', {'model_args': {'global_pool': 'avg'}}, 'pools patches beside a class token'),
+        (
+            'registers-gap',
+            {'model_args': {'pool_include_prefix': True}},
+            'or with registers (pool_include_prefix), which is not done here',
+        ),
+        (
+            'vit',
+            {'model_args': {'norm_layer': 'rmsnorm'}},
+            "norm_layer in config.json is 'rmsnorm'",
+        ),
+        (
+            'vit',
+            {'pretrained_cfg': {'crop_mode': 'border'}},
+            "crop_mode in config.json is 'border'",
+        ),
+        ('vit', {'pretrained_cfg': {'interpolation': 'hamming'}}, "is 'hamming'"),
+    ],
+)
 def test_what_a_directory_says_and_is_not_done_here_is_refused(model, change, expected, tmp_path):
     weights.save(small.make(model), str(tmp_path / 'x'), 'timm')
     file = tmp_path / 'x/config.json'

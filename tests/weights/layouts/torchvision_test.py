@@ -1,6 +1,5 @@
 """torchvision's layout; no CPU build of it fits the tested PyTorch, whose layers it is made of."""
 
-
 import importlib
 import importlib.util
 import sys
@@ -11,15 +10,32 @@ from vit_jax import weights
 from vit_jax.weights import files
 
 TORCHVISION = {
-    'class_token': (1, 1, 128), 'conv_proj.weight': (128, 3, 8, 8), 'conv_proj.bias': (128,),
-    'encoder.pos_embedding': (1, 5, 128), 'encoder.ln.weight': (128,), 'encoder.ln.bias': (128,),
-    'heads.head.weight': (7, 128), 'heads.head.bias': (7,),
-    **{f'encoder.layers.encoder_layer_{i}.{name}': shape for i in range(2) for name, shape in {
-        'ln_1.weight': (128,), 'ln_1.bias': (128,), 'ln_2.weight': (128,), 'ln_2.bias': (128,),
-        'self_attention.in_proj_weight': (384, 128), 'self_attention.in_proj_bias': (384,),
-        'self_attention.out_proj.weight': (128, 128), 'self_attention.out_proj.bias': (128,),
-        'mlp.0.weight': (96, 128), 'mlp.0.bias': (96,),
-        'mlp.3.weight': (128, 96), 'mlp.3.bias': (128,)}.items()},
+    'class_token': (1, 1, 128),
+    'conv_proj.weight': (128, 3, 8, 8),
+    'conv_proj.bias': (128,),
+    'encoder.pos_embedding': (1, 5, 128),
+    'encoder.ln.weight': (128,),
+    'encoder.ln.bias': (128,),
+    'heads.head.weight': (7, 128),
+    'heads.head.bias': (7,),
+    **{
+        f'encoder.layers.encoder_layer_{i}.{name}': shape
+        for i in range(2)
+        for name, shape in {
+            'ln_1.weight': (128,),
+            'ln_1.bias': (128,),
+            'ln_2.weight': (128,),
+            'ln_2.bias': (128,),
+            'self_attention.in_proj_weight': (384, 128),
+            'self_attention.in_proj_bias': (384,),
+            'self_attention.out_proj.weight': (128, 128),
+            'self_attention.out_proj.bias': (128,),
+            'mlp.0.weight': (96, 128),
+            'mlp.0.bias': (96,),
+            'mlp.3.weight': (128, 96),
+            'mlp.3.bias': (128,),
+        }.items()
+    },
 }
 
 
@@ -33,8 +49,10 @@ def test_names_and_shapes_of_torchvision(tmp_path):
 def test_older_names_of_torchvision(tmp_path):
     _, found = through(small.make('vit'), 'torchvision', tmp_path / 'x.safetensors')
     arrays, _ = files.read(str(tmp_path / 'x.safetensors'))
-    arrays = {name.replace('mlp.0.', 'mlp.linear_1.').replace('mlp.3.', 'mlp.linear_2.'): x
-              for name, x in arrays.items()}
+    arrays = {
+        name.replace('mlp.0.', 'mlp.linear_1.').replace('mlp.3.', 'mlp.linear_2.'): x
+        for name, x in arrays.items()
+    }
     files.write(str(tmp_path / 'x.safetensors'), arrays, '.safetensors')
     assert_same_arrays(weights.load(str(tmp_path / 'x.safetensors')).params, found.params)
 

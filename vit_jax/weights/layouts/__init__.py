@@ -13,8 +13,13 @@ from vit_jax.weights.layouts import big_vision, google, huggingface, own, timm, 
 
 # In the order in which their marks are looked for.
 LAYOUTS: dict[str, Layout] = {
-    'vit_jax': own.LAYOUT, 'google': google.LAYOUT, 'big_vision': big_vision.LAYOUT,
-    'timm': timm.LAYOUT, 'huggingface': huggingface.LAYOUT, 'torchvision': torchvision.LAYOUT}
+    'vit_jax': own.LAYOUT,
+    'google': google.LAYOUT,
+    'big_vision': big_vision.LAYOUT,
+    'timm': timm.LAYOUT,
+    'huggingface': huggingface.LAYOUT,
+    'torchvision': torchvision.LAYOUT,
+}
 
 
 def detect(names: Collection[str], source: str) -> str:
@@ -26,4 +31,5 @@ def detect(names: Collection[str], source: str) -> str:
         f'{source} is of an unknown layout. It has {len(names)} arrays, among them '
         f'{", ".join(list(names)[:6])}. Expected one of {", ".join(LAYOUTS)}, recognised by names '
         'such as Transformer/encoderblock_0/LayerNorm_0/scale, patch_embed.proj.weight, '
-        'vit.embeddings.patch_embeddings.projection.weight or conv_proj.weight.')
+        'vit.embeddings.patch_embeddings.projection.weight or conv_proj.weight.'
+    )

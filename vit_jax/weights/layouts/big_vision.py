@@ -22,18 +22,30 @@ log = logging.getLogger(__name__)
 
 _STACKED = 'Transformer/encoderblock/'
 _VIT = [
-    *google.SHARED, *google.NEWER, Entry(('position/embedding',), 'pos_embedding'),
+    *google.SHARED,
+    *google.NEWER,
+    Entry(('position/embedding',), 'pos_embedding'),
     Entry(('pool/probe',), 'MAPHead_0/probe'),
-    *flax_modules(google.block('pool', 'MAPHead_0', 'norm', (0, 0, 0)))]
+    *flax_modules(google.block('pool', 'MAPHead_0', 'norm', (0, 0, 0))),
+]
 _HEAD = flax_modules({'head': 'head'})
-_BIT = [*flax_modules({'resnet/root_conv': 'conv_root', 'resnet/root_norm': 'gn_root'}),
-        *flax_modules(google.unit('unit{j1}')), *_HEAD]
-_BIT_PAPER = [*flax_modules({'resnet/root_conv': 'root_block/conv_root', 'norm': 'norm-pre-head'},
-                            'four_axes'),
-              *flax_modules(google.unit('unit{j1:02}'), 'four_axes'), *_HEAD]
+_BIT = [
+    *flax_modules({'resnet/root_conv': 'conv_root', 'resnet/root_norm': 'gn_root'}),
+    *flax_modules(google.unit('unit{j1}')),
+    *_HEAD,
+]
+_BIT_PAPER = [
+    *flax_modules(
+        {'resnet/root_conv': 'root_block/conv_root', 'norm': 'norm-pre-head'}, 'four_axes'
+    ),
+    *flax_modules(google.unit('unit{j1:02}'), 'four_axes'),
+    *_HEAD,
+]
 # What was in another place before 2022, and what had no name of its own while ViT-G was made.
-_MOVED = [(r'Transformer/pos_embedding', 'pos_embedding'),
-          (r'(probe|(MlpBlock|MultiHeadDotProductAttention|LayerNorm)_0/.+)', r'MAPHead_0/\1')]
+_MOVED = [
+    (r'Transformer/pos_embedding', 'pos_embedding'),
+    (r'(probe|(MlpBlock|MultiHeadDotProductAttention|LayerNorm)_0/.+)', r'MAPHead_0/\1'),
+]
 
 
 def _read(contents):
@@ -45,10 +57,16 @@ def _read(contents):
         new = next((re.sub(old, new, name) for old, new in _MOVED if re.fullmatch(old, name)), name)
         if name.startswith(_STACKED) and x.ndim:
             limits.check_count('layers', len(x))
-            arrays |= {f'Transformer/encoderblock_{i}/{name.removeprefix(_STACKED)}': x[i]
-                       for i in range(len(x))}
-        elif new == 'pos_embedding' and 'cls' in contents.arrays and x.ndim == 3 and (
-                not _has_class_token(x.shape[1], old=name != new)):
+            arrays |= {
+                f'Transformer/encoderblock_{i}/{name.removeprefix(_STACKED)}': x[i]
+                for i in range(len(x))
+            }
+        elif (
+            new == 'pos_embedding'
+            and 'cls' in contents.arrays
+            and x.ndim == 3
+            and (not _has_class_token(x.shape[1], old=name != new))
+        ):
             arrays[new] = np.pad(x, ((0, 0), (1, 0), (0, 0)))
         else:
             arrays[new] = x
@@ -66,24 +84,38 @@ def _read_resnet(arrays):
     """GroupNorms may have one axis or four."""
     paper = 'root_block/conv_root/kernel' in arrays
     if paper:
-        log.warning("big_vision's bit_paper.py pools the root's border as if nothing lay outside, "
-                    'BiT and this program as if zeros did. Logits of weights of BiT are right; '
-                    'those of weights trained in big_vision differ a little from its own.')
+        log.warning(
+            "big_vision's bit_paper.py pools the root's border as if nothing lay outside, "
+            'BiT and this program as if zeros did. Logits of weights of BiT are right; '
+            'those of weights trained in big_vision differ a little from its own.'
+        )
     shape = (1, 1, 1, -1) if paper else (-1,)
-    return Reading({name: x.reshape(shape) if re.search(r'(^|/)(gn\w+|norm-pre-head)/', name) else x
-                    for name, x in arrays.items()}, {}, _BIT_PAPER if paper else _BIT)
+    return Reading(
+        {
+            name: x.reshape(shape) if re.search(r'(^|/)(gn\w+|norm-pre-head)/', name) else x
+            for name, x in arrays.items()
+        },
+        {},
+        _BIT_PAPER if paper else _BIT,
+    )
 
 
 def _table(model):
-    return _VIT if 'hidden_size' in model else (
-        _BIT_PAPER if model['resnet']['preactivation'] else _BIT)
+    return (
+        _VIT
+        if 'hidden_size' in model
+        else (_BIT_PAPER if model['resnet']['preactivation'] else _BIT)
+    )
 
 
 def _allowed_values(model, path):
     """A transformer has no ResNet; a ResNet has the formulas of its kind."""
     if 'hidden_size' in model:
-        return PLAIN | only(google.FORMULAS) | dict(
-            resnet=(None,), position=('learned_1d', 'sincos_2d'), pool=('cls', 'gap', 'map'))
+        return (
+            PLAIN
+            | only(google.FORMULAS)
+            | dict(resnet=(None,), position=('learned_1d', 'sincos_2d'), pool=('cls', 'gap', 'map'))
+        )
     of_kind = variants.bit_resnet if model['resnet']['preactivation'] else variants.hybrid_resnet
     return google.formulas_of(of_kind(())) | PLAIN
 
@@ -93,8 +125,14 @@ def _refusals(weights, path):
     if not {'cls', 'position'} <= weights.params.keys():
         return []
     patches = weights.params['position']['embedding'].shape[-2] - 1
-    return [f'{patches} patches, one more than a square has, would be read as a square and a class '
-            'token'] if _has_class_token(patches, old=False) else []
+    return (
+        [
+            f'{patches} patches, one more than a square has, would be read as a square and a class '
+            'token'
+        ]
+        if _has_class_token(patches, old=False)
+        else []
+    )
 
 
 def _finish(arrays, weights):
@@ -109,12 +147,20 @@ def _usual_preprocess(weights):
     """With a head as configs/vit_i1k.py, without one as those of images and texts (SigLIP, LiT)."""
     if not weights.num_classes:
         return "big_vision's configs of images and texts squash them", google.SQUASHED
-    return ("big_vision's configs of classes resize the short side by 256/224 and crop the middle "
-            '(as --preprocess=resize=area does; this is near it)',
-            google.SQUASHED | dict(fit='cover', crop_ratio=0.875, antialias=True))
+    return (
+        "big_vision's configs of classes resize the short side by 256/224 and crop the middle "
+        '(as --preprocess=resize=area does; this is near it)',
+        google.SQUASHED | dict(fit='cover', crop_ratio=0.875, antialias=True),
+    )
 
 
 LAYOUT = Layout(
     mark=r'Transformer/encoderblock(_0)?/LayerNorm_0/scale|(root_block/)?conv_root/kernel',
-    suffixes=('.npz',), read=_read, table=_table, allowed_values=_allowed_values,
-    refusals=_refusals, finish=_finish, usual_preprocess=_usual_preprocess)
+    suffixes=('.npz',),
+    read=_read,
+    table=_table,
+    allowed_values=_allowed_values,
+    refusals=_refusals,
+    finish=_finish,
+    usual_preprocess=_usual_preprocess,
+)

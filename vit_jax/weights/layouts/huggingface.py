@@ -19,10 +19,19 @@ from vit_jax.weights.table import Entry, torch_modules
 
 log = logging.getLogger(__name__)
 
-_SIZES = {'hidden_size': 'hidden_size', 'num_layers': 'num_hidden_layers',
-          'num_heads': 'num_attention_heads', 'mlp_dim': 'intermediate_size'}
-_GELU = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh', 'gelu_fast': 'tanh',
-         'quick_gelu': 'quick'}
+_SIZES = {
+    'hidden_size': 'hidden_size',
+    'num_layers': 'num_hidden_layers',
+    'num_heads': 'num_attention_heads',
+    'mlp_dim': 'intermediate_size',
+}
+_GELU = {
+    'gelu': 'erf',
+    'gelu_pytorch_tanh': 'tanh',
+    'gelu_new': 'tanh',
+    'gelu_fast': 'tanh',
+    'quick_gelu': 'quick',
+}
 _LOSSES = {'multi_label_classification': 'sigmoid', 'single_label_classification': 'softmax'}
 _RESAMPLE = {0: 'nearest', 1: 'lanczos3', 2: 'bilinear', 3: 'bicubic', 4: 'box'}  # Pillow's
 
@@ -71,23 +80,39 @@ _BLOCK, _THEIRS, _THEIRS_NEWER = 'blocks/{i}', 'vit.encoder.layer.{i}', 'vit.lay
 _TABLE = [
     Entry(('cls',), 'vit.embeddings.cls_token'),
     Entry(('position/embedding',), 'vit.embeddings.position_embeddings'),
-    *torch_modules({
-        'embedding': 'vit.embeddings.patch_embeddings.projection',
-        f'{_BLOCK}/norm1': f'{_THEIRS}.layernorm_before',
-        **{f'{_BLOCK}/attention/{name}': f'{_THEIRS}.attention.attention.{name}'
-           for name in ('query', 'key', 'value')},
-        f'{_BLOCK}/attention/out': f'{_THEIRS}.attention.output.dense',
-        f'{_BLOCK}/norm2': f'{_THEIRS}.layernorm_after',
-        f'{_BLOCK}/mlp/dense1': f'{_THEIRS}.intermediate.dense',
-        f'{_BLOCK}/mlp/dense2': f'{_THEIRS}.output.dense',
-        'norm': 'vit.layernorm',
-        'pre_logits': 'vit.pooler.dense',
-        'head': 'classifier'})]
-_NEWER = torch_modules({f'{_BLOCK}/{ours}': f'{_THEIRS_NEWER}.{theirs}' for ours, theirs in {
-    'norm1': 'layernorm_before', 'attention/query': 'attention.q_proj',
-    'attention/key': 'attention.k_proj', 'attention/value': 'attention.v_proj',
-    'attention/out': 'attention.o_proj', 'norm2': 'layernorm_after', 'mlp/dense1': 'mlp.fc1',
-    'mlp/dense2': 'mlp.fc2'}.items()})
+    *torch_modules(
+        {
+            'embedding': 'vit.embeddings.patch_embeddings.projection',
+            f'{_BLOCK}/norm1': f'{_THEIRS}.layernorm_before',
+            **{
+                f'{_BLOCK}/attention/{name}': f'{_THEIRS}.attention.attention.{name}'
+                for name in ('query', 'key', 'value')
+            },
+            f'{_BLOCK}/attention/out': f'{_THEIRS}.attention.output.dense',
+            f'{_BLOCK}/norm2': f'{_THEIRS}.layernorm_after',
+            f'{_BLOCK}/mlp/dense1': f'{_THEIRS}.intermediate.dense',
+            f'{_BLOCK}/mlp/dense2': f'{_THEIRS}.output.dense',
+            'norm': 'vit.layernorm',
+            'pre_logits': 'vit.pooler.dense',
+            'head': 'classifier',
+        }
+    ),
+]
+_NEWER = torch_modules(
+    {
+        f'{_BLOCK}/{ours}': f'{_THEIRS_NEWER}.{theirs}'
+        for ours, theirs in {
+            'norm1': 'layernorm_before',
+            'attention/query': 'attention.q_proj',
+            'attention/key': 'attention.k_proj',
+            'attention/value': 'attention.v_proj',
+            'attention/out': 'attention.o_proj',
+            'norm2': 'layernorm_after',
+            'mlp/dense1': 'mlp.fc1',
+            'mlp/dense2': 'mlp.fc2',
+        }.items()
+    }
+)
 
 
 def _read(contents):
@@ -97,12 +122,16 @@ def _read(contents):
     """
     raw = contents.sidecars.get('config.json', {})
     if raw.get('model_type') != 'vit':
-        raise UserError('weights of transformers need their own config.json in the same directory, '
-                        f'with model_type vit; found {raw.get("model_type")!r:.80}.')
+        raise UserError(
+            'weights of transformers need their own config.json in the same directory, '
+            f'with model_type vit; found {raw.get("model_type")!r:.80}.'
+        )
     config = sidecars.checked(_Config, raw, 'config.json')
     prefix = '' if any(name.startswith('vit.') for name in contents.arrays) else 'vit.'
-    arrays = {name if name.startswith('classifier.') else prefix + name: x
-              for name, x in contents.arrays.items()}
+    arrays = {
+        name if name.startswith('classifier.') else prefix + name: x
+        for name, x in contents.arrays.items()
+    }
     if 'classifier.weight' in arrays:
         arrays = {name: x for name, x in arrays.items() if not name.startswith('vit.pooler.')}
     elif 'vit.pooler.dense.weight' in arrays:
@@ -111,17 +140,24 @@ def _read(contents):
     fields = {ours: value for ours, theirs in _SIZES.items() if (value := getattr(config, theirs))}
     fields |= dict(gelu=_GELU[config.hidden_act], layer_norm_epsilon=config.layer_norm_eps)
     processor = contents.sidecars.get('preprocessor_config.json')
-    return Reading(arrays, fields, _TABLE + _NEWER, classes=_classes(config.id2label or {}),
-                   preprocess=dict(image_size=as_pair(config.image_size)) | (
-                       _read_processor(processor) if processor else {}),
-                   loss=_LOSSES.get(config.problem_type))
+    return Reading(
+        arrays,
+        fields,
+        _TABLE + _NEWER,
+        classes=_classes(config.id2label or {}),
+        preprocess=dict(image_size=as_pair(config.image_size))
+        | (_read_processor(processor) if processor else {}),
+        loss=_LOSSES.get(config.problem_type),
+    )
 
 
 def _classes(labels):
     """Names in the order of their numbers; None if they are only numbered."""
     if labels.keys() != set(range(len(labels))):
-        raise UserError(f'config.json: id2label names {len(labels)} classes, but not those from 0 '
-                        f'to {len(labels) - 1}.')
+        raise UserError(
+            f'config.json: id2label names {len(labels)} classes, but not those from 0 '
+            f'to {len(labels) - 1}.'
+        )
     classes = [labels[k] for k in range(len(labels))]
     return None if classes == [f'LABEL_{k}' for k in range(len(classes))] else classes
 
@@ -130,24 +166,42 @@ def _read_processor(raw):
     file = 'preprocessor_config.json'
     given = sidecars.checked(_Processor, raw, file)
     side, crop = _side(given.size), _side(given.crop_size) if given.do_center_crop else 0
-    impossible = {'do_resize': given.do_resize is False, 'do_pad': given.do_pad,
-                  'do_flip_channel_order': given.do_flip_channel_order,
-                  'crop_pct': given.crop_pct, 'crop_size': side and crop > side}
+    impossible = {
+        'do_resize': given.do_resize is False,
+        'do_pad': given.do_pad,
+        'do_flip_channel_order': given.do_flip_channel_order,
+        'crop_pct': given.crop_pct,
+        'crop_size': side and crop > side,
+    }
     if names := [name for name, value in impossible.items() if value]:
-        raise UserError(f'{file}: {names[0]} is {sidecars.shown(raw[names[0]])}, which cannot be '
-                        'done here. Without that file the weights can be loaded; then say by '
-                        '--preprocess how images are prepared.')
+        raise UserError(
+            f'{file}: {names[0]} is {sidecars.shown(raw[names[0]])}, which cannot be '
+            'done here. Without that file the weights can be loaded; then say by '
+            '--preprocess how images are prepared.'
+        )
     # A number, or none at all, is the shortest edge for CLIP's processor, both sides for ViT's.
-    keeps_shape = given.size.shortest_edge if isinstance(given.size, _Size) else (
-        not isinstance(given.size, list) and 'CLIP' in (given.image_processor_type or ''))
+    keeps_shape = (
+        given.size.shortest_edge
+        if isinstance(given.size, _Size)
+        else (not isinstance(given.size, list) and 'CLIP' in (given.image_processor_type or ''))
+    )
     # x * factor - mean in units of std is x / 255 - mean / scale in units of std / scale.
     scale = 255 * given.rescale_factor if given.do_rescale is not False else 255
     normalise = given.do_normalize is not False
-    mean, std = (tuple(x / scale for x in values or ()) for values in (
-        (given.image_mean, given.image_std) if normalise else ((0.0,) * 3, (1.0,) * 3)))
-    values = dict(resize=_RESAMPLE.get(given.resample), mean=mean, std=std,
-                  crop_ratio=crop / side if crop and side else 1.0,
-                  fit='transformers' if keeps_shape else 'squash', antialias=True)
+    mean, std = (
+        tuple(x / scale for x in values or ())
+        for values in (
+            (given.image_mean, given.image_std) if normalise else ((0.0,) * 3, (1.0,) * 3)
+        )
+    )
+    values = dict(
+        resize=_RESAMPLE.get(given.resample),
+        mean=mean,
+        std=std,
+        crop_ratio=crop / side if crop and side else 1.0,
+        fit='transformers' if keeps_shape else 'squash',
+        antialias=True,
+    )
     return {name: value for name, value in values.items() if value}
 
 
@@ -160,8 +214,14 @@ def _side(size):
 
 def _refusals(weights, path):
     size = weights.model['representation_size']
-    return [f'model.representation_size is {size}: ViTForImageClassification has no hidden layer '
-            'before its head'] if size and weights.num_classes else []
+    return (
+        [
+            f'model.representation_size is {size}: ViTForImageClassification has no hidden layer '
+            'before its head'
+        ]
+        if size and weights.num_classes
+        else []
+    )
 
 
 def _sidecars(weights):
@@ -176,18 +236,28 @@ def _sidecars(weights):
     elif height == width:
         size = dict(shortest_edge=target[0])
     else:
-        log.warning('images are %dx%d, and no processor of transformers resizes photos, keeping '
-                    'their shape, to cover anything but a square: preprocessor_config.json is not '
-                    'written. Prepare images as vit_jax.data.images does, with %s.', height, width,
-                    published.words(given))
+        log.warning(
+            'images are %dx%d, and no processor of transformers resizes photos, keeping '
+            'their shape, to cover anything but a square: preprocessor_config.json is not '
+            'written. Prepare images as vit_jax.data.images does, with %s.',
+            height,
+            width,
+            published.words(given),
+        )
         return config
     description.log_other_pixels(weights, 'transformers')
     processor = dict(
-        image_processor_type='CLIPImageProcessor', do_resize=True, size=size,
-        resample={name: k for k, name in _RESAMPLE.items()}[
-            given['resize'].replace('area', 'box')],
-        do_rescale=True, rescale_factor=1 / 255, do_normalize=True, image_mean=given['mean'],
-        image_std=given['std'], do_convert_rgb=True)
+        image_processor_type='CLIPImageProcessor',
+        do_resize=True,
+        size=size,
+        resample={name: k for k, name in _RESAMPLE.items()}[given['resize'].replace('area', 'box')],
+        do_rescale=True,
+        rescale_factor=1 / 255,
+        do_normalize=True,
+        image_mean=given['mean'],
+        image_std=given['std'],
+        do_convert_rgb=True,
+    )
     if given['fit'] == 'squash' and given['crop_ratio'] == 1:
         processor['image_processor_type'] = 'ViTImageProcessor'
     else:
@@ -199,17 +269,24 @@ def _write_config(weights):
     model = weights.model
     config = dict(
         architectures=['ViTForImageClassification' if weights.num_classes else 'ViTModel'],
-        model_type='vit', **{theirs: model[ours] for ours, theirs in _SIZES.items()},
+        model_type='vit',
+        **{theirs: model[ours] for ours, theirs in _SIZES.items()},
         hidden_act={'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}[
-            model['gelu']],
-        layer_norm_eps=model['layer_norm_epsilon'], qkv_bias=True,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        image_size=_int_or_pair(weights.image_size()), patch_size=_int_or_pair(model['patch_size']),
-        num_channels=weights.channels())
+            model['gelu']
+        ],
+        layer_norm_eps=model['layer_norm_epsilon'],
+        qkv_bias=True,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        image_size=_int_or_pair(weights.image_size()),
+        patch_size=_int_or_pair(model['patch_size']),
+        num_channels=weights.channels(),
+    )
     if weights.num_classes:
         classes = weights.classes or [f'LABEL_{k}' for k in range(weights.num_classes)]
-        config |= dict(id2label=dict(enumerate(classes)),
-                       label2id={name: k for k, name in enumerate(classes)})
+        config |= dict(
+            id2label=dict(enumerate(classes)), label2id={name: k for k, name in enumerate(classes)}
+        )
         if weights.loss == 'sigmoid':  # without a word, programs take softmax
             config |= dict(problem_type='multi_label_classification')
     elif model['representation_size']:
@@ -223,9 +300,17 @@ def _int_or_pair(size):
 
 
 LAYOUT = Layout(
-    mark=r'(vit\.)?embeddings\.patch_embeddings\.projection\.weight', suffixes=('',), read=_read,
-    table=lambda model: _TABLE, allowed_values=lambda model, path: PLAIN | dict(resnet=(None,)),
-    refusals=_refusals, sidecars=_sidecars, finish=lambda arrays, weights: (
+    mark=r'(vit\.)?embeddings\.patch_embeddings\.projection\.weight',
+    suffixes=('',),
+    read=_read,
+    table=lambda model: _TABLE,
+    allowed_values=lambda model, path: PLAIN | dict(resnet=(None,)),
+    refusals=_refusals,
+    sidecars=_sidecars,
+    finish=lambda arrays, weights: (
         # Without a head, names are those of a ViTModel.
-        arrays if weights.num_classes else
-        {name.removeprefix('vit.'): x for name, x in arrays.items()}))
+        arrays
+        if weights.num_classes
+        else {name.removeprefix('vit.'): x for name, x in arrays.items()}
+    ),
+)

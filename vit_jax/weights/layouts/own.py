@@ -27,13 +27,19 @@ _KEY = 'vit_jax'
 
 # By the kind of a default: the values that a field of a model may have. Which fields there are,
 # and how they fit together, models.build checks.
-_KINDS = {bool: bool, int: Annotated[int, Meta(ge=0, le=1_000_000)], str: str, tuple: Sides,
-          float: Annotated[float, Meta(ge=-1000, le=1000)]}
+_KINDS = {
+    bool: bool,
+    int: Annotated[int, Meta(ge=0, le=1_000_000)],
+    str: str,
+    tuple: Sides,
+    float: Annotated[float, Meta(ge=-1000, le=1000)],
+}
 
 
 def _schema(fields):
-    return msgspec.defstruct('_Fields', [(name, _KINDS[type(x)], x) for name, x in fields.items()
-                                         if type(x) in _KINDS])
+    return msgspec.defstruct(
+        '_Fields', [(name, _KINDS[type(x)], x) for name, x in fields.items() if type(x) in _KINDS]
+    )
 
 
 class _Resnet(_schema(variants.bit_resnet(()))):
@@ -78,30 +84,50 @@ def from_run(workdir: str, step: int | None) -> Weights:
     from vit_jax.workdir import saved_params  # here, because Orbax is slow to import
 
     params, step = saved_params.load_params(workdir, step)
-    check_choice(f'loss.name in {workdir}/{record.CONFIG}', config['loss'].get('name'),
-                 config_lib.FIELDS['loss.name'].values.choices)
+    check_choice(
+        f'loss.name in {workdir}/{record.CONFIG}',
+        config['loss'].get('name'),
+        config_lib.FIELDS['loss.name'].values.choices,
+    )
     preprocess = {'image_size': config['image_size'], **_OLDER, **config['preprocess']}
     num_classes = config['dataset']['num_classes']
     if config.get('masked', {}).get('target', 'none') != 'none':  # which has no head
         params, num_classes, classes = params['vit'], 0, None
-    return Weights(params, with_defaults(_tuples(config['model'])),
-                   num_classes, classes, _tuples(preprocess), 'workdir',
-                   os.path.join(record.checkpoint_directory(workdir), str(step)),
-                   config['loss']['name'])
+    return Weights(
+        params,
+        with_defaults(_tuples(config['model'])),
+        num_classes,
+        classes,
+        _tuples(preprocess),
+        'workdir',
+        os.path.join(record.checkpoint_directory(workdir), str(step)),
+        config['loss']['name'],
+    )
 
 
 def _read(contents):
     where = 'the metadata of the file'
     if _KEY not in contents.metadata:
-        raise UserError('the file has the arrays of a vit_jax model but not its fields, which '
-                        'belong in the metadata: write it again with weights.save.')
+        raise UserError(
+            'the file has the arrays of a vit_jax model but not its fields, which '
+            'belong in the metadata: write it again with weights.save.'
+        )
     raw = sidecars.parse(contents.metadata[_KEY], where)
     stated = sidecars.checked(_Stated, raw, where)
     preprocess = raw['preprocess'] and _OLDER | {
         name: as_pair(value) if name == 'image_size' else value
-        for name, value in _tuples(raw['preprocess']).items() if value is not None}
-    return Reading(contents.arrays, with_defaults(_tuples(raw['model'])), (), stated.num_classes,
-                   stated.classes, preprocess, stated.loss)
+        for name, value in _tuples(raw['preprocess']).items()
+        if value is not None
+    }
+    return Reading(
+        contents.arrays,
+        with_defaults(_tuples(raw['model'])),
+        (),
+        stated.num_classes,
+        stated.classes,
+        preprocess,
+        stated.loss,
+    )
 
 
 def _tuples(value):
@@ -111,6 +137,10 @@ def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-LAYOUT = Layout(mark=r'blocks/.+|resnet/root_conv/kernel', suffixes=('.safetensors',), read=_read,
-                native=True, metadata=lambda weights: {
-                    _KEY: json.dumps({name: getattr(weights, name) for name in _FIELDS})})
+LAYOUT = Layout(
+    mark=r'blocks/.+|resnet/root_conv/kernel',
+    suffixes=('.safetensors',),
+    read=_read,
+    native=True,
+    metadata=lambda weights: {_KEY: json.dumps({name: getattr(weights, name) for name in _FIELDS})},
+)

@@ -26,18 +26,36 @@ from vit_jax.weights.table import Entry, torch_modules
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
 _SIZES = {'embed_dim': 'hidden_size', 'depth': 'num_layers', 'num_heads': 'num_heads'}
 # By width and patch size; arguments say how else a model differs.
-_NAMES = {(width, (patch, patch)): f'vit_{size}_patch{patch}_224' for width, size, patches in (
-    (192, 'tiny', (16,)), (384, 'small', (8, 16, 32)), (768, 'base', (8, 16, 32)),
-    (1024, 'large', (14, 16, 32)), (1280, 'huge', (14,))) for patch in patches}
+_NAMES = {
+    (width, (patch, patch)): f'vit_{size}_patch{patch}_224'
+    for width, size, patches in (
+        (192, 'tiny', (16,)),
+        (384, 'small', (8, 16, 32)),
+        (768, 'base', (8, 16, 32)),
+        (1024, 'large', (14, 16, 32)),
+        (1280, 'huge', (14,)),
+    )
+    for patch in patches
+}
 # Heads of the models of timm for which guess_heads is wrong.
 _HEADS = {'vit_base_patch16_gap_224': 16}
 _GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
 _RESIZE = {n: n for n in ('nearest', 'bilinear', 'bicubic', 'box')} | {'lanczos': 'lanczos3'}
-_HYBRIDS = {(): 'vit_tiny_r_s16_p8_224', (2, 2, 2, 2): 'vit_small_r26_s32_224',
-            (3, 4, 9): 'vit_base_r50_s16_224', (3, 4, 6, 3): 'vit_large_r50_s32_224'}
-_BITS = {((3, 4, 6, 3), 1): '50x1', ((3, 4, 6, 3), 3): '50x3', ((3, 4, 23, 3), 1): '101x1',
-         ((3, 4, 23, 3), 3): '101x3', ((3, 8, 36, 3), 2): '152x2', ((3, 8, 36, 3), 4): '152x4'}
+_HYBRIDS = {
+    (): 'vit_tiny_r_s16_p8_224',
+    (2, 2, 2, 2): 'vit_small_r26_s32_224',
+    (3, 4, 9): 'vit_base_r50_s16_224',
+    (3, 4, 6, 3): 'vit_large_r50_s32_224',
+}
+_BITS = {
+    ((3, 4, 6, 3), 1): '50x1',
+    ((3, 4, 6, 3), 3): '50x3',
+    ((3, 4, 23, 3), 1): '101x1',
+    ((3, 4, 23, 3), 3): '101x3',
+    ((3, 8, 36, 3), 2): '152x2',
+    ((3, 8, 36, 3), 4): '152x4',
+}
 
 
 class _Args(msgspec.Struct):
@@ -75,40 +93,56 @@ class _Config(_Images):
 
 _BLOCK, _THEIRS = 'blocks/{i}', 'blocks.{i}'
 _VIT = [
-    Entry(('cls',), 'cls_token'), Entry(('registers',), 'reg_token'),
-    Entry(('position/embedding',), 'pos_embed'), Entry(('pool/probe',), 'attn_pool.latent'),
+    Entry(('cls',), 'cls_token'),
+    Entry(('registers',), 'reg_token'),
+    Entry(('position/embedding',), 'pos_embed'),
+    Entry(('pool/probe',), 'attn_pool.latent'),
     Entry((f'{_BLOCK}/scale1',), f'{_THEIRS}.ls1.gamma'),
     Entry((f'{_BLOCK}/scale2',), f'{_THEIRS}.ls2.gamma'),
-    *torch_modules({
-        'embedding': 'patch_embed.proj', 'stem_norm': 'norm_pre',
-        f'{_BLOCK}/norm1': f'{_THEIRS}.norm1',
-        f'{_BLOCK}/attention/query key value': f'{_THEIRS}.attn.qkv',
-        f'{_BLOCK}/attention/out': f'{_THEIRS}.attn.proj',
-        f'{_BLOCK}/norm2': f'{_THEIRS}.norm2',
-        f'{_BLOCK}/mlp/dense1': f'{_THEIRS}.mlp.fc1',
-        f'{_BLOCK}/mlp/dense2': f'{_THEIRS}.mlp.fc2',
-        'norm': 'norm',
-        'pool/attention/query': 'attn_pool.q',
-        'pool/attention/key value': 'attn_pool.kv',
-        'pool/attention/out': 'attn_pool.proj',
-        'pool/norm': 'attn_pool.norm',
-        'pool/mlp/dense1': 'attn_pool.mlp.fc1',
-        'pool/mlp/dense2': 'attn_pool.mlp.fc2',
-        'head': 'head'})]
+    *torch_modules(
+        {
+            'embedding': 'patch_embed.proj',
+            'stem_norm': 'norm_pre',
+            f'{_BLOCK}/norm1': f'{_THEIRS}.norm1',
+            f'{_BLOCK}/attention/query key value': f'{_THEIRS}.attn.qkv',
+            f'{_BLOCK}/attention/out': f'{_THEIRS}.attn.proj',
+            f'{_BLOCK}/norm2': f'{_THEIRS}.norm2',
+            f'{_BLOCK}/mlp/dense1': f'{_THEIRS}.mlp.fc1',
+            f'{_BLOCK}/mlp/dense2': f'{_THEIRS}.mlp.fc2',
+            'norm': 'norm',
+            'pool/attention/query': 'attn_pool.q',
+            'pool/attention/key value': 'attn_pool.kv',
+            'pool/attention/out': 'attn_pool.proj',
+            'pool/norm': 'attn_pool.norm',
+            'pool/mlp/dense1': 'attn_pool.mlp.fc1',
+            'pool/mlp/dense2': 'attn_pool.mlp.fc2',
+            'head': 'head',
+        }
+    ),
+]
 
 
 def _resnet(stem, stages):
     unit, theirs = 'resnet/{s}/{j}', stages + 'stages.{s}.blocks.{j}'
-    return torch_modules({
-        'resnet/root_conv': f'{stem}conv', 'resnet/root_norm': f'{stem}norm',
-        **{f'{unit}/{name}': f'{theirs}.{name}' for name in (
-            'conv1', 'norm1', 'conv2', 'norm2', 'conv3', 'norm3')},
-        f'{unit}/conv_proj': f'{theirs}.downsample.conv',
-        f'{unit}/norm_proj': f'{theirs}.downsample.norm'})
+    return torch_modules(
+        {
+            'resnet/root_conv': f'{stem}conv',
+            'resnet/root_norm': f'{stem}norm',
+            **{
+                f'{unit}/{name}': f'{theirs}.{name}'
+                for name in ('conv1', 'norm1', 'conv2', 'norm2', 'conv3', 'norm3')
+            },
+            f'{unit}/conv_proj': f'{theirs}.downsample.conv',
+            f'{unit}/norm_proj': f'{theirs}.downsample.norm',
+        }
+    )
 
 
-_BIT = [*_resnet('stem.', ''), *torch_modules({'norm': 'norm'}),
-        *torch_modules({'head': 'head.fc'}, 'dense_as_conv')]
+_BIT = [
+    *_resnet('stem.', ''),
+    *torch_modules({'norm': 'norm'}),
+    *torch_modules({'head': 'head.fc'}, 'dense_as_conv'),
+]
 _BACKBONE = 'patch_embed.backbone.'
 _HYBRID = _VIT + _resnet(f'{_BACKBONE}stem.', _BACKBONE)
 _ROOT_ONLY = _VIT + _resnet(_BACKBONE, _BACKBONE)
@@ -131,72 +165,114 @@ def _read(contents):
     args, images = config.model_args or _Args(), config.pretrained_cfg or config
     labels = config.label_names or images.label_names
     preprocess = _preprocess(args, images)
-    stated = dict(classes=labels if isinstance(labels, list) else None,
-                  preprocess=preprocess or None)
-    _check_pool(args.global_pool or images.global_pool or config.global_pool, arrays,
-                args.pool_include_prefix or config.architecture == 'test_vit3')
+    stated = dict(
+        classes=labels if isinstance(labels, list) else None, preprocess=preprocess or None
+    )
+    _check_pool(
+        args.global_pool or images.global_pool or config.global_pool,
+        arrays,
+        args.pool_include_prefix or config.architecture == 'test_vit3',
+    )
     if 'stem.conv.weight' in arrays:
         return Reading(arrays, {'resnet': _RESNET}, _BIT, **stated)
     name = config.architecture
-    norm, kernel, position = (np.shape(arrays.get(array)) for array in (
-        'norm.weight', 'patch_embed.proj.weight', 'pos_embed'))
-    tanh = (re.search(published.TANH_MODELS, name) if name else
-            'cls_token' not in arrays and published.is_tanh(norm, kernel[2:], position[1:2]))
+    norm, kernel, position = (
+        np.shape(arrays.get(array))
+        for array in ('norm.weight', 'patch_embed.proj.weight', 'pos_embed')
+    )
+    tanh = (
+        re.search(published.TANH_MODELS, name)
+        if name
+        else 'cls_token' not in arrays and published.is_tanh(norm, kernel[2:], position[1:2])
+    )
     act = args.act_layer or (
-        'gelu_tanh' if tanh else 'quick_gelu' if 'quickgelu' in name else 'gelu')
+        'gelu_tanh' if tanh else 'quick_gelu' if 'quickgelu' in name else 'gelu'
+    )
     check_choice('act_layer in config.json', act, _GELU)
     check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
-    fields = dict(resnet=_RESNET, gelu=_GELU[act], norm_after_pool='fc_norm.weight' in arrays,
-                  layer_norm_epsilon=1e-5 if 'norm_pre.weight' in arrays else 1e-6)
+    fields = dict(
+        resnet=_RESNET,
+        gelu=_GELU[act],
+        norm_after_pool='fc_norm.weight' in arrays,
+        layer_norm_epsilon=1e-5 if 'norm_pre.weight' in arrays else 1e-6,
+    )
     if name in _HEADS:
         fields['num_heads'] = _HEADS[name]
     fields |= {ours: value for theirs, ours in _SIZES.items() if (value := getattr(args, theirs))}
     table = _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
-    return Reading(_pad_position(arrays, preprocess.get('image_size')), fields, table + _FC_NORM,
-                   **stated, assumed=() if name else ('gelu',),
-                   doubt='' if args.act_layer else published.doubt_of_gelu(f'{name}.{images.tag}'))
+    return Reading(
+        _pad_position(arrays, preprocess.get('image_size')),
+        fields,
+        table + _FC_NORM,
+        **stated,
+        assumed=() if name else ('gelu',),
+        doubt='' if args.act_layer else published.doubt_of_gelu(f'{name}.{images.tag}'),
+    )
 
 
 def _preprocess(args, images):
     check_choice('crop_mode in config.json', images.crop_mode or 'center', ('center', 'squash'))
-    check_choice('interpolation in config.json', images.interpolation or 'random',
-                 (*_RESIZE, 'random'))  # random: in training, by any of them
+    check_choice(
+        'interpolation in config.json', images.interpolation or 'random', (*_RESIZE, 'random')
+    )  # random: in training, by any of them
     size = args.img_size or (images.input_size or ())[1:]
-    values = dict(image_size=as_pair(size) if size else None, crop_ratio=images.crop_pct,
-                  resize=_RESIZE.get(images.interpolation), mean=tuple(images.mean or ()),
-                  std=tuple(images.std or ()))
+    values = dict(
+        image_size=as_pair(size) if size else None,
+        crop_ratio=images.crop_pct,
+        resize=_RESIZE.get(images.interpolation),
+        mean=tuple(images.mean or ()),
+        std=tuple(images.std or ()),
+    )
     if images.crop_pct or images.crop_mode or images.interpolation:
-        values |= dict(antialias=True,
-                       fit='squash' if images.crop_mode == 'squash' else 'torchvision')
+        values |= dict(
+            antialias=True, fit='squash' if images.crop_mode == 'squash' else 'torchvision'
+        )
     return {field: value for field, value in values.items() if value}
 
 
 def _check_pool(pool, arrays, with_prefix):
     """Raises UserError unless the tokens are pooled as the arrays show, and as is done here."""
     if with_prefix or 'cls_token' in arrays and (pool == 'avg' or 'fc_norm.weight' in arrays):
-        raise UserError('this model of timm pools patches beside a class token (global_pool avg, '
-                        'fc_norm) or with registers (pool_include_prefix), which is not done here: '
-                        'it cannot be loaded.')
-    if pool not in (expected := (None, '', 'map' if 'attn_pool.latent' in arrays else
-                                 'token' if 'cls_token' in arrays else 'avg')):
-        raise UserError(f'global_pool in config.json is {pool!r:.80}: the arrays are of a model '
-                        f'whose tokens are pooled by {expected[-1]!r}, and no other pooling can be '
-                        'done here for them.')
+        raise UserError(
+            'this model of timm pools patches beside a class token (global_pool avg, '
+            'fc_norm) or with registers (pool_include_prefix), which is not done here: '
+            'it cannot be loaded.'
+        )
+    if pool not in (
+        expected := (
+            None,
+            '',
+            'map' if 'attn_pool.latent' in arrays else 'token' if 'cls_token' in arrays else 'avg',
+        )
+    ):
+        raise UserError(
+            f'global_pool in config.json is {pool!r:.80}: the arrays are of a model '
+            f'whose tokens are pooled by {expected[-1]!r}, and no other pooling can be '
+            'done here for them.'
+        )
 
 
 def _pad_position(arrays, image_size):
     """Positions of zeros for a class token and registers if only patches have some (DeiT III)."""
-    position, kernel = (arrays.get(name, np.empty(0)) for name in (
-        'pos_embed', 'patch_embed.proj.weight'))
-    prefix = sum(arrays[name].shape[1] for name in ('cls_token', 'reg_token')
-                 if name in arrays and arrays[name].ndim == 3)
+    position, kernel = (
+        arrays.get(name, np.empty(0)) for name in ('pos_embed', 'patch_embed.proj.weight')
+    )
+    prefix = sum(
+        arrays[name].shape[1]
+        for name in ('cls_token', 'reg_token')
+        if name in arrays and arrays[name].ndim == 3
+    )
     if not prefix or position.ndim != 3 or kernel.ndim != 4 or not kernel.size:
         return arrays
     number = position.shape[1]
-    alone = (number == np.prod(np.floor_divide(image_size, kernel.shape[2:])) if image_size else
-             _looks_alone(number))
-    return arrays | {'pos_embed': np.pad(
-        position, ((0, 0), (prefix, 0), (0, 0)))} if alone else arrays
+    alone = (
+        number == np.prod(np.floor_divide(image_size, kernel.shape[2:]))
+        if image_size
+        else _looks_alone(number)
+    )
+    return (
+        arrays | {'pos_embed': np.pad(position, ((0, 0), (prefix, 0), (0, 0)))} if alone else arrays
+    )
 
 
 def _looks_alone(number):
@@ -206,15 +282,24 @@ def _looks_alone(number):
 
 def _allowed_values(model, path):
     """More in a directory, whose config.json says what arrays do not."""
-    allowed = PLAIN | dict(
-        position=('learned_1d', 'none'), pool=tuple(_POOL), representation_size=(0,),
-        layer_norm_epsilon=(1e-5 if model.get('stem_norm') else 1e-6,),
-        stem_norm=(False, not model['resnet']), norm_after_pool=(False, model.get('pool') != 'cls'),
-        **{name: (model.get(name),) for name in ('layer_scale_init', 'num_registers')}) | only(
-            {f'resnet.{name}': value for name, value in (_RESNET | dict(num_groups=32)).items()})
+    allowed = (
+        PLAIN
+        | dict(
+            position=('learned_1d', 'none'),
+            pool=tuple(_POOL),
+            representation_size=(0,),
+            layer_norm_epsilon=(1e-5 if model.get('stem_norm') else 1e-6,),
+            stem_norm=(False, not model['resnet']),
+            norm_after_pool=(False, model.get('pool') != 'cls'),
+            **{name: (model.get(name),) for name in ('layer_scale_init', 'num_registers')},
+        )
+        | only({f'resnet.{name}': value for name, value in (_RESNET | dict(num_groups=32)).items()})
+    )
     if 'hidden_size' in model and not is_directory(path):
-        tanh = model['pool'] != 'cls' and published.TANH_SIZES.get(
-            (model['hidden_size'], model['patch_size'][0])) == 0
+        tanh = (
+            model['pool'] != 'cls'
+            and published.TANH_SIZES.get((model['hidden_size'], model['patch_size'][0])) == 0
+        )
         allowed |= dict(gelu=('tanh',) if tanh else ('erf',), num_heads=(guess_heads(model),))
     return allowed
 
@@ -222,16 +307,28 @@ def _allowed_values(model, path):
 def _refusals(weights, path):
     grid, model = weights.grid(), weights.model
     if is_directory(path):
-        return [] if architecture(model) else [
-            'timm has no name for a ResNet with units {units} and width {width}, which config.json '
-            'needs: name a file, such as model.safetensors'.format_map(model['resnet'])]
-    if grid and model['pool'] != 'cls' and model['gelu'] == 'erf' and published.is_tanh(
-            (model['hidden_size'],), model['patch_size'], (math.prod(grid),)):
+        return (
+            []
+            if architecture(model)
+            else [
+                'timm has no name for a ResNet with units {units} and width {width}, '
+                'which config.json '
+                'needs: name a file, such as model.safetensors'.format_map(model['resnet'])
+            ]
+        )
+    if (
+        grid
+        and model['pool'] != 'cls'
+        and model['gelu'] == 'erf'
+        and published.is_tanh((model['hidden_size'],), model['patch_size'], (math.prod(grid),))
+    ):
         return ['a file would be read as one of SigLIP 2, whose GELU is tanh: name a directory']
     prefix = (model['pool'] == 'cls') + model['num_registers'] if grid else 0
     if prefix and _looks_alone(math.prod(grid) + prefix):
-        return [f'a file would be read as a square of patches without other tokens, which has as '
-                f'many positions as {grid[0]}x{grid[1]} and {prefix} more: name a directory']
+        return [
+            f'a file would be read as a square of patches without other tokens, which has as '
+            f'many positions as {grid[0]}x{grid[1]} and {prefix} more: name a directory'
+        ]
     return []
 
 
@@ -240,8 +337,11 @@ def architecture(model: Mapping) -> str | None:
     resnet = model['resnet']
     if not resnet:
         sizes = model['hidden_size'], tuple(model['patch_size'])
-        return ('vit_base_patch16_clip_224' if model['stem_norm'] else
-                _NAMES.get(sizes, 'vit_base_patch16_224'))
+        return (
+            'vit_base_patch16_clip_224'
+            if model['stem_norm']
+            else _NAMES.get(sizes, 'vit_base_patch16_224')
+        )
     width, units = resnet['width'] / 64, tuple(resnet['units'])
     if 'hidden_size' in model:
         return _HYBRIDS.get(units) if width == 1 else None
@@ -257,14 +357,19 @@ def model_arguments(weights: Weights) -> dict:
     if model['layer_scale_init']:
         arguments['init_values'] = model['layer_scale_init']
     return arguments | dict(
-        img_size=weights.image_size(), global_pool=_POOL[model['pool']],
-        class_token=model['pool'] == 'cls', fc_norm=model['norm_after_pool'],
+        img_size=weights.image_size(),
+        global_pool=_POOL[model['pool']],
+        class_token=model['pool'] == 'cls',
+        fc_norm=model['norm_after_pool'],
         reg_tokens=model['num_registers'],
         pos_embed={'learned_1d': 'learn', 'none': 'none'}[model['position']],
-        patch_size=model['patch_size'], embed_dim=model['hidden_size'], depth=model['num_layers'],
+        patch_size=model['patch_size'],
+        embed_dim=model['hidden_size'],
+        depth=model['num_layers'],
         num_heads=model['num_heads'],
         mlp_ratio=_mlp_ratio(model['mlp_dim'], model['hidden_size']),
-        act_layer={ours: theirs for theirs, ours in _GELU.items()}[model['gelu']])
+        act_layer={ours: theirs for theirs, ours in _GELU.items()}[model['gelu']],
+    )
 
 
 def _mlp_ratio(mlp_dim, hidden_size):
@@ -279,22 +384,37 @@ def _sidecars(weights):
     transformer, given = 'hidden_size' in weights.model, weights.preprocess or {}
     arguments = model_arguments(weights)
     resize = {ours: theirs for theirs, ours in _RESIZE.items()}.get(
-        given.get('resize', '').replace('area', 'box'))
-    images = dict(input_size=(weights.channels(), *weights.image_size()),
-                  num_classes=weights.num_classes, fixed_input_size=transformer,
-                  crop_pct=given.get('crop_ratio'), interpolation=resize,
-                  crop_mode='squash' if given.get('fit') == 'squash' else None,
-                  mean=given.get('mean'), std=given.get('std'),
-                  classifier='head' if transformer else 'head.fc')
-    config = {'architecture': architecture(weights.model), 'num_classes': weights.num_classes,
-              'label_names': weights.classes or None,
-              'global_pool': arguments.get('global_pool', 'avg'), 'model_args': arguments,
-              'pretrained_cfg': {name: x for name, x in images.items() if x is not None}}
+        given.get('resize', '').replace('area', 'box')
+    )
+    images = dict(
+        input_size=(weights.channels(), *weights.image_size()),
+        num_classes=weights.num_classes,
+        fixed_input_size=transformer,
+        crop_pct=given.get('crop_ratio'),
+        interpolation=resize,
+        crop_mode='squash' if given.get('fit') == 'squash' else None,
+        mean=given.get('mean'),
+        std=given.get('std'),
+        classifier='head' if transformer else 'head.fc',
+    )
+    config = {
+        'architecture': architecture(weights.model),
+        'num_classes': weights.num_classes,
+        'label_names': weights.classes or None,
+        'global_pool': arguments.get('global_pool', 'avg'),
+        'model_args': arguments,
+        'pretrained_cfg': {name: x for name, x in images.items() if x is not None},
+    }
     return {'config.json': {name: x for name, x in config.items() if x is not None}}
 
 
 LAYOUT = Layout(
     mark=r'patch_embed\.(backbone\..+|proj\.weight)|stem\.conv\.weight',
-    suffixes=('', '.safetensors', '.pth', '.pt', '.bin'), read=_read, table=_table,
-    allowed_values=_allowed_values, refusals=_refusals, usual_preprocess=published.choose,
-    sidecars=_sidecars)
+    suffixes=('', '.safetensors', '.pth', '.pt', '.bin'),
+    read=_read,
+    table=_table,
+    allowed_values=_allowed_values,
+    refusals=_refusals,
+    usual_preprocess=published.choose,
+    sidecars=_sidecars,
+)
