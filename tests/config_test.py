@@ -548,3 +548,27 @@ def test_a_directory_may_have_moved_if_its_name_is_the_same(tmp_path, monkeypatc
         assert config_lib.may_have_moved(str(tmp_path), other)
     for other in ('', '..', '/elsewhere'):
         assert not config_lib.may_have_moved(str(tmp_path), other)
+
+
+def test_resumed_run_keeps_the_values_of_the_version_that_began_it(monkeypatch, caplog):
+    monkeypatch.setattr(config_lib, 'UNRECORDED', {'preprocess.antialias': False})
+    monkeypatch.setattr(config_lib, 'CHANGED_VALUES', {'dataset.shuffle_buffer': [(8, 250)]})
+    recorded = config_lib.base().to_dict()
+    del recorded['preprocess']['antialias']
+    recorded['dataset']['shuffle_buffer'] = 8
+    recorded = config_lib.with_unrecorded(recorded)
+    assert recorded['preprocess']['antialias'] is False
+    now = config_lib.base()
+    now.dataset.shuffle_buffer = 250
+    kept = config_lib.as_begun(now, recorded)
+    assert (kept.preprocess.antialias, kept.dataset.shuffle_buffer) == (False, 8)
+    assert not config_lib.differences(recorded, kept)
+    assert {record.args[0] for record in caplog.records} == {
+        'preprocess.antialias',
+        'dataset.shuffle_buffer',
+    }
+    # A value of neither version is the user's, and differs.
+    now.dataset.shuffle_buffer = 99
+    assert config_lib.differences(recorded, config_lib.as_begun(now, recorded)) == [
+        'dataset.shuffle_buffer: 8 in the workdir, 99 now'
+    ]

@@ -6,6 +6,7 @@ resnet.py. Nothing else has defaults.
 """
 
 import fnmatch
+import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from vit_jax.config_fields import ALIASES, FIELDS
 from vit_jax.errors import UserError, nearest_names, some
 from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
+
+log = logging.getLogger(__name__)
 
 OPEN = [f'model.{field}' for field in models.OPEN]
 # A run may continue with other values of these; every other field decides the result.
@@ -40,6 +43,12 @@ MAY_DIFFER = (
     'transfer.take',  # the values that were taken are compared themselves
     'teacher.weights',
 )  # so is teacher.checksum
+
+# A run keeps the values that it began with when a later version has others. By dotted field:
+# the value that reproduces a run which does not record the field, because the field is newer;
+UNRECORDED: dict[str, Any] = {}
+# and pairs of a recipe's value in an earlier version and its value now, as JSON has them.
+CHANGED_VALUES: dict[str, list[tuple[Any, Any]]] = {}
 
 
 def base(model: str = 'b16') -> ml_collections.ConfigDict:
@@ -342,6 +351,55 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
         fields.check({name: known[name] for name in values}, values)
     except UserError as error:
         raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error
+
+
+def with_unrecorded(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded config of a run, with the fields of UNRECORDED that it lacks.
+
+    A section that the run does not record at all stays missing.
+    """
+    completed = {
+        name: dict(value) if isinstance(value, Mapping) else value
+        for name, value in recorded.items()
+    }
+    for field, value in UNRECORDED.items():
+        section, _, name = field.rpartition('.')
+        if section in completed:
+            completed[section].setdefault(name, value)
+    return completed
+
+
+def as_begun(
+    config: ml_collections.ConfigDict, recorded: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+    """A copy of the config that resumes a run of an earlier version with the values of that run.
+
+    Args:
+      config: from the file and the command line.
+      recorded: the config in the workdir, from `with_unrecorded`.
+
+    A field of UNRECORDED or CHANGED_VALUES takes the recorded value if the config has the value
+    that is the default or the recipe's now. Each such field is logged.
+    """
+    old = flatten(dict(recorded))
+    new = flatten(config)
+    defaults = flatten(base())
+    values = {}
+    for field in UNRECORDED.keys() | CHANGED_VALUES.keys():
+        if field not in old or field not in new or old[field] == new[field]:
+            continue
+        pairs = [*CHANGED_VALUES.get(field, [])]
+        if field in UNRECORDED:
+            pairs.append((UNRECORDED[field], defaults[field]))
+        if (old[field], new[field]) in pairs:
+            values[field] = tuple(old[field]) if isinstance(old[field], list) else old[field]
+            log.info(
+                '%s stays %s, with which this run began; it is %s in new runs',
+                field,
+                old[field],
+                new[field],
+            )
+    return changed(config, values)
 
 
 def differences(old, new) -> list[str]:

@@ -83,6 +83,7 @@ def resolve(
     config = config_lib.checked(config, taken)
     trackers.require(config.trackers)
     if begun:
+        config = config_lib.as_begun(config, begun[0])
         config = config_lib.changed(config, chosen.kept(config.model, begun[0]['model']))
     config.mesh.host_devices = chosen.shown_devices(config)
     mesh = sharding.make_mesh(config.mesh)

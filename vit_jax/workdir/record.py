@@ -185,7 +185,7 @@ def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
             f'{path} holds {json.dumps(wrong[0]):.80}, expected the names of the '
             'classes: restore the file.'
         )
-    return config, classes
+    return config_lib.with_unrecorded(config), classes
 
 
 def saved_steps(directory: str) -> list[int]:
