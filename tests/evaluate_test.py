@@ -393,7 +393,11 @@ def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, cap
             'flier': 'Flier',
             'pet': 'Pet',
         },
-        'objectnet_to_imagenet_1k': {'Small insect': 'bee, honey; Ant', 'Pet': 'cat'},
+        'objectnet_to_imagenet_1k': {
+            'Small insect': 'bee, honey; Ant',
+            'Pet': 'cat',
+            'Flyer': 'bee',
+        },
     }
     for name, content in files.items():
         (tmp_path / 'mappings' / f'{name}.json').write_text(json.dumps(content))
@@ -408,6 +412,11 @@ def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, cap
     assert result['eval/num_examples'] == 8
     assert '2 of the 3 classes of' in caplog.text
     assert 'has no images' not in caplog.text
+    assert (
+        f'{tmp_path}/mappings/objectnet_to_imagenet_1k.json has Flyer, which '
+        f'{tmp_path}/mappings/folder_to_objectnet_label.json gives to no folder. '
+        'Did you mean Flier? '
+    ) in caplog.text
     assert result['mapping'] == f'{tmp_path}/mappings'
     saved = np.load(tmp_path / 'x.npz')
     hits = [

@@ -239,6 +239,7 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
         ) == ('train[:50]', 'test', 0, 3, False)
     assert "left out: b: data set 'cifar100' is not prepared" in result.stderr
     assert "tfds.builder('cifar100', data_dir='/nowhere').download" in result.stderr
+    assert 'WARNING left out: b: data set' in (tasks.parent / 'all' / 'train.log').read_text()
     assert 'd diverges and has no accuracy: loss nan' in result.stderr
     lines = [' '.join(line.split()) for line in result.stderr.splitlines()]
     first = lines.index('First, mean, of 1 of 2 tasks 50.00 %')

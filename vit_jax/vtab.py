@@ -92,6 +92,9 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     Raises UserError at the end if tasks ended with one, which the log then has.
     """
     missing = missing_data(configs)
+    if len(missing) < len(configs):
+        record.require_no_run(directory)
+        record.log_to(directory)  # first, so that train.log names the tasks that are left out
     for problem in dict.fromkeys(missing.values()):  # some tasks share a data set
         log.warning(
             'left out: %s: %s',
@@ -103,8 +106,6 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
             'the data of none of the tasks are on this machine: prepare some as said '
             'above, or name where they are by --config.dataset.data_dir=DIRECTORY.'
         )
-    record.require_no_run(directory)
-    record.log_to(directory)
     code, scores, failed = _train(
         {task: config for task, config in configs.items() if task not in missing}, directory
     )

@@ -83,13 +83,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     from vit_jax.data.sources import open_split
 
     if os.path.isdir(path):
-        names = record.read_json(os.path.join(path, 'objectnet_to_imagenet_1k.json'), dict)
-        labels = record.read_json(os.path.join(path, 'folder_to_objectnet_label.json'), dict)
-        mapping = {
-            folder: names[label]
-            for folder, label in labels.items()
-            if isinstance(label, str) and label in names
-        }
+        mapping = _read_objectnet(path)
     else:
         mapping = record.read_json(path, dict)
     if not loaded.classes and loaded.num_classes != 1000:  # not taken for ImageNet's
@@ -119,6 +113,32 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
             nearest_names(unknown[0], source.class_names),
         )
     return mapped(source, mapping, description.class_names(loaded), path)
+
+
+def _read_objectnet(directory: str) -> dict[str, Any]:
+    """What the folders of ObjectNet stand for, from the two files of its directory `mappings`.
+
+    One file has the label of each folder, the other the classes of ImageNet of each label. The log
+    names labels of the second file that no folder has, because nothing is scored by them.
+    """
+    classes_file = os.path.join(directory, 'objectnet_to_imagenet_1k.json')
+    labels_file = os.path.join(directory, 'folder_to_objectnet_label.json')
+    classes = record.read_json(classes_file, dict)
+    labels = record.read_json(labels_file, dict)
+    mapping = {}
+    for folder, label in labels.items():
+        if isinstance(label, str) and label in classes:
+            mapping[folder] = classes[label]
+    used = {label for label in labels.values() if isinstance(label, str)}
+    if unused := sorted(classes.keys() - used):
+        log.warning(
+            '%s has %s, which %s gives to no folder. %s',
+            classes_file,
+            some(unused),
+            labels_file,
+            nearest_names(unused[0], used),
+        )
+    return mapping
 
 
 def check_equal_data(*sources: Any) -> None:
