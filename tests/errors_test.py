@@ -14,6 +14,12 @@ def test_nearest_names():
     assert errors.nearest_names('--foo', ['--fop', '--fop']) == 'Did you mean --fop? '
 
 
+def test_a_number_agrees_with_its_noun():
+    assert errors.counted(1, 'image') == '1 image'
+    assert errors.counted(1300, 'image') == '1,300 images'
+    assert errors.counted(0, 'patch', 'patches') == '0 patches'
+
+
 def test_check_choice():
     errors.check_choice('loss.name', 'softmax', ('softmax', 'sigmoid'))
     with pytest.raises(errors.UserError) as error:

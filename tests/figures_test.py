@@ -15,7 +15,8 @@ from tests.support import small
 from tests.support.datasets import write_images
 from tests.support.parameters import apply
 from vit_jax import figures, models, weights
-from vit_jax.drawing import canvas, runs
+from vit_jax.drawing import canvas, photos, runs
+from vit_jax.drawing import models as of_models
 from vit_jax.inspection import attention, attribution, maps
 from vit_jax.inspection import subject as subject_lib
 
@@ -227,6 +228,73 @@ def test_figures_of_runs(tmp_path, capsys, caplog):
         f'compute cannot be drawn: these runs have no evaluation (eval/accuracy in '
         f'metrics.jsonl): {empty}'
     ) in caplog.records[-1].getMessage()
+
+
+def test_runs_of_one_model_are_told_apart_by_their_workdirs(tmp_path):
+    """And no line joins two runs that saw as many images."""
+    same = [write_run(tmp_path / name / 'run', rows(0.5, 0.75)) for name in 'ab']
+    wider = write_run(tmp_path / 'c', rows(0.5), model={'hidden_size': 32})
+    assert run(tmp_path, *(f'--workdir={x}' for x in (*same, wider))) == 0
+    found = arrays(tmp_path, 'compute')
+    (axes,) = runs.compute(found, '').axes
+    labels = [text.get_text() for text in axes.texts]
+    assert labels == ['16x2 of a/run', '16x2 of b/run', '32x2']
+    (axes, *_) = runs.data_size(found, '').axes
+    assert {line.get_label(): len(line.get_xdata()) for line in axes.lines} == {
+        '16x2 of a/run': 1,
+        '16x2 of b/run': 1,
+        '32x2': 1,
+    }
+
+
+def test_runs_of_one_model_on_more_and_more_images_are_one_line(tmp_path):
+    workdirs = [write_run(tmp_path / f'{n}', rows(0.5), examples=n) for n in (300, 1000)]
+    assert run(tmp_path, *(f'--workdir={x}' for x in workdirs), '--only=data_size') == 0
+    (axes, *_) = runs.data_size(arrays(tmp_path, 'data_size'), '').axes
+    (line,) = axes.lines
+    assert (line.get_label(), line.get_xdata().tolist()) == ('16x2', [300, 1000])
+
+
+def test_names_of_runs_are_as_long_as_tells_them_apart():
+    assert runs.names_of_runs(['/x/a/run', '/y/a/run']) == {
+        '/x/a/run': 'x/a/run',
+        '/y/a/run': 'y/a/run',
+    }
+
+
+@pytest.mark.parametrize(
+    ('kept', 'text'),
+    [
+        ([(0, 0), (13, 13), (0, 13)], '3 patches of 196\nall in the corners'),
+        ([(0, 0), (5, 5)], '2 patches of 196'),
+        ([(5, 5)], '1 patch of 196'),
+    ],
+)
+def test_the_threshold_picture_says_how_many_patches_it_shows(kept, text):
+    values = np.zeros((14, 14), bool)
+    for patch in kept:
+        values[patch] = True
+    figure = photos.threshold(
+        {
+            'photos': np.zeros((1, 56, 56, 3), np.uint8),
+            'maps': values[None, None],
+            'panels': np.array(['head 0']),
+            'what': np.array('patches'),
+        },
+        '',
+    )
+    assert [t.get_text() for axes in figure.axes for t in axes.texts] == [text]
+
+
+@pytest.mark.parametrize(('count', 'text'), [(1, 'mean over 1 image of'), (2, 'over 2 images of')])
+def test_one_image_is_no_images(count, text):
+    found = {
+        'distance': np.ones((2, 3)),
+        'of_each_image': np.ones((count, 2, 3)),
+        'uniform': np.array(1.0),
+        'image_size': np.array([16, 16]),
+    }
+    assert text in of_models.distance(found, '').get_suptitle()
 
 
 def test_figure_of_speed(tmp_path):

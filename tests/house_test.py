@@ -33,7 +33,7 @@ MAY_IMPORT = {
     'web': 'errors data workdir weights reporting',
     'planning': 'errors models config workdir training',
     'measuring': 'errors models config workdir training',
-    'drawing': '',
+    'drawing': 'errors',
     'terminal': 'processes',
     'cli': 'errors machine terminal config processes weights',
 }

@@ -78,6 +78,13 @@ def some(names: Sequence[str], most: int = 5, between: str = ', ') -> str:
     return between.join(names[:most]) + more
 
 
+def counted(number: float, noun: str, plural: str = '') -> str:
+    """'1 image', '1,300 images': a whole number with its noun, whose plural has an s by default."""
+    if number == 1:
+        return f'1 {noun}'
+    return f'{number:,.0f} {plural or noun + "s"}'
+
+
 def check_choice(field: str, value: str, valid: Collection[str]) -> None:
     """Raises UserError unless `value` of `field` is one of `valid`."""
     if value not in valid:

@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax import cli, machine
 from vit_jax.data import images
-from vit_jax.errors import UserError, check_at_least, check_destination, writing
+from vit_jax.errors import UserError, check_at_least, check_destination, counted, writing
 from vit_jax.training import chosen
 from vit_jax.weights import Weights, description, predictor
 
@@ -74,7 +74,10 @@ def predict(options: argparse.Namespace) -> None:
         with writing(options.features) as temporary, open(temporary, 'wb') as file:
             np.savez(file, path=np.array(paths), representation=representations)
         cli.LOGGER.info(
-            'wrote %s: %d images, %d features', options.features, *representations.shape
+            'wrote %s: %s, %d features',
+            options.features,
+            counted(len(representations), 'image'),
+            representations.shape[1],
         )
     done = set(paths)
     if missing := [path for path in named if path not in done]:
@@ -198,7 +201,7 @@ def report(
             writer.writerows(
                 [path, *(x for pair in best for x in pair)] for path, best in predictions
             )
-        cli.LOGGER.info('wrote %s: %d images', options.csv, len(paths))
+        cli.LOGGER.info('wrote %s: %s', options.csv, counted(len(paths), 'image'))
     if options.json:
         print(
             json.dumps(

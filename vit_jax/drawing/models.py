@@ -7,6 +7,7 @@ import numpy as np
 
 from vit_jax.drawing import canvas
 from vit_jax.drawing.canvas import Arrays
+from vit_jax.errors import counted
 
 MOST_TILES = 16  # to a side of the figure of position embeddings
 
@@ -83,7 +84,7 @@ def distance(arrays: Arrays, title: str) -> Any:
     figure, (axes,) = canvas.charts(
         1,
         f'{title}\nhow far each head looks: mean over '
-        f'{len(arrays["of_each_image"])} images of {height}x{width} px',
+        f'{counted(len(arrays["of_each_image"]), "image")} of {height}x{width} px',
     )
     for k in range(heads):
         axes.plot(

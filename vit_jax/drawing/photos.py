@@ -9,6 +9,7 @@ from PIL import Image
 
 from vit_jax.drawing import canvas
 from vit_jax.drawing.canvas import Arrays
+from vit_jax.errors import counted
 
 PER_LINE = 6  # heads or layers
 HEAT = 'inferno'
@@ -81,11 +82,34 @@ def darkened(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns'])
 
 
 def kept(axes: Any, photo: Photo, values: Bool[np.ndarray, 'rows columns']) -> None:
-    """The photo where patches are kept, and dark elsewhere."""
+    """The photo where patches are kept, and dark elsewhere; says how many patches are kept.
+
+    Attention that rests on a few patches leaves the picture dark: the number says why.
+    """
     axes.imshow(photo)
     shade = np.zeros((*values.shape, 4))
     shade[..., 3] = np.where(values, 0, 0.8)
     axes.imshow(shade, extent=_extent(photo), interpolation='nearest')
+    axes.text(
+        0.5,
+        0.02,
+        how_many_kept(values),
+        transform=axes.transAxes,
+        color='white',
+        fontsize=7,
+        horizontalalignment='center',
+        verticalalignment='bottom',
+        bbox={'facecolor': 'black', 'edgecolor': 'none', 'alpha': 0.5, 'pad': 1},
+    )
+
+
+def how_many_kept(values: Bool[np.ndarray, 'rows columns']) -> str:
+    """'4 of 196 patches', and in a second line that all of them are in the corners of the image."""
+    text = f'{counted(values.sum(), "patch", "patches")} of {values.size}'
+    in_corners = values[:: max(1, len(values) - 1), :: max(1, values.shape[1] - 1)]
+    if in_corners.sum() == values.sum():
+        text += '\nall in the corners'
+    return text
 
 
 def _extent(photo):

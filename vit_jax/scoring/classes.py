@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from vit_jax.errors import UserError, check_destination, writing
+from vit_jax.errors import UserError, check_destination, counted, writing
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.models.kernels import compiler_options
@@ -177,7 +177,8 @@ def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
             name=np.array(names),
             classes=np.array(source.class_names),
         )
-    log.info('wrote %s: %d images, %d classes', path, *rows['logits'].shape)
+    num_images, num_classes = rows['logits'].shape
+    log.info('wrote %s: %s, %d classes', path, counted(num_images, 'image'), num_classes)
 
 
 def table(result: dict) -> str:
@@ -211,7 +212,7 @@ def table(result: dict) -> str:
         [
             *lines,
             (
-                f'{"  ".join(numbers)}  on {result["eval/num_examples"]:.0f} images of '
+                f'{"  ".join(numbers)}  on {counted(result["eval/num_examples"], "image")} of '
                 f'{result["dataset"]}, {result["split"]}{by}{broken}'
             ),
         ]

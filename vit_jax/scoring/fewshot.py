@@ -10,7 +10,7 @@ import jax
 from jaxtyping import PyTree
 
 from vit_jax import fields
-from vit_jax.errors import UserError, check_at_least
+from vit_jax.errors import UserError, check_at_least, counted
 from vit_jax.evaluators import features, fewshot
 from vit_jax.models import kernels, parts, representation
 from vit_jax.scoring import split
@@ -104,7 +104,7 @@ def _features(sources, model, params, name, mesh, settings):
     params = sharding.replicate(params, mesh)
     found, broken = [], []
     for source in sources:
-        log.info('features of %d images', source.num_examples)
+        log.info('features of %s', counted(source.num_examples, 'image'))
         batches = pipeline.eval_batches(source, **settings)
         found.append(features.extract(step, params, sharding.feed(batches, mesh)))
         broken += split.broken(batches)
@@ -135,7 +135,8 @@ def table(result: dict) -> str:
             (
                 f'accuracy in %{spread}, of '
                 f'{result["num_features"]} features ({result["representation"]}) of '
-                f'{result["num_train"]} images of {result["dataset"]}, {result["train_split"]}, on '
+                f'{counted(result["num_train"], "image")} of {result["dataset"]}, '
+                f'{result["train_split"]}, on '
                 f'{result["num_test"]} of {result["split"]}{broken}'
             ),
         ]

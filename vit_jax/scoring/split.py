@@ -82,10 +82,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     from vit_jax.data.relabelled import mapped
     from vit_jax.data.sources import open_split
 
-    if os.path.isdir(path):
-        mapping = _read_objectnet(path)
-    else:
-        mapping = record.read_json(path, dict)
+    mapping = _read_objectnet(path) if os.path.isdir(path) else record.read_json(path, dict)
     if not loaded.classes and loaded.num_classes != 1000:  # not taken for ImageNet's
         raise UserError(
             f'--mapping={path} goes by the names of classes, and {loaded.source} has '
