@@ -90,8 +90,20 @@ def test_what_helps(compiler):
         'least_seconds': 0.0,
     }
     assert by_field['model.remat_policy']['fits']
-    assert by_field['accum_steps']['change'] == {'accum_steps': 16}
-    assert by_field['accum_steps']['needed'] == 1800
+    # The fewest parts that fit, as accum_steps=0 chooses them: 32 of 128 images at a time.
+    assert by_field['accum_steps']['change'] == {'accum_steps': 4}
+    assert by_field['accum_steps']['needed'] == 4200
+    assert len(compiler.asked) == 1 + 1 + 3
+
+
+def test_not_even_one_image_at_a_time_fits(compiler):
+    config = small_config(batch_size=1024)
+    helps = report.what_helps(target(1050).program(config), target(1050))
+    assert helps[-1]['change'] == {'accum_steps': 128}
+    assert (helps[-1]['needed'], helps[-1]['fits']) == (1100, False)
+    config = small_config(batch_size=1024, accum_steps=128)
+    helps = report.what_helps(target(1050).program(config), target(1050))
+    assert not any('accum_steps' in each['change'] for each in helps)
 
 
 def test_roofline():

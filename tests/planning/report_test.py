@@ -114,6 +114,7 @@ def test_text_of_what_does_not_fit():
         '  mesh.fsdp 4 divides no axis of head/kernel (7, 5): every device holds it whole',
         '  with --config.mesh.fsdp=8 --config.mesh.data=1: 80.000 GiB, does not fit either',
         '  with --config.accum_steps=4: 40.000 GiB, fits, 12.50 ms a step at least',
+        '  these are the fewest parts: --config.accum_steps=0 chooses them',
         'no times: there is no compiled step',
     ):
         assert line in lines

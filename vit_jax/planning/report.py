@@ -1,14 +1,16 @@
 """A plan: all its numbers, what to change when it does not fit, and the text for both."""
 
+import functools
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.errors import UserError
 from vit_jax.models import cost
 from vit_jax.planning import estimate
 from vit_jax.planning.estimate import Target
-from vit_jax.training import chips, sharding
+from vit_jax.training import accumulation, chips, sharding
 from vit_jax.training.program import Program
 from vit_jax.workdir import progress
 
@@ -17,7 +19,7 @@ def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
     """The numbers of a plan of a complete config, in bytes, FLOPs and seconds, as --json has them.
 
     With `search` it looks for the largest batch or, if the step does not fit, for what helps: up to
-    four more compilations.
+    six more compilations.
     """
     program, step = estimate.compile_split(target.program(config), target)
     config, fits = program.config, step.needed <= target.limit
@@ -70,30 +72,48 @@ def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
 
     Each has change (values by field), needed (bytes), fits, least_seconds (None when unknown).
     """
-    config, parts = program.config, sharding.batch_parts(program.mesh)
-    images = config.batch_size // parts
     changes = []
     if program.mesh.shape['data'] > 1:
-        changes.append({'mesh.fsdp': parts, 'mesh.data': 1})
-    if config.model.remat_policy != 'nothing_saveable':
+        changes.append({'mesh.fsdp': sharding.batch_parts(program.mesh), 'mesh.data': 1})
+    if program.config.model.remat_policy != 'nothing_saveable':
         changes.append({'model.remat_policy': 'nothing_saveable'})
-    more = [n for n in range(config.accum_steps + 1, images + 1) if images % n == 0]
-    if more:
-        # About eight images at a time.
-        changes.append({'accum_steps': min(more, key=lambda n: abs(images / n - 8))})
     results = []
     for change in changes:
-        step = estimate.compile_step(target.program(config, change), target)
-        seconds = step.work and estimate.step_seconds(target, step.work)
-        results.append(
-            {
-                'change': change,
-                'needed': step.needed,
-                'fits': step.needed <= target.limit,
-                'least_seconds': seconds['least'] if seconds else None,
-            }
-        )
+        step = estimate.compile_step(target.program(program.config, change), target)
+        results.append(_help(change, step, target))
+    results += _fewest_parts(program, target)
     return results
+
+
+def _fewest_parts(program, target):
+    """What helps if the batch is split: the fewest parts that fit, or else one image at a time.
+
+    The list is empty if the program computes one image at a time already.
+    """
+    images = program.config.batch_size // sharding.batch_parts(program.mesh)
+    if program.config.accum_steps == images:
+        return []
+    step_of = functools.cache(lambda program: estimate.compile_step(program, target))
+    try:
+        program = accumulation.choose(
+            program, limit=target.limit, size_of=lambda program: step_of(program).needed
+        )
+    except UserError:  # not even one image at a time fits
+        program = program.with_accum_steps(images)
+    return [_help({'accum_steps': program.config.accum_steps}, step_of(program), target)]
+
+
+def _help(change, step, target):
+    """The row of `what_helps` for a change and the step that is compiled with it."""
+    seconds = None
+    if step.work is not None:
+        seconds = estimate.step_seconds(target, step.work)
+    return {
+        'change': change,
+        'needed': step.needed,
+        'fits': step.needed <= target.limit,
+        'least_seconds': seconds['least'] if seconds else None,
+    }
 
 
 def text(plan: dict[str, Any]) -> str:
@@ -147,6 +167,8 @@ def _memory_lines(plan):
             f'  with {fields}: {change["needed"] / chips.GIB:.3f} GiB, '
             + (f'fits{at_least}' if change['fits'] else 'does not fit either')
         )
+        if 'accum_steps' in change['change'] and change['fits']:
+            lines.append('  these are the fewest parts: --config.accum_steps=0 chooses them')
     if largest := plan.get('largest_batch'):
         lines.append(
             f'largest batch that fits: {largest["batch_size"]:,} '
