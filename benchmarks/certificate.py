@@ -2,6 +2,10 @@
 
     python -m benchmarks.certificate [--steps=100] [--recipes=vit,bit] [--mu_dtype=float32]
         [--smooth]
+    python -m benchmarks.certificate --fields [--recipes=plain,augreg_imagenet21k]
+
+With --fields it lists every field of each source's config with ours next to it, and trains nothing:
+benchmarks/source_fields.py.
 
 For each recipe a toy model of its kind gets the same parameters and the same batches in vit_jax and
 in benchmarks/source_steps.py, with the recipe's loss, clipping, decay, MixUp, optimizer and
@@ -29,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from benchmarks import source_fields
 from benchmarks import source_steps as source
 from vit_jax import config as config_lib
 from vit_jax.training import mixup, optimizer, sharding
@@ -265,13 +270,20 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--steps', type=int, default=100)
-    parser.add_argument('--recipes', default=','.join(RECIPES))
+    parser.add_argument('--recipes', metavar='NAME,...', help='default: all')
+    parser.add_argument('--fields', action='store_true', help='list every field of the sources')
     parser.add_argument('--mu_dtype', default='')
     parser.add_argument('--smooth', action='store_true')
     given = parser.parse_args()
-    names = given.recipes.split(',')
-    if unknown := [name for name in names if name not in RECIPES]:
-        parser.error(f'--recipes has {unknown[0]!r}: expected some of {",".join(RECIPES)}')
+    known = source_fields.RECIPES if given.fields else RECIPES
+    names = given.recipes.split(',') if given.recipes else list(known)
+    for name in names:
+        if name not in known:
+            parser.error(f'--recipes has {name!r}: expected some of {",".join(known)}')
+    if given.fields:
+        for name in names:
+            print(source_fields.markdown(name))
+        return
     if given.steps < 10:  # of fewer the parts of a schedule are rounded otherwise
         parser.error(f'--steps is {given.steps}: expected 10 or more')
     if given.mu_dtype not in ('', 'float32', 'bfloat16'):

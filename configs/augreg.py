@@ -13,9 +13,21 @@ helps B and L on imagenet2012 (figure 4), and its other decay --config.optimizer
 Published ImageNet accuracy of the checkpoints that imagenet21k leads up to, fine-tuned at 384 px:
 L/16 85.59, B/16 85.49, S/16 83.73, Ti/16 78.22, B/32 83.59, S/32 79.58, R50+L/32 85.99, R26+S/32
 83.85, R+Ti/16 75.40.
-MixUp is over the whole batch, and not that of each device; evaluation resizes by bilinear
-interpolation, and not by averaging areas; learned positions begin smaller (docs/recipes.md,
-"Traps"); matrix products are in bfloat16.
+
+`python -m benchmarks.certificate --fields --recipes=augreg_imagenet21k,augreg_imagenet2012` lists
+every field of the sources, big_vision's vit_i21k.py and vit_i1k.py. These differ:
+- vit_i21k.py is newer than the paper. It pools by averages, --config.model.pool=gap, and has other
+  levels for B/32, B/16 (light2) and L/16 (medium2). The released checkpoints, whose accuracy is
+  above, have a class token and the levels of this file.
+- MixUp is over the whole batch, and not over that of each device.
+- Evaluation resizes by bilinear interpolation, and not by averaging areas; learned positions begin
+  smaller (docs/recipes.md, "Traps"). Matrix products are in bfloat16.
+- Few-shot accuracy on six TFDS sets, every 25,000 and 10,000 steps there, is off: here it is of one
+  set and of every evaluation (config.evals.fewshot).
+- Training evaluates one split. `vit_jax.evaluate` does the others of the sources afterwards.
+
+The window of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory:
+docs/training.md, "Data". --config.dataset.shuffle_buffer=16384 takes 5 GB.
 """
 
 from vit_jax.config import base
@@ -96,9 +108,11 @@ def get_config(arg: str = 'b16'):
             num_classes=21_843,
             num_examples=14_197_122 - 51_200,
             train_split='train[51200:]',
-            eval_split='train[:51200]',
+            eval_split='train[25600:51200]',
+            test_split='train[:25600]',
         )
         config.model.head_bias_init = -10.0
+        config.eval_every = 1000
     else:
         config.dataset.update(
             name='imagenet2012',
@@ -109,4 +123,7 @@ def get_config(arg: str = 'b16'):
             num_classes=1000,
         )
         config.model.update(head_bias_init=-6.9, representation_size=config.model.hidden_size)
+        config.eval_every = 2500
+    config.dataset.shuffle_buffer = 250_000
+    config.log_every = 50
     return config

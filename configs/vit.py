@@ -14,6 +14,10 @@ MODEL is any name of vit_jax/models/variants.py: ViTs, hybrids such as r50_b16, 
 r50x1, axial_b16, axial_r50. Table 3 has no rows for some of them: those take the nearest, and the
 log says so. Figure 13 compares the axial ones with b16, b32 and r50x1 on JFT-300M, by
 few-shot accuracy on ImageNet (config.evals.fewshot, 5 shots).
+`python -m benchmarks.certificate --fields` lists every number of the paper's table with ours, and
+every field of big_vision's vit_i21k.py, from which imagenet21k has what the paper does not print:
+the loss, the bias of the head and the images held out. The paper does not say how images are
+shuffled and how often it evaluates: those are the defaults, and not big_vision's.
 """
 
 import re
@@ -112,7 +116,8 @@ def imagenet2012(config):
 def imagenet21k(config):
     """ImageNet-21k, which is not in TFDS: prepare it yourself or give a directory as name.
 
-    L also ran for 30 epochs. 51,200 examples are held out for evaluation.
+    L also ran for 30 epochs. 51,200 examples are held out, as in big_vision's vit_i21k.py: half for
+    evaluation while training, half for the end.
     """
     config.num_epochs = 90.0
     config.dataset.update(
@@ -120,7 +125,8 @@ def imagenet21k(config):
         num_examples=14_197_122 - 51_200,
         num_classes=21_843,
         train_split='train[51200:]',
-        eval_split='train[:51200]',
+        eval_split='train[25600:51200]',
+        test_split='train[:25600]',
     )
     config.optimizer.update(
         learning_rate=1e-3, schedule='linear', end_learning_rate=1e-5, weight_decay=0.03

@@ -346,3 +346,55 @@ def test_recipes_say_what_they_do_not_have():
         augreg.get_config('b16,imagenet2012,strong')
     with pytest.raises(UserError, match="the data set is 'imagenet'"):
         augreg.get_config('b16,imagenet')
+
+
+HELD_OUT_TOGETHER = {'dataset.eval_split': 'train[:51200]', 'dataset.test_split': ''}
+
+
+@pytest.mark.parametrize(
+    ('name', 'argument', 'earlier'),
+    [
+        ('plain', 's16', {}),
+        ('augreg', 'b16', HELD_OUT_TOGETHER),
+        ('augreg', 'b16,imagenet2012', {}),
+        ('distill', 'imagenet2012', {}),
+        ('distill', 'oxford_iiit_pet', {}),
+        ('bit_pretrain', 'r50x1', {}),
+        ('bit_pretrain', 'r50x1,imagenet21k', HELD_OUT_TOGETHER),
+        ('vit', 'b16,imagenet21k', HELD_OUT_TOGETHER),
+        ('finetune', 'b16,cifar10', {}),
+        ('vtab', 'b16,dtd', {}),
+        ('bit', 'r50x1,cifar10', {}),
+    ],
+)
+def test_a_run_of_an_earlier_version_keeps_its_images_and_their_order(name, argument, earlier):
+    now = load(name).get_config(argument)
+    begun = config_lib.changed(now, {'dataset.shuffle_buffer': 16_384, **earlier})
+    assert config_lib.differences(begun.to_dict(), now)
+    kept = config_lib.as_begun(now, config_lib.with_unrecorded(begun.to_dict()))
+    assert config_lib.differences(begun.to_dict(), kept) == []
+    assert kept.dataset.to_dict() == begun.dataset.to_dict()
+
+
+@pytest.mark.parametrize(
+    ('name', 'argument', 'every'),
+    [  # steps from one log line, evaluation and checkpoint of the source to the next
+        ('plain', 's16', (50, 2500, 1000)),
+        ('augreg', 'b16', (50, 1000, 1000)),
+        ('augreg', 'b16,imagenet2012', (50, 2500, 1000)),
+        ('distill', 'imagenet2012', (50, 1000, 1000)),
+        ('distill', 'oxford_iiit_pet', (100, 500, 2500)),
+        ('bit_pretrain', 'r50x1', (50, 1000, 1000)),
+    ],
+)
+def test_monitoring_is_as_often_as_in_the_source(name, argument, every):
+    config = load(name).get_config(argument)
+    assert (config.log_every, config.eval_every, config.checkpoint_every) == every
+
+
+def test_the_grid_of_imagenet_is_that_of_table_4():
+    finetune = load('finetune')
+    for model in ('b16', 'r50_b16', 'r50x1'):
+        grid = finetune.get_grid(f'{model},imagenet2012')
+        assert grid == {'optimizer.learning_rate': (0.003, 0.01, 0.03, 0.06)}
+    assert '--config.optimizer.learning_rate=0.003,0.01,0.03 ' in finetune.__doc__

@@ -48,7 +48,13 @@ MAY_DIFFER = (
 # the value that reproduces a run which does not record the field, because the field is newer;
 UNRECORDED: dict[str, Any] = {}
 # and pairs of a recipe's value in an earlier version and its value now, as JSON has them.
-CHANGED_VALUES: dict[str, list[tuple[Any, Any]]] = {}
+CHANGED_VALUES: dict[str, list[tuple[Any, Any]]] = {
+    # The recipes have their sources' sizes since then.
+    'dataset.shuffle_buffer': [(16_384, 250_000), (16_384, 200_000), (16_384, 50_000)],
+    # ImageNet-21k: half of the held-out images are for the end, as in big_vision.
+    'dataset.eval_split': [('train[:51200]', 'train[25600:51200]')],
+    'dataset.test_split': [('', 'train[:25600]')],
+}
 
 
 def base(model: str = 'b16') -> ml_collections.ConfigDict:

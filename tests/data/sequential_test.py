@@ -68,6 +68,17 @@ def test_in_order_begins_anywhere(start, tmp_path):
     assert sorted(whole) == list(range(COUNT))
 
 
+def test_size_of_records_is_read_from_the_files(tmp_path):
+    names = []
+    for size in (10, 30):
+        names.append(str(tmp_path / str(size)))
+        with tf.io.TFRecordWriter(names[-1]) as writer:
+            for number in range(40):
+                writer.write(bytes(size if number >= 4 else 1000))
+    pieces = make_pieces(names, [4, 4], [36, 36])
+    assert sequential.bytes_per_record(pieces) == 20
+
+
 def test_files_of_one_epoch_are_mixed(tmp_path):
     """Neighbours in the stream come from different files, even with a window of one record."""
     seen = np.array(numbers(make('tfrecord', tmp_path, shuffle_buffer=1).batches(7)))[:COUNT]

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.batches import make
 from tests.support.runs import TINY, load
 from vit_jax import config as config_lib
 from vit_jax import machine, models
@@ -166,6 +167,37 @@ def test_batches_read_ahead_and_the_process_take_memory(run):
         sharding.BATCHES_UNDER_WAY + run_lib.pipeline.BATCHES_IN_MEMORY
     )
     assert config_lib.total_steps(run.config) == 48
+
+
+@pytest.mark.parametrize(
+    ('available', 'buffer', 'processes', 'fits'),
+    [
+        (2 * 53, 10**6, 1, True),  # no window has more examples than there are
+        (2 * 53 - 1, 10**6, 1, False),
+        (2 * 53 - 1, 10**6, 2, True),
+        (20, 10, 1, True),
+        (19, 10, 1, False),
+    ],
+)
+def test_windows_of_shuffled_examples_take_memory(
+    available, buffer, processes, fits, tmp_path, monkeypatch
+):
+    """Two of them at least, by a byte an example."""
+    source = make('tfrecord', tmp_path).source()
+    monkeypatch.setattr(run_lib.sequential, 'bytes_per_record', lambda pieces: 1.0)
+    monkeypatch.setattr(machine, 'available_memory', lambda: available)
+    if fits:
+        run_lib.check_shuffle_memory(source, buffer, processes)
+        return
+    with pytest.raises(UserError) as error:
+        run_lib.check_shuffle_memory(source, buffer, processes)
+    assert f'dataset.shuffle_buffer is {buffer}' in str(error.value)
+    assert f'--config.dataset.shuffle_buffer={int(0.8 * available / 3)},' in str(error.value)
+
+
+def test_a_source_without_windows_needs_no_memory_for_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, 'available_memory', lambda: 0)
+    run_lib.check_shuffle_memory(make('digits', tmp_path).source(), 10**6, 1)
 
 
 @pytest.mark.parametrize(('limit', 'kept'), [(1e9, 0), (9e9, 8 * 4e9)])

@@ -15,6 +15,10 @@ from jaxtyping import Int64, Shaped
 from vit_jax.data import order
 from vit_jax.data.host_tensorflow import tf
 
+# Shuffling has up to so many windows in memory: the one in use, the next one, and the copy that
+# permutes it.
+WINDOWS_IN_MEMORY = 3
+
 _FILE_ORDER = -1  # takes the place of a window's number in the key of the order of files
 
 
@@ -37,6 +41,17 @@ class Pieces(NamedTuple):
         return Pieces(
             self.filename[keep], (self.skip + cut)[keep], take[keep], (self.first + cut)[keep]
         )
+
+
+def bytes_per_record(pieces: Pieces) -> float:
+    """Mean size of a record, from the first 32 records of up to eight runs of records."""
+    chosen = np.linspace(0, len(pieces.take) - 1, min(8, len(pieces.take)), dtype=int)
+    sizes = []
+    for run in chosen:
+        records = tf.data.TFRecordDataset(pieces.filename[run])
+        records = records.skip(pieces.skip[run]).take(min(32, pieces.take[run]))
+        sizes += [len(record) for record in records.as_numpy_iterator()]
+    return float(np.mean(sizes))
 
 
 def in_order(pieces: Pieces, start: int, files_at_once: int) -> tf.data.Dataset:

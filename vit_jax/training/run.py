@@ -16,7 +16,8 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.data import cached, folders, pipeline, sources, subsets
+from vit_jax import machine
+from vit_jax.data import cached, folders, pipeline, sequential, sources, subsets
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.processes import consensus
@@ -101,6 +102,7 @@ def resolve(
         accum_steps=begun[0]['accum_steps'] if begun else 0,
         class_counts=_class_counts(config, train_data),
     )
+    check_shuffle_memory(train_data, dataset.shuffle_buffer, share[1])
     _check_best_metric(config)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
@@ -249,6 +251,35 @@ def bytes_besides(program: Program) -> float:
         batches += pipeline.BATCHES_IN_MEMORY
         others = _BEGINNING / jax.local_device_count()
     return others + batches * sharding.bytes_per_device(program.abstract_batch['image'])
+
+
+def check_shuffle_memory(source: sources.Source, shuffle_buffer: int, num_processes: int) -> None:
+    """Raises UserError if the host has no memory for two windows of shuffled examples.
+
+    A machine without that memory would kill the process without a word. Sources that are not read
+    in sequence have no windows.
+
+    Args:
+      source: the training split.
+      shuffle_buffer: examples of a window.
+      num_processes: among which the examples are divided.
+    """
+    if source.pieces is None:
+        return
+    window = min(shuffle_buffer, math.ceil(source.num_examples / num_processes))
+    record_size = sequential.bytes_per_record(source.pieces)
+    window_size = window * record_size
+    available = machine.available_memory()
+    if 2 * window_size <= available:
+        return
+    fitting = int(0.8 * available / (sequential.WINDOWS_IN_MEMORY * record_size))
+    raise UserError(
+        f'dataset.shuffle_buffer is {shuffle_buffer}: windows of {window:,} examples take up to '
+        f'{sequential.WINDOWS_IN_MEMORY * window_size / 1e9:,.1f} GB of memory, and '
+        f'{available / 1e9:,.1f} GB are available. Add '
+        f'--config.dataset.shuffle_buffer={max(1, fitting)}, with which fewer examples are mixed '
+        'with each other.'
+    )
 
 
 def require_memory(program: Program) -> None:
