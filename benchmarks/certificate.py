@@ -276,7 +276,7 @@ def main():
     parser.add_argument('--smooth', action='store_true')
     given = parser.parse_args()
     known = source_fields.RECIPES if given.fields else RECIPES
-    names = given.recipes.split(',') if given.recipes else list(known)
+    names = list(known) if given.recipes is None else given.recipes.split(',')
     for name in names:
         if name not in known:
             parser.error(f'--recipes has {name!r}: expected some of {",".join(known)}')

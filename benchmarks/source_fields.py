@@ -360,13 +360,10 @@ DISTILL_SMALL = {
 TABLE_4 = 'the number of ViT, table 4'
 FINETUNE = {
     'accum_steps': differs('as many parts as fit in memory', accum_steps=0),
-    'base_lr': differs('the second of the grid of ViT, table 4, all of which vit_jax.sweep tries'),
     'batch': equal('batch_size'),
     'batch_eval': converted('the batch of training', batch_size=512),
-    'checkpoint_every': differs('a tenth of the run'),
     'dataset': equal('dataset.name'),
     'decay_type': equal('optimizer.schedule', optimizer__end_learning_rate=0.0),
-    'eval_every': differs('a tenth of the run, at least 50 steps, on held-out images'),
     'grad_norm_clip': equal('optimizer.clip_norm'),
     'model.classifier': converted('the class token', model__pool='cls'),
     'model.hidden_size': equal('model.hidden_size'),
@@ -413,6 +410,27 @@ FINETUNE_PETS = {
     ),
     'pp.resize': differs('no code of the source reads it'),
 }
+
+
+def of_length(every: int, learning_rate: float) -> dict[str, Account]:
+    """The accounts of fine-tuning that depend on the data set: a tenth of its steps, its rate."""
+    checkpoints = equal('checkpoint_every')
+    if every != 1000:
+        checkpoints = differs('a tenth of the run, at least 50 steps', checkpoint_every=every)
+    return {
+        'base_lr': differs(
+            'of the grid of ViT, table 4, all of which vit_jax.sweep tries',
+            optimizer__learning_rate=learning_rate,
+            optimizer__name='sgd',
+        ),
+        'checkpoint_every': checkpoints,
+        'eval_every': differs(
+            'a tenth of the run, at least 50 steps, on held-out images; the best is kept',
+            eval_every=every,
+            keep_best=True,
+        ),
+    }
+
 
 TABLE_3 = {
     'epochs': equal('num_epochs'),
@@ -559,10 +577,12 @@ RECIPES = {
     'finetune_cifar10_code': Recipe(
         'finetune:b16,cifar10',
         'vision_transformer configs/vit.py:b16,cifar10',
-        FINETUNE | {'checkpoint_every': equal('checkpoint_every')},
+        FINETUNE | of_length(1000, 0.003),
     ),
     'finetune_imagenet2012_code': Recipe(
-        'finetune:b16,imagenet2012', 'vision_transformer configs/vit.py:b16,imagenet2012', FINETUNE
+        'finetune:b16,imagenet2012',
+        'vision_transformer configs/vit.py:b16,imagenet2012',
+        FINETUNE | of_length(2000, 0.01),
     ),
     'finetune_l16_code': Recipe(
         'finetune:l16,imagenet2012',
@@ -575,7 +595,9 @@ RECIPES = {
         },
     ),
     'finetune_pets_code': Recipe(
-        'finetune:b16,oxford_iiit_pet', 'vision_transformer configs/augreg.py:B_16', FINETUNE_PETS
+        'finetune:b16,oxford_iiit_pet',
+        'vision_transformer configs/augreg.py:B_16',
+        FINETUNE_PETS | of_length(50, 0.003),
     ),
     'vtab': Recipe(
         'vtab:b16,dtd',
@@ -674,6 +696,21 @@ def _row(name, field, value, account, config):
     return Row(field, value, account, found)
 
 
+def without_source(name: str) -> dict[str, Any]:
+    """Fields that our config sets to another value than the default, and no account names."""
+    named = {own for row in rows(name) for own in row.ours}
+    known = config_lib.all_fields()
+    found = {}
+    for field, value in config_of(RECIPES[name]).items():
+        default = known[field].default if field in known else value
+        if isinstance(default, tuple):
+            default = list(default)
+        is_size = default in (None, [], '') and field.startswith('model.')
+        if value != default and field not in named and field != 'recipe' and not is_size:
+            found[field] = value
+    return found
+
+
 def markdown(name: str) -> str:
     """The table of a recipe."""
     recipe = RECIPES[name]
@@ -687,4 +724,6 @@ def markdown(name: str) -> str:
         ours = ', '.join(f'{field}={value}' for field, value in row.ours.items())
         cells = [row.field, str(row.value), ours or '-', row.account.relation, row.account.note]
         lines.append('| ' + ' | '.join(cell.replace('|', r'\|') for cell in cells) + ' |')
+    others = ', '.join(f'{field}={value}' for field, value in without_source(name).items())
+    lines += ['', f'Set here, and no field there: {others or "nothing"}']
     return '\n'.join(lines) + '\n'

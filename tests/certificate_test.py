@@ -89,3 +89,13 @@ def test_the_fields_are_printed(monkeypatch, capsys):
     assert any(
         line.startswith('| train.flip | every image | augment.flip=True | diff') for line in lines
     )
+
+
+def test_what_a_recipe_sets_and_its_source_does_not_have_is_listed():
+    assert source_fields.without_source('plain') == {
+        'dataset.num_examples': 1_268_355,
+        'model.dtype': 'bfloat16',
+    }
+    assert source_fields.markdown('plain').endswith(
+        'Set here, and no field there: dataset.num_examples=1268355, model.dtype=bfloat16\n'
+    )
