@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 BEST = 'best.json'  # names the best checkpoint, for people
 
 
+class OtherStepError(ValueError):
+    """A checkpoint holds the state of another step than the name of its folder says."""
+
+
 class Checkpointer:
     """The checkpoints of one run: the newest `keep` and, with `keep_best`, the best by `metric`.
 
@@ -85,13 +89,15 @@ class Checkpointer:
         return [checkpoint.step == best for checkpoint in checkpoints]
 
     def save(self, step: int, state: PyTree, extra: dict[str, Any] | None = None) -> None:
-        """Starts saving the state after `step`, unless that step has been saved.
+        """Starts saving the state after `step`, unless the same state has been saved.
 
         It returns when the state has been copied from the devices. `extra` is what JSON can hold;
-        `restored` has it when the run goes on from this checkpoint.
+        `restored` has it when the run goes on from this checkpoint. Raises UserError if there is a
+        checkpoint of this step with another state: the new one is not saved.
         """
         self.wait()
         if step in self._manager.all_steps():
+            self._require_same(step, state)
             return
         self._saving = step, _bytes_of(state)
         text = json.dumps(extra or {})
@@ -220,6 +226,24 @@ class Checkpointer:
                 'run the same command again.'
             ) from error
 
+    def _require_same(self, step, state):
+        """Raises UserError unless the checkpoint of `step` holds this state."""
+        folder = epath.Path(self.directory) / str(step)
+
+        def read():
+            try:
+                return read_meta(folder)['fingerprint']
+            except Exception as error:  # Orbax raises many kinds for a damaged file
+                record.require_not_scarce(error, str(folder))
+                return None
+
+        if consensus.from_main(read) != fingerprint.describe(state):
+            raise UserError(
+                f'the checkpoint of step {step} cannot be saved: {folder} exists and holds another '
+                'state. Expected no folder of that name. Move it away and run the same command '
+                'again.'
+            )
+
     def _restore(self, step, abstract_state):
         """(state, '') or (None, why the files cannot be used): the same on all processes."""
         reason = ''
@@ -264,6 +288,7 @@ class Checkpointer:
                 f'run: {sorted(expected - saved.keys()) or "nothing"}. It was saved by another '
                 'version of the program; continue it with that one.'
             )
+        check_step(meta, folder)
         return ocp.StandardCheckpointHandler().restore(
             folder / 'state', args=ocp.args.StandardRestore(abstract_state)
         ), meta
@@ -294,6 +319,19 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
             if os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     return ocp.JsonCheckpointHandler().restore(folder / 'meta', args=ocp.args.JsonRestore())
+
+
+def check_step(meta: dict[str, Any], folder: epath.Path) -> None:
+    """Raises OtherStepError unless the state in a checkpoint is of the step that its folder names.
+
+    `meta` is from `read_meta`. The checksum of the state's step, a scalar, is its value.
+    """
+    step = meta['fingerprint']['.step']
+    if step != int(folder.name):
+        raise OtherStepError(
+            f'{folder} holds the state of step {step}: the name of the folder and the step differ. '
+            f'If it was renamed, give it the name {step} again.'
+        )
 
 
 def _crc(text):

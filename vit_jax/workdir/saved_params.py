@@ -19,7 +19,8 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     """Parameters of a run as NumPy arrays, averages where it has them, and their step.
 
     Without `step`, they are from the best checkpoint where the run keeps it (`keep_best`), else
-    from the newest that can be read.
+    from the newest that can be read. Raises UserError if none can be read, or if the folder of the
+    one that is used has the name of another step.
     """
     directory = record.checkpoint_directory(workdir)
     saved = record.saved_steps(directory)
@@ -32,6 +33,8 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     for candidate in steps:
         try:
             return _read_params(epath.Path(directory) / str(candidate)), candidate
+        except checkpoint.OtherStepError as error:
+            raise UserError(f'{error} Nothing was read.') from error
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
             what = f'the checkpoint of step {candidate} in {workdir}'
             record.require_not_scarce(error, what)
@@ -60,7 +63,9 @@ def kept_best(workdir: str, steps: Iterable[int]) -> tuple[int, str] | None:
 
 def _read_params(folder):
     """Reads only the parameters, and compares them with their fingerprint."""
-    saved = checkpoint.read_meta(folder)['fingerprint']
+    meta = checkpoint.read_meta(folder)
+    checkpoint.check_step(meta, folder)
+    saved = meta['fingerprint']
     handler = ocp.PyTreeCheckpointHandler()
     tree = handler.metadata(folder / 'state').tree
     name = 'ema_params' if tree.get('ema_params') else 'params'
