@@ -392,3 +392,18 @@ def test_another_state_is_not_taken_for_a_damaged_one(tmp_path, state):
     with pytest.raises(UserError, match=r'of another state. Only in the checkpoint: .*ema_params'):
         checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(other)
     assert folders(tmp_path) == ['1']
+
+
+def test_a_checkpoint_of_a_run_with_other_fields_is_refused(tmp_path, state):
+    """Such as those that no array shows."""
+    state = state.replace(step=jnp.int32(1))
+    fields = {'model.gelu': 'tanh', 'image_size': [8, 8]}
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields)
+    checkpointer.save(1, state, {'sum': 1})
+    checkpointer.close()
+    other = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields | {'model.gelu': 'erf'})
+    with pytest.raises(UserError, match="model.gelu: 'tanh' in the checkpoint, 'erf' in this run"):
+        other.restore_latest(abstract(state))
+    later = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields | {'model.newer': 0})
+    assert_identical(later.restore_latest(abstract(state)), state)
+    assert later.restored == {'sum': 1}

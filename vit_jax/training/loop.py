@@ -47,6 +47,7 @@ def train(config: ConfigDict, workdir: str) -> int:
             run.config.keep_best,
             run.config.best_metric,
             run.config.keep_every,
+            config_lib.of_weights(run.config),
         )
         stack.callback(checkpoints.close)
         state = run_lib.initial_or_restored_state(run, checkpoints, params)
