@@ -1,5 +1,6 @@
 """How images are prepared and what classes are called: from weights, command line or defaults."""
 
+import collections
 import dataclasses
 import importlib.resources
 import json
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from vit_jax import config
+from vit_jax.data import table_cells
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
 from vit_jax.weights import published, sidecars
@@ -76,6 +78,15 @@ def class_names(loaded: Weights) -> list[str]:
     )
     text = importlib.resources.files('vit_jax.weights').joinpath('imagenet1k.txt').read_text()
     return [line for line in text.splitlines() if not line.startswith('#')]
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names; those that several classes have, as ImageNet's 'crane', with the class's number.
+
+    The number is in parentheses behind the name.
+    """
+    counts = collections.Counter(names)
+    return [name if counts[name] == 1 else f'{name} ({k})' for k, name in enumerate(names)]
 
 
 def names_tell(loaded: Weights, names: Sequence[str]) -> bool:
@@ -217,10 +228,16 @@ def _value(field, value, text):
 
 
 def read_names(path: str) -> list[str]:
-    """Names of classes from a file with one per line, or a JSON array."""
+    """Names of classes from a file with one per line, or a JSON array.
+
+    Lines may be cells of a table, see data/table_cells.py.
+    """
     try:
         text = record.read_text(path).removeprefix('\ufeff').strip()  # of Windows' editors
-        names = json.loads(text) if text.startswith(('[', '{')) else text.splitlines()
+        if text.startswith(('[', '{')):
+            names = json.loads(text)
+        else:
+            names = [table_cells.text_of(line) for line in text.splitlines()]
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'--classes={path} cannot be read: {error}') from error
     if not isinstance(names, list):
