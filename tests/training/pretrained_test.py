@@ -116,6 +116,18 @@ def test_a_run_does_not_begin_with_values_that_are_not_finite(tmp_path):
 
 
 @pytest.mark.slow
+def test_weights_of_images_that_are_not_rgb_are_refused(tmp_path):
+    path = str(tmp_path / 'x.safetensors')
+    weights.save(small.make('rectangle'), path, 'vit_jax')
+    config = config_lib.base()
+    config.pretrained = path
+    with pytest.raises(UserError, match=r'^pretrained: .*x.safetensors takes images of 5 channels'):
+        pretrained.take_fields(config, None)
+    config.pretrained = str(tmp_path / 'gone.npz')
+    with pytest.raises(UserError, match=r'^pretrained: there is no file .*gone.npz'):
+        pretrained.take_fields(config, None)
+
+
 def test_nothing_is_taken(digits_file):
     """--config.transfer.take= is the empty list."""
     arguments = [f'--config={ROOT}/configs/quickstart.py', '--config.transfer.take=']

@@ -17,7 +17,7 @@ from vit_jax import models, weights
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.models import variants
 from vit_jax.processes import consensus
-from vit_jax.weights import adapt
+from vit_jax.weights import adapt, description
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,13 @@ def take_fields(
             f'transfer.take names {unknown[0]!r}, which the config does not have. '
             f'{nearest_names(unknown[0], given)}'
         )
-    loaded = None if begun else weights.load(config.pretrained)
+    loaded = None
+    if not begun:
+        try:
+            loaded = weights.load(config.pretrained)
+            description.check_rgb(loaded)
+        except UserError as error:
+            raise UserError(f'pretrained: {error}') from error
     stated = config_lib.flatten(
         begun or {'model': loaded.model, 'preprocess': loaded.preprocess or {}}
     )

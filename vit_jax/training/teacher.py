@@ -83,8 +83,11 @@ def load(
     given = config.teacher
     if not given.weights:
         return None, None
-    loaded = weights.load(given.weights)
-    description.check_rgb(loaded)
+    try:
+        loaded = weights.load(given.weights)
+        description.check_rgb(loaded)
+    except UserError as error:
+        raise UserError(f'teacher.weights: {error}') from error
     if class_names is None:
         loaded = dataclasses.replace(loaded, classes=None)
     description.check_classes(loaded, class_names or range(config.dataset.num_classes), 'the data')

@@ -126,7 +126,7 @@ def check_rgb(loaded: Weights) -> None:
     if loaded.channels() != 3:
         raise UserError(
             f'{loaded.source} takes images of {loaded.channels()} channels; image '
-            'files are read as the 3 of RGB.'
+            'files are read as the 3 of RGB. Take weights of a model of RGB images.'
         )
 
 
