@@ -168,6 +168,8 @@ def checked(
             config.model.patch_size = as_pair(config.model.patch_size, 'model.patch_size')
         if isinstance(config.trackers, tuple | list):  # the command line does not split words
             config.trackers = tuple(filter(None, ','.join(map(str, config.trackers)).split(',')))
+        if config.transfer.image_size:
+            config.transfer.image_size = as_pair(config.transfer.image_size, 'transfer.image_size')
         if config.teacher.image_size:
             config.teacher.image_size = as_pair(config.teacher.image_size, 'teacher.image_size')
     _check(config)

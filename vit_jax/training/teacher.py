@@ -101,6 +101,11 @@ def load(
     size = _image_size(loaded, config)
     model = models.build(loaded.model, loaded.num_classes, dtype=config.model.dtype)
     try:
+        description.log_assumed_grid(
+            loaded,
+            model.grid(size),
+            'write weights that say it by vit_jax.convert --preprocess image_size=HEIGHT,WIDTH',
+        )
         params = _fitted(loaded, model, size, config.transfer.position_resize)
     except UserError as error:
         raise UserError(

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.resources
 import json
 import logging
+import math
 import re
 from collections.abc import Sequence
 
@@ -60,6 +61,57 @@ def described(
         check_choice('--loss', loss, config.FIELDS['loss.name'].values.choices)
         loaded = dataclasses.replace(loaded, loss=loss)
     return loaded
+
+
+def with_image_size(loaded: Weights, size: Sequence[int], field: str) -> Weights:
+    """The weights with the size of the images that their position embeddings are for.
+
+    Args:
+      loaded: the weights, which may not say it.
+      size: (height, width) in pixels.
+      field: where the size is from, for messages.
+
+    Raises UserError if the embeddings do not have as many patches, or the weights say another size.
+    """
+    given = dataclasses.replace(
+        loaded, preprocess=(loaded.preprocess or {}) | {'image_size': as_pair(size)}
+    )
+    grid, stated = loaded.grid(), loaded.stated_grid()
+    if grid and grid == stated and given.stated_grid() != grid:
+        raise UserError(
+            f'{field} is {size[0]},{size[1]}, and {loaded.source} says that its position '
+            'embeddings are for images of {},{}: leave the field out.'.format(*loaded.image_size())
+        )
+    if given.stated_grid() is None or given.grid() != given.stated_grid():
+        raise UserError(
+            f'{field} is {size[0]},{size[1]}: {loaded.source} has no position embeddings of as '
+            f'many patches as such images have. Expected the size of the images that it was '
+            'trained on.'
+        )
+    return given
+
+
+def log_assumed_grid(loaded: Weights, grid: tuple[int, int], remedy: str) -> None:
+    """Says of which grid position embeddings are taken to be, if the weights do not say it.
+
+    Args:
+      loaded: the weights.
+      grid: (rows, columns) of patches of the images that they are used for.
+      remedy: what to do if another grid is right.
+    """
+    assumed = loaded.grid()
+    if assumed is None or assumed == loaded.stated_grid():
+        return
+    doubtful = assumed != grid and math.prod(assumed) == math.prod(grid)
+    log.log(
+        logging.WARNING if doubtful else logging.INFO,
+        '%s does not say for which images its position embeddings are: they are taken to be of '
+        '%dx%d patches and %s. If they are of other rows and columns, %s.',
+        loaded.source,
+        *assumed,
+        'not resized' if assumed == grid else 'resized to {}x{}'.format(*grid),
+        remedy,
+    )
 
 
 def class_names(loaded: Weights) -> list[str]:
