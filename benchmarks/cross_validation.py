@@ -24,6 +24,8 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
+from vit_jax.data import table_cells
+
 STRENGTHS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1.0)  # C, the inverse of the regularisation
 
 
@@ -67,7 +69,10 @@ def trained(train, test, weights, folder, flags):
         )
         call('predict', f'--workdir={workdir}', '--top=1', f'--csv={table}', f'{data}/test')
     with open(table, encoding='utf-8', newline='') as file:
-        named = {os.path.realpath(row['image']): row['class1'] for row in csv.DictReader(file)}
+        named = {
+            os.path.realpath(table_cells.text_of(row['image'])): table_cells.text_of(row['class1'])
+            for row in csv.DictReader(file)
+        }
     return np.array([named[os.path.realpath(path)] == label(path) for path in test])
 
 

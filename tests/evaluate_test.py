@@ -262,6 +262,44 @@ def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
     assert scores == sorted(scores)
 
 
+def read_table(path):
+    with open(path, encoding='utf-8', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_table_has_a_row_for_each_image(run, tmp_path, capsys):
+    code, result = command(
+        capsys, f'--workdir={run}', f'--csv={tmp_path}/x.csv', f'--save={tmp_path}/x.npz'
+    )
+    rows, saved = read_table(tmp_path / 'x.csv'), np.load(tmp_path / 'x.npz')
+    assert code == 0
+    assert list(rows[0]) == ['path', 'label', 'prediction', 'probability']
+    assert [row['path'] for row in rows] == list(saved['name'])
+    assert [row['label'] for row in rows] == list(saved['classes'][saved['label']])
+    best = saved['logits'].argmax(-1)
+    assert [row['prediction'] for row in rows] == list(saved['classes'][best])
+    probabilities = np.asarray(jax.nn.softmax(saved['logits'])).max(-1)
+    np.testing.assert_allclose(
+        [float(row['probability']) for row in rows], probabilities, rtol=1e-5
+    )
+    right = np.mean([row['label'] == row['prediction'] for row in rows])
+    assert result['eval/accuracy'] == pytest.approx(right)
+
+
+def test_a_table_of_images_with_several_labels(run, labelled, tmp_path, capsys):
+    root, labels = labelled
+    options = [f'--pretrained={run}', '--loss=sigmoid', f'--dataset={root}', '--split=test']
+    code, result = command(capsys, *options, f'--csv={tmp_path}/x.csv')
+    rows = read_table(tmp_path / 'x.csv')
+    assert code == 0
+    assert len(rows) == 12
+    for row in rows:
+        assert row['label'].split(';') == labels[row['path'].rpartition('/')[2]]
+        assert 0 < float(row['probability']) < 1
+    right = np.mean([row['prediction'] in row['label'].split(';') for row in rows])
+    assert result['eval/accuracy'] == pytest.approx(right)
+
+
 def test_what_cannot_be_saved(run, tmp_path, caplog):
     (tmp_path / 'full.npz').symlink_to('/dev/full')
     for path, message in [
@@ -271,6 +309,8 @@ def test_what_cannot_be_saved(run, tmp_path, caplog):
     ]:
         assert evaluate.main([f'--workdir={run}', f'--save={path}']) == 1
         assert message in caplog.records[-1].getMessage()
+    assert evaluate.main([f'--workdir={run}', '--csv=x.npz']) == 1
+    assert 'expected a name that ends in .csv' in caplog.records[-1].getMessage()
     assert caplog.text.count('calibration error') == 1  # of what was scored already
 
 
@@ -327,10 +367,10 @@ def test_weights_for_several_labels_on_images_with_one(
     run, image_directory, tmp_path, capsys, caplog
 ):
     config = json.loads((run / 'config.json').read_text())
-    config['dataset']['multi_label'], config['loss']['name'] = True, 'sigmoid'
+    config['dataset']['multi_label'] = True
     shutil.copytree(run, tmp_path / 'run')
     (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
-    code, result = command(capsys, f'--workdir={tmp_path}/run')
+    code, result = command(capsys, f'--workdir={tmp_path}/run', '--loss=sigmoid')
     assert code == 0
     assert 'images have one label and' in caplog.text
     assert 'eval/mean_average_precision' not in result

@@ -15,7 +15,7 @@ from tests.support.datasets import write_images
 from tests.support.forked import Forked
 from tests.support.parameters import apply, randomised
 from vit_jax import models, predict, weights
-from vit_jax.data import images
+from vit_jax.data import images, table_cells
 from vit_jax.errors import UserError
 
 FIELDS = models.fields('b16') | dict(
@@ -160,6 +160,42 @@ def test_csv_and_features(exported, folder, tmp_path):
         assert float(row['probability1']) == pytest.approx(
             probabilities(row['image']).max(), rel=1e-4
         )
+
+
+@pytest.mark.parametrize('option', ['--all_classes', '--all-classes'])
+def test_csv_has_a_column_for_each_class_on_request(option, exported, folder, tmp_path):
+    path, probabilities = exported
+    table = tmp_path / 'p.csv'
+    options = [f'--pretrained={path}', f'--csv={table}', option, str(folder / 'one')]
+    assert predict.main(options) == 0
+    with open(table, encoding='utf-8', newline='') as file:
+        header, *rows = csv.reader(file)
+    assert header == ['image', 'ant', 'bee', 'cat']
+    assert len(rows) == 3
+    for image, *values in rows:
+        np.testing.assert_allclose(list(map(float, values)), probabilities(image), rtol=1e-4)
+
+
+def test_a_column_for_each_class_needs_a_table(capsys):
+    with pytest.raises(SystemExit):
+        predict.main(['--pretrained=x', '--all_classes', 'image.png'])
+    assert '--all_classes is for a table: add --csv' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('more', [[], ['--all_classes']])
+def test_csv_has_no_cell_that_is_a_formula(more, exported, folder, tmp_path, monkeypatch):
+    names = ['=1+1', '@bee', "'-cat"]
+    (tmp_path / 'names.txt').write_text('\n'.join(map(table_cells.cell, names)))
+    shutil.copy(folder / 'one' / '000.png', tmp_path / '+1.png')
+    monkeypatch.chdir(tmp_path)
+    options = [f'--pretrained={exported[0]}', '--classes=names.txt', '--csv=p.csv', *more]
+    assert predict.main([*options, '+1.png']) == 0
+    with open('p.csv', encoding='utf-8', newline='') as file:
+        header, row = csv.reader(file)
+    assert row[0] == "'+1.png"
+    assert not [cell for cell in header + row if cell[0] in '=+-@']
+    found = header[1:] if more else row[1::2]
+    assert sorted(map(table_cells.text_of, found)) == sorted(names)
 
 
 def test_csv_has_paths_of_any_bytes(exported, folder, tmp_path):

@@ -5,6 +5,7 @@ config_fields.py, those of the model beside the code that reads them: models/vit
 resnet.py. Nothing else has defaults.
 """
 
+import dataclasses
 import fnmatch
 import logging
 import os
@@ -173,6 +174,8 @@ def checked(
             config.model.patch_size = as_pair(config.model.patch_size, 'model.patch_size')
         if isinstance(config.trackers, tuple | list):  # the command line does not split words
             config.trackers = tuple(filter(None, ','.join(map(str, config.trackers)).split(',')))
+        if config.transfer.image_size:
+            config.transfer.image_size = as_pair(config.transfer.image_size, 'transfer.image_size')
         if config.teacher.image_size:
             config.teacher.image_size = as_pair(config.teacher.image_size, 'teacher.image_size')
     _check(config)
@@ -346,17 +349,46 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
     values = {
         name: value
         for name, value in flatten(dict(config)).items()
-        if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked')
-        or name in ('accum_steps', 'mesh.host_devices', *OPEN)
+        if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked', 'model')
+        or name in ('accum_steps', 'image_size', 'mesh.host_devices')
     }
+    if values.get('model.resnet', '') is None:  # a transformer on patches of pixels
+        del values['model.resnet']
     known = all_fields()
     try:
+        _check_sizes_recorded(values)
         for name in values:
             if name not in known:
                 raise UserError(f'{name} is no field. {nearest_names(name, known)}')
         fields.check({name: known[name] for name in values}, values)
     except UserError as error:
         raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error
+
+
+def _check_sizes_recorded(values):
+    """Raises UserError if a transformer, which has no default sizes, does not state one."""
+    if 'model.resnet.units' in values and 'model.hidden_size' not in values:
+        return  # a ResNet
+    lacking = [
+        name
+        for name, field in models.tables()['transformers'].items()
+        if field.default is dataclasses.MISSING and name not in values
+    ]
+    if lacking:
+        raise UserError(f'it lacks {some(lacking)}.')
+
+
+def of_weights(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
+    """The fields without which the parameters of a run cannot be used, by dotted name.
+
+    The shapes of arrays do not show all of them.
+    """
+    return {
+        name: value
+        for name, value in flatten(config).items()
+        if (name.partition('.')[0] in ('model', 'preprocess') and name not in OPEN)
+        or name in ('image_size', 'loss.name', 'masked.target', 'dataset.num_classes')
+    }
 
 
 def with_unrecorded(recorded: Mapping[str, Any]) -> dict[str, Any]:

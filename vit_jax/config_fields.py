@@ -194,6 +194,12 @@ FIELDS = {  # by dotted name
         one_of('bilinear', 'bicubic'),
         "of position embeddings: as in the paper's code, or antialiased as in timm",
     ),
+    'transfer.image_size': Field(
+        (),
+        SIDES,
+        'of the images that the pre-trained position embeddings are for, if the weights do not say '
+        'it; empty: as many rows as columns of patches',
+    ),
     'transfer.resize_patches': Field(
         False, SWITCH, 'to another patch size (FlexiViT, arXiv 2212.08013)'
     ),

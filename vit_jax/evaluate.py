@@ -2,6 +2,7 @@
 
     python -m vit_jax.evaluate --workdir=DIR [--split=SPLIT] [--json]
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=NAME_OR_DIR --split=SPLIT [--json]
+    python -m vit_jax.evaluate --workdir=DIR --csv=FILE.csv
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=DIR --split=val --labels=real.json
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=DIR --split=images --mapping=FILE
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=DATA --split=TEST --fewshot=1,5,10
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     labels=options.labels,
                     mapping=options.mapping,
                     save_to=options.save,
+                    csv_to=options.csv,
                 ),
                 classes.table,
             )
@@ -131,6 +133,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         '--save', metavar='FILE.npz', help='write logits, labels and names of the images'
     )
+    parser.add_argument(
+        '--csv',
+        metavar='FILE.csv',
+        help='write path, label, prediction and probability of each image',
+    )
     parser.add_argument('--batch_size', type=int, default=64, help='of all devices')
     parser.add_argument('--json', action='store_true')
     add_fewshot_options(parser)
@@ -147,9 +154,9 @@ def named_splits(options: argparse.Namespace) -> list[tuple[str | None, str | No
             f'{len(datasets)} --dataset and {len(splits)} --split are given: expected '
             'as many of one as of the other, or one of them, which is for all.'
         )
-    if number > 1 and (options.labels or options.mapping or options.save):
+    if number > 1 and (options.labels or options.mapping or options.save or options.csv):
         raise UserError(
-            '--labels, --mapping and --save are for one split: evaluate the others by '
+            '--labels, --mapping, --save and --csv are for one split: evaluate the others by '
             'further commands.'
         )
     return list(
@@ -187,7 +194,7 @@ def add_fewshot_options(parser: argparse.ArgumentParser) -> None:
 def check_fewshot_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Raises UserError for options that mean nothing without --fewshot, or with it."""
     few = 'fewshot_split', 'fewshot_l2', 'fewshot_seeds', 'representation'
-    for name in few if options.fewshot is None else ('labels', 'mapping', 'save'):
+    for name in few if options.fewshot is None else ('labels', 'mapping', 'save', 'csv'):
         if getattr(options, name) != parser.get_default(name):
             raise UserError(
                 f'--{name} is for few-shot accuracy: add --fewshot=1,5,10,25.'

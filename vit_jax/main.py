@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax import cli, machine, reporting, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.processes import consensus, launch
+from vit_jax.processes import launch
 from vit_jax.workdir import record
 
 
@@ -40,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     machine.use_cpu_as(config.mesh.host_devices)  # each of several, which start JAX as they join
     cli.join_processes(options, continues=True, host_devices=chosen.host_devices({workdir: config}))
-    if consensus.is_main():
-        record.log_to(workdir)
-    code = loop.train(config, workdir)
+    code = loop.train(config, workdir, log_to_file=True)
     if config.report:
         reporting.record_recipe(workdir, recipe)  # also of a stopped run, whose page comes later
         if not code:

@@ -2,6 +2,7 @@
 
     python -m vit_jax.predict --workdir=DIR IMAGE_OR_DIRECTORY...
     python -m vit_jax.predict --pretrained=WEIGHTS --csv=predictions.csv DIRECTORY
+    python -m vit_jax.predict --pretrained=WEIGHTS --csv=FILE.csv --all_classes DIRECTORY
     python -m vit_jax.predict --pretrained=WEIGHTS --features=features.npz DIRECTORY
 
 Images are prepared as the weights say; --preprocess and --classes add what they do not say. Images
@@ -11,7 +12,7 @@ trained with the loss sigmoid, each class has a probability of its own: * marks 
 """
 
 import argparse
-import csv
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax import cli, machine
-from vit_jax.data import images
+from vit_jax.data import images, table_cells
 from vit_jax.errors import UserError, check_at_least, check_destination, counted, writing
 from vit_jax.training import chosen
 from vit_jax.weights import Weights, description, predictor
@@ -32,6 +33,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     cli.add_weights_options(parser)
     parser.add_argument('--top', type=int, default=5, help='classes per image')
     parser.add_argument('--csv', help='write a row per image to this file')
+    parser.add_argument(
+        '--all_classes',
+        '--all-classes',
+        action='store_true',
+        help='with --csv: a column for the probability of each class, instead of the --top best',
+    )
     parser.add_argument('--features', help='write the representations to this .npz file')
     parser.add_argument('--batch_size', type=int, default=32)
     parser.add_argument('--json', action='store_true')
@@ -39,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if options.csv and options.csv == options.features:
         parser.error(f'--csv and --features both name {options.csv}: one would replace the other')
+    if options.all_classes and not options.csv:
+        parser.error('--all_classes is for a table: add --csv=FILE.csv')
     predict(options)
 
 
@@ -183,24 +192,21 @@ def report(
         for path, row, best in zip(paths, probabilities, order, strict=True)
     ]
     if options.csv:
+        if options.all_classes:
+            header = ['image', *description.unique_names(names)]
+            rows = (
+                [path, *map(float, row)] for path, row in zip(paths, probabilities, strict=True)
+            )
+        else:
+            header = ['image']
+            for number in range(1, order.shape[1] + 1):
+                header += [f'class{number}', f'probability{number}']
+            rows = ([path, *itertools.chain(*best)] for path, best in predictions)
         with (
             writing(options.csv) as temporary,
             open(temporary, 'w', newline='', encoding='utf-8', errors='surrogateescape') as file,
         ):  # paths may be of any bytes
-            writer = csv.writer(file)
-            writer.writerow(
-                [
-                    'image',
-                    *(
-                        f'{what}{k + 1}'
-                        for k in range(order.shape[1])
-                        for what in ('class', 'probability')
-                    ),
-                ]
-            )
-            writer.writerows(
-                [path, *(x for pair in best for x in pair)] for path, best in predictions
-            )
+            table_cells.write(file, header, rows)
         cli.LOGGER.info('wrote %s: %s', options.csv, counted(len(paths), 'image'))
     if options.json:
         print(

@@ -180,3 +180,17 @@ def test_wrong_files(tmp_path):
     os.remove(path)
     os.mkfifo(path)
     assert f'{path} is not a regular file' in message(tmp_path)
+
+
+@pytest.mark.parametrize('with_classes', [False, True])
+def test_cells_that_were_made_inert_are_the_names_as_they_were(with_classes, tmp_path):
+    folder = tmp_path / 'train'
+    folder.mkdir()
+    for number, name in enumerate(['-0.png', '=1.png', '2.png']):
+        (folder / name).write_bytes(encoded(number))
+    (folder / 'labels.csv').write_text("'-0.png,'=ant\n=1.png,bee;=ant\n2.png,\"'@cat;bee\"\n")
+    if with_classes:
+        (tmp_path / 'classes.txt').write_text("'=ant\nbee\n'@cat\n")
+    source = sources.open_source(str(tmp_path), 'train')
+    assert set(source.class_names) == {'=ant', 'bee', '@cat'}
+    assert source.num_examples == 3

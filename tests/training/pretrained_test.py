@@ -19,6 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.training import accumulation, pretrained
 from vit_jax.training import run as run_lib
+from vit_jax.weights import adapt
 from vit_jax.workdir import record
 
 FIELDS = TINY | {'num_steps': 6, 'eval_every': 0, 'checkpoint_every': 3, 'image_size': 16}
@@ -116,6 +117,18 @@ def test_a_run_does_not_begin_with_values_that_are_not_finite(tmp_path):
 
 
 @pytest.mark.slow
+def test_weights_of_images_that_are_not_rgb_are_refused(tmp_path):
+    path = str(tmp_path / 'x.safetensors')
+    weights.save(small.make('rectangle'), path, 'vit_jax')
+    config = config_lib.base()
+    config.pretrained = path
+    with pytest.raises(UserError, match=r'^pretrained: .*x.safetensors takes images of 5 channels'):
+        pretrained.take_fields(config, None)
+    config.pretrained = str(tmp_path / 'gone.npz')
+    with pytest.raises(UserError, match=r'^pretrained: there is no file .*gone.npz'):
+        pretrained.take_fields(config, None)
+
+
 def test_nothing_is_taken(digits_file):
     """--config.transfer.take= is the empty list."""
     arguments = [f'--config={ROOT}/configs/quickstart.py', '--config.transfer.take=']
@@ -233,6 +246,63 @@ def test_another_grid_with_as_many_patches(stated, action, guessed, caplog):
     same = np.array_equal(found, given.params['position']['embedding'])
     assert same == (action == 'loaded')
     assert guessed == ('taken to be of 2x2 patches and resized to 1x4. If they' in caplog.text)
+
+
+def npz_of_a_wide_grid(path):
+    """Weights of 2x8 patches in a file that does not say so; returns them."""
+    made = small.make('vit')
+    model = models.build(made.model, 7)
+    params = model.init(jax.random.key(1), np.zeros((1, 16, 64, 3)))['params']
+    wide = dataclasses.replace(made, params=jax.device_get(params), preprocess=None)
+    weights.save(wide, str(path), 'google')
+    return wide
+
+
+def test_a_config_field_says_the_grid_of_a_file_that_does_not(tmp_path, caplog):
+    wide = npz_of_a_wide_grid(tmp_path / 'x.npz')
+    config = config_lib.base()
+    config.pretrained = str(tmp_path / 'x.npz')
+    positions = {}
+    for size in ((), (16, 64)):
+        config.transfer.image_size = size
+        loaded = pretrained.take_fields(config, None)[1]
+        params = initial_params(loaded, wide.model, (32, 128))
+        positions[size] = params['position']['embedding']
+    said = wide.params['position']['embedding']
+    expected, _ = adapt.adapt(
+        wide.params,
+        jax.eval_shape(
+            models.build(wide.model, 7).init, jax.random.key(0), np.zeros((1, 32, 128, 3))
+        )['params'],
+        grid=(4, 16),
+        source_grid=(2, 8),
+    )
+    assert said.shape == (1, 17, 128)
+    np.testing.assert_array_equal(positions[16, 64], expected['position']['embedding'])
+    assert not np.array_equal(positions[()], positions[16, 64])
+    assert caplog.text.count('taken to be of 4x4 patches and resized to 4x16') == 1
+    assert 'transfer.image_size=' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ('kind', 'size', 'message'),
+    [
+        ('npz', (16, 32), 'no position embeddings of as many patches'),
+        ('npz', (16, 63), 'no position embeddings of as many patches'),
+        ('safetensors', (8, 32), 'for images of 16,16: leave the field out'),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(kind, size, message, tmp_path):
+    path = tmp_path / f'x.{kind}'
+    if kind == 'npz':
+        npz_of_a_wide_grid(path)
+    else:
+        weights.save(small.make('vit'), str(path), 'vit_jax')
+    config = config_lib.base()
+    config.pretrained = str(path)
+    config.transfer.image_size = size
+    with pytest.raises(UserError, match=f'transfer.image_size is {size[0]},{size[1]}.*{message}'):
+        pretrained.take_fields(config, None)
 
 
 def test_weights_of_another_size_are_named():

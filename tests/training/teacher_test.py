@@ -163,6 +163,11 @@ def test_teachers_that_are_refused(change, fields, message, tmp_path):
         teacher_lib.load(config_of(path, **fields), small.CLASSES)
 
 
+def test_a_teacher_that_is_missing_is_named_by_its_field(tmp_path):
+    with pytest.raises(UserError, match=r'^teacher.weights: there is no file .*gone.npz'):
+        teacher_lib.load(config_of(str(tmp_path / 'gone.npz')), small.CLASSES)
+
+
 def test_the_checksum_is_that_of_what_decides_the_logits(tmp_path):
     path, made = saved(tmp_path)
     checksums = [teacher_lib.load(config_of(path))[0].checksum for _ in range(2)]

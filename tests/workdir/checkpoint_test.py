@@ -62,6 +62,7 @@ def data_files(directory, step):
 
 
 def test_round_trip_is_exact_and_asynchronous_saving_survives_donation(tmp_path, state):
+    state = state.replace(step=jnp.int32(3))
     expected, state = jax.tree.map(np.array, state), jax.tree.map(jnp.copy, state)
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 2, False)
     checkpointer.save(3, state)
@@ -132,6 +133,7 @@ def test_saving_says_nothing(tmp_path, state, caplog):
 
 
 def test_what_is_saved_beside_the_state_returns_and_older_ones_have_nothing(tmp_path, state):
+    state = state.replace(step=jnp.int32(1))
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
     checkpointer.save(1, state, {'sum': 0.1 + 0.2})
     checkpointer.wait()
@@ -299,11 +301,49 @@ def test_room_for_what_will_be_kept_is_asked_for_first(tmp_path, state, monkeypa
     checkpointer.require_room(state, 9)
 
 
-def test_a_step_that_is_there_is_not_written_again(tmp_path, state):
+def test_a_state_that_is_saved_already_is_not_written_again(tmp_path, state):
     checkpointer = saved(tmp_path, state, [1])
-    checkpointer.save(1, jax.tree.map(lambda x: x + 1, state))
+    file = data_files(tmp_path, 1)[0]
+    before = file.stat().st_mtime_ns
+    checkpointer.save(1, state.replace(step=jnp.int32(1)))
     checkpointer.wait()
-    assert_identical(checkpointer.restore_latest(abstract(state)), state.replace(step=jnp.int32(1)))
+    assert file.stat().st_mtime_ns == before
+
+
+def test_a_save_that_another_state_of_that_name_prevents_is_an_error(tmp_path, state):
+    checkpointer = saved(tmp_path, state, [1])
+    other = jax.tree.map(lambda x: x + 1, state).replace(step=jnp.int32(1))
+    with pytest.raises(UserError, match=r'step 1 cannot be saved: .*checkpoints/1 exists and'):
+        checkpointer.save(1, other)
+    restored = checkpointer.restore_latest(abstract(state))
+    assert_identical(restored, state.replace(step=jnp.int32(1)))
+
+
+def rename(directory, *pairs):
+    """Renames folders of checkpoints, all at once."""
+    for old, new in pairs:
+        os.rename(directory / 'checkpoints' / old, directory / 'checkpoints' / f'new-{new}')
+    for _, new in pairs:
+        os.rename(directory / 'checkpoints' / f'new-{new}', directory / 'checkpoints' / new)
+
+
+def test_a_folder_with_the_name_of_another_step_is_not_used(tmp_path, state, caplog):
+    saved(tmp_path, state, [1, 2]).close()
+    rename(tmp_path, ('2', '3'))
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
+    assert int(checkpointer.restore_latest(abstract(state)).step) == 1
+    assert folders(tmp_path) == ['1', 'bad-3']
+    assert 'checkpoints/3 holds the state of step 2' in caplog.text
+
+
+def test_swapped_folders_are_an_error_that_loses_nothing(tmp_path, state):
+    saved(tmp_path, state, [1, 2]).close()
+    rename(tmp_path, ('1', '2'), ('2', '1'))
+    with pytest.raises(UserError) as error:
+        checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(abstract(state))
+    assert 'checkpoints/2 holds the state of step 1' in str(error.value)
+    assert 'checkpoints/1 holds the state of step 2' in str(error.value)
+    assert folders(tmp_path) == ['1', '2']
 
 
 @pytest.mark.parametrize('harm', ['flip', 'truncate', 'empty', 'no_meta', 'device', 'pipe'])
@@ -352,3 +392,18 @@ def test_another_state_is_not_taken_for_a_damaged_one(tmp_path, state):
     with pytest.raises(UserError, match=r'of another state. Only in the checkpoint: .*ema_params'):
         checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(other)
     assert folders(tmp_path) == ['1']
+
+
+def test_a_checkpoint_of_a_run_with_other_fields_is_refused(tmp_path, state):
+    """Such as those that no array shows."""
+    state = state.replace(step=jnp.int32(1))
+    fields = {'model.gelu': 'tanh', 'image_size': [8, 8]}
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields)
+    checkpointer.save(1, state, {'sum': 1})
+    checkpointer.close()
+    other = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields | {'model.gelu': 'erf'})
+    with pytest.raises(UserError, match="model.gelu: 'tanh' in the checkpoint, 'erf' in this run"):
+        other.restore_latest(abstract(state))
+    later = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields | {'model.newer': 0})
+    assert_identical(later.restore_latest(abstract(state)), state)
+    assert later.restored == {'sum': 1}

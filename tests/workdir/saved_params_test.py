@@ -46,3 +46,19 @@ def test_weights_are_those_of_the_best_checkpoint_where_it_is_kept(
     assert saved_params.load_params(str(tmp_path))[1] == 3
     with pytest.raises(UserError, match=r'no checkpoint of step 7 .* \(there are: 1, 2, 3\)'):
         saved_params.load_params(str(tmp_path), 7)
+
+
+def test_a_folder_with_the_name_of_another_step_is_an_error(tmp_path):
+    state = setup(optimizer_name='adam')[0]
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
+    for step in (1, 2):
+        checkpointer.save(step, state.replace(step=jnp.int32(step)))
+    checkpointer.close()
+    config = config_lib.base()
+    config.num_steps = 2
+    record.write(str(tmp_path), resolved(config), ['ant'])
+    os.rename(tmp_path / 'checkpoints' / '2', tmp_path / 'checkpoints' / '3')
+    for step in (3, None):
+        with pytest.raises(UserError, match='checkpoints/3 holds the state of step 2'):
+            saved_params.load_params(str(tmp_path), step)
+    assert saved_params.load_params(str(tmp_path), 1)[1] == 1

@@ -1,7 +1,7 @@
 """Several labels for an image: as targets, and from a labels.csv beside images without classes.
 
 A directory then has SPLIT/image files and SPLIT/labels.csv, whose rows are `file,label;label`. The
-header `file,label` says that every image has one.
+header `file,label` says that every image has one. Cells may be those of table_cells.
 """
 
 import csv
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from vit_jax.data import folders
+from vit_jax.data import folders, table_cells
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
 from vit_jax.errors import UserError, some
@@ -93,7 +93,9 @@ def images(
         class_names, where = (
             (_read(stated).split('\n'), stated) if tf.io.gfile.exists(stated) else (named, '')
         )
-        class_names = tuple(name.strip() for name in class_names if name.strip())
+        class_names = tuple(
+            table_cells.text_of(name.strip()) for name in class_names if name.strip()
+        )
     numbers = {name: label for label, name in enumerate(class_names)}
     if len(numbers) < len(class_names):
         raise UserError(f'{where} names a class twice: each stands once, class 0 first.')
@@ -130,7 +132,8 @@ def _rows(path, images):
             where = f'{path}, line {lines.line_num}'
             if len(row) != 2:
                 raise UserError(f'{where} has {len(row)} column(s): expected FILE,LABEL;LABEL.')
-            name, labels = row[0].strip(), [label.strip() for label in row[1].split(';')]
+            name = table_cells.text_of(row[0].strip())
+            labels = [label.strip() for label in table_cells.text_of(row[1].strip()).split(';')]
             if name not in images:
                 raise UserError(
                     f'{where} names {name!r}: there is no image of that name beside '

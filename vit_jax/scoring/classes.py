@@ -1,6 +1,5 @@
 """Accuracy, loss and calibration of weights on a split, in total and for every class."""
 
-import collections
 import functools
 import logging
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from vit_jax.data import table_cells
 from vit_jax.errors import UserError, check_destination, counted, writing
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
@@ -20,7 +20,7 @@ from vit_jax.models.parts import fastest, in_parts
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
 from vit_jax.training import losses, sharding
-from vit_jax.weights import Weights
+from vit_jax.weights import Weights, description
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ def score(
     labels: str | None = None,
     mapping: str | None = None,
     save_to: str | None = None,
+    csv_to: str | None = None,
 ) -> dict[str, Any]:
     """Scores the weights on a split.
 
@@ -42,6 +43,7 @@ def score(
       dataset: from split.dataset_of.
       labels, mapping: paths of JSON files with other labels, see data/relabelled.py.
       save_to: where `save` writes what the model gives.
+      csv_to: where `save_table` writes a row for every image.
 
     Returns `dataset`, `split`, and `labels` or `mapping` if given; eval/* as a run logs them;
     `classes`, the numbers of each by name; `calibration`; `confusion`, where images have one label:
@@ -52,8 +54,11 @@ def score(
     from vit_jax.data import pipeline  # imports TensorFlow
 
     mesh, loss = split.make_mesh(batch_size), loaded.loss or 'softmax'
-    if save_to and consensus.is_main():  # now, not after the work
-        check_destination(save_to, '.npz')
+    if consensus.is_main():  # now, not after the work
+        if save_to:
+            check_destination(save_to, '.npz')
+        if csv_to:
+            check_destination(csv_to, '.csv')
     source = split.open_labelled_source(dataset, loaded, labels, mapping)
     batches = pipeline.eval_batches(
         source,
@@ -73,9 +78,12 @@ def score(
         'calibration': calibration(rows['confidence'], rows['right']),
         **by_class(rows, source.class_names),
     }
-    if save_to and consensus.is_main():
+    if consensus.is_main():
         try:
-            save(save_to, given, source)
+            if save_to:
+                save(save_to, given, source)
+            if csv_to:
+                save_table(csv_to, given, source)
         except UserError:
             log.info('%s', table(result))  # which took longer than the file
             raise
@@ -134,8 +142,7 @@ def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any
 
     Names that several classes have, as ImageNet's 'crane', get the number of the class behind them.
     """
-    often = collections.Counter(names)
-    names = [name if often[name] == 1 else f'{name} ({k})' for k, name in enumerate(names)]
+    names = description.unique_names(names)
     if rows['label'].ndim == 2:
         precision = average_precision.by_class(rows['logits'], rows['label'])
         return {
@@ -179,6 +186,29 @@ def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
         )
     num_images, num_classes = rows['logits'].shape
     log.info('wrote %s: %s, %d classes', path, counted(num_images, 'image'), num_classes)
+
+
+def save_table(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
+    """Writes a CSV table with path, label, prediction and probability of every image.
+
+    The prediction is the most probable class. Labels of an image with several are joined by
+    semicolons. Rows are in the order of `save`.
+    """
+    order = np.argsort(rows['index'])
+    names = description.unique_names(source.class_names)
+    table = []
+    for number in order:
+        label = rows['label'][number]
+        if rows['label'].ndim == 2:
+            text = ';'.join(names[k] for k in np.flatnonzero(label))
+        else:
+            text = names[label]
+        path_of_image = source.name_of(rows['index'][number])
+        prediction = names[rows['predicted'][number]]
+        table.append([path_of_image, text, prediction, float(rows['confidence'][number])])
+    with writing(path) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as file:
+        table_cells.write(file, ['path', 'label', 'prediction', 'probability'], table)
+    log.info('wrote %s: %s', path, counted(len(table), 'image'))
 
 
 def table(result: dict) -> str:

@@ -24,8 +24,11 @@ from vit_jax.workdir.progress import Meter
 log = logging.getLogger(__name__)
 
 
-def train(config: ConfigDict, workdir: str) -> int:
+def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
     """Trains, or continues from the newest checkpoint of the workdir, which is made when missing.
+
+    With `log_to_file` log lines are added to train.log of the workdir, from when it is reserved for
+    this run: a start that is refused writes nothing into the log of the run that is training.
 
     Returns 0 when the run is complete; 128 + signal number when SIGTERM or SIGINT came, saved, also
     when it came too late to stop the run. With several processes, what stops one of them stops all,
@@ -40,6 +43,8 @@ def train(config: ConfigDict, workdir: str) -> int:
             config_lib.flatten(config) | {'--workdir': workdir, 'version of jax': jax.__version__},
         )
         stack.enter_context(record.lock(workdir))
+        if log_to_file and consensus.is_main():
+            record.log_to(workdir)
         run, params = run_lib.resolve(config, workdir, interrupts.check)
         checkpoints = Checkpointer(
             workdir,
@@ -47,6 +52,7 @@ def train(config: ConfigDict, workdir: str) -> int:
             run.config.keep_best,
             run.config.best_metric,
             run.config.keep_every,
+            config_lib.of_weights(run.config),
         )
         stack.callback(checkpoints.close)
         state = run_lib.initial_or_restored_state(run, checkpoints, params)

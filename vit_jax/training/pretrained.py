@@ -1,7 +1,6 @@
 """Starts a run from pre-trained weights: which config fields they decide, and the parameters."""
 
 import logging
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from vit_jax import models, weights
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.models import variants
 from vit_jax.processes import consensus
-from vit_jax.weights import adapt
+from vit_jax.weights import adapt, description
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,17 @@ def take_fields(
             f'transfer.take names {unknown[0]!r}, which the config does not have. '
             f'{nearest_names(unknown[0], given)}'
         )
-    loaded = None if begun else weights.load(config.pretrained)
+    loaded = None
+    if not begun:
+        try:
+            loaded = weights.load(config.pretrained)
+            description.check_rgb(loaded)
+            if config.transfer.image_size:
+                loaded = description.with_image_size(
+                    loaded, config.transfer.image_size, 'transfer.image_size'
+                )
+        except UserError as error:
+            raise UserError(f'pretrained: {error}') from error
     stated = config_lib.flatten(
         begun or {'model': loaded.model, 'preprocess': loaded.preprocess or {}}
     )
@@ -104,20 +113,9 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) 
     grid = models.build(config.model, 1).grid(config.image_size)
     _check_fields(loaded, config)
     source_grid = loaded.grid()
-    if (
-        source_grid not in (None, grid)
-        and math.prod(source_grid) == math.prod(grid)
-        and (source_grid != loaded.stated_grid())
-    ):
-        log.warning(
-            '%s does not say for which images its position embeddings are: they are taken '
-            'to be of %dx%d patches and resized to %dx%d. If they are of %dx%d already, '
-            'start from weights that say so: a workdir or layout vit_jax.',
-            loaded.source,
-            *source_grid,
-            *grid,
-            *grid,
-        )
+    description.log_assumed_grid(
+        loaded, grid, 'set transfer.image_size=HEIGHT,WIDTH to the images that they are for'
+    )
     try:
         params, changes = adapt.adapt(
             loaded.params,

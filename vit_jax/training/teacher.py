@@ -83,8 +83,11 @@ def load(
     given = config.teacher
     if not given.weights:
         return None, None
-    loaded = weights.load(given.weights)
-    description.check_rgb(loaded)
+    try:
+        loaded = weights.load(given.weights)
+        description.check_rgb(loaded)
+    except UserError as error:
+        raise UserError(f'teacher.weights: {error}') from error
     if class_names is None:
         loaded = dataclasses.replace(loaded, classes=None)
     description.check_classes(loaded, class_names or range(config.dataset.num_classes), 'the data')
@@ -98,6 +101,11 @@ def load(
     size = _image_size(loaded, config)
     model = models.build(loaded.model, loaded.num_classes, dtype=config.model.dtype)
     try:
+        description.log_assumed_grid(
+            loaded,
+            model.grid(size),
+            'write weights that say it by vit_jax.convert --preprocess image_size=HEIGHT,WIDTH',
+        )
         params = _fitted(loaded, model, size, config.transfer.position_resize)
     except UserError as error:
         raise UserError(

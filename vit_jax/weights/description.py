@@ -1,15 +1,18 @@
 """How images are prepared and what classes are called: from weights, command line or defaults."""
 
+import collections
 import dataclasses
 import importlib.resources
 import json
 import logging
+import math
 import re
 from collections.abc import Sequence
 
 import msgspec
 
 from vit_jax import config
+from vit_jax.data import table_cells
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
 from vit_jax.weights import published, sidecars
@@ -60,6 +63,57 @@ def described(
     return loaded
 
 
+def with_image_size(loaded: Weights, size: Sequence[int], field: str) -> Weights:
+    """The weights with the size of the images that their position embeddings are for.
+
+    Args:
+      loaded: the weights, which may not say it.
+      size: (height, width) in pixels.
+      field: where the size is from, for messages.
+
+    Raises UserError if the embeddings do not have as many patches, or the weights say another size.
+    """
+    given = dataclasses.replace(
+        loaded, preprocess=(loaded.preprocess or {}) | {'image_size': as_pair(size)}
+    )
+    grid, stated = loaded.grid(), loaded.stated_grid()
+    if grid and grid == stated and given.stated_grid() != grid:
+        raise UserError(
+            f'{field} is {size[0]},{size[1]}, and {loaded.source} says that its position '
+            'embeddings are for images of {},{}: leave the field out.'.format(*loaded.image_size())
+        )
+    if given.stated_grid() is None or given.grid() != given.stated_grid():
+        raise UserError(
+            f'{field} is {size[0]},{size[1]}: {loaded.source} has no position embeddings of as '
+            f'many patches as such images have. Expected the size of the images that it was '
+            'trained on.'
+        )
+    return given
+
+
+def log_assumed_grid(loaded: Weights, grid: tuple[int, int], remedy: str) -> None:
+    """Says of which grid position embeddings are taken to be, if the weights do not say it.
+
+    Args:
+      loaded: the weights.
+      grid: (rows, columns) of patches of the images that they are used for.
+      remedy: what to do if another grid is right.
+    """
+    assumed = loaded.grid()
+    if assumed is None or assumed == loaded.stated_grid():
+        return
+    doubtful = assumed != grid and math.prod(assumed) == math.prod(grid)
+    log.log(
+        logging.WARNING if doubtful else logging.INFO,
+        '%s does not say for which images its position embeddings are: they are taken to be of '
+        '%dx%d patches and %s. If they are of other rows and columns, %s.',
+        loaded.source,
+        *assumed,
+        'not resized' if assumed == grid else 'resized to {}x{}'.format(*grid),
+        remedy,
+    )
+
+
 def class_names(loaded: Weights) -> list[str]:
     """A name for each class: from the weights, else ImageNet-1k's for 1000, else 'class 0', ...
 
@@ -76,6 +130,15 @@ def class_names(loaded: Weights) -> list[str]:
     )
     text = importlib.resources.files('vit_jax.weights').joinpath('imagenet1k.txt').read_text()
     return [line for line in text.splitlines() if not line.startswith('#')]
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names; those that several classes have, as ImageNet's 'crane', with the class's number.
+
+    The number is in parentheses behind the name.
+    """
+    counts = collections.Counter(names)
+    return [name if counts[name] == 1 else f'{name} ({k})' for k, name in enumerate(names)]
 
 
 def names_tell(loaded: Weights, names: Sequence[str]) -> bool:
@@ -115,7 +178,7 @@ def check_rgb(loaded: Weights) -> None:
     if loaded.channels() != 3:
         raise UserError(
             f'{loaded.source} takes images of {loaded.channels()} channels; image '
-            'files are read as the 3 of RGB.'
+            'files are read as the 3 of RGB. Take weights of a model of RGB images.'
         )
 
 
@@ -217,10 +280,16 @@ def _value(field, value, text):
 
 
 def read_names(path: str) -> list[str]:
-    """Names of classes from a file with one per line, or a JSON array."""
+    """Names of classes from a file with one per line, or a JSON array.
+
+    Lines may be cells of a table, see data/table_cells.py.
+    """
     try:
         text = record.read_text(path).removeprefix('\ufeff').strip()  # of Windows' editors
-        names = json.loads(text) if text.startswith(('[', '{')) else text.splitlines()
+        if text.startswith(('[', '{')):
+            names = json.loads(text)
+        else:
+            names = [table_cells.text_of(line) for line in text.splitlines()]
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'--classes={path} cannot be read: {error}') from error
     if not isinstance(names, list):

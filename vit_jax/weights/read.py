@@ -49,6 +49,12 @@ def load(
                 f'--step={step}, or name the workdir, {run[0]}.'
             )
         loaded = own.from_run(run[0], run[1] if step is None else step)
+        try:
+            _fit_native(flatten(loaded.params), loaded.model, loaded.num_classes, loaded.preprocess)
+            _check_images(loaded)
+        except UserError as error:
+            path = os.path.join(run[0], record.CONFIG)
+            raise UserError(f'{path} and {loaded.source}: {error} Restore the file.') from error
     elif step is not None:
         raise UserError(
             f'{source} is not the workdir of a run, which alone has steps: leave out --step={step}.'
@@ -114,9 +120,7 @@ def _build(contents, name, source, fields):
     if layout.native:
         _refuse(source, fields)
         model, num_classes = reading.fields, reading.num_classes
-        templates = model_lib.templates(model, num_classes, reading.arrays, reading.preprocess)
-        found = [(table.Entry((name,), name), x) for name, x in reading.arrays.items()]
-        flat = table.fit(found, [], templates, ())
+        flat = _fit_native(reading.arrays, model, num_classes, reading.preprocess)
     else:
         found, unknown = table.translate(reading.arrays, reading.table)
         parameters = table.parameters(found)
@@ -153,14 +157,26 @@ def _build(contents, name, source, fields):
             layout,
         )
     )
+    _check_images(loaded)
+    return loaded
+
+
+def _fit_native(arrays, model, num_classes, preprocess):
+    """Arrays with our names and shapes; UserError unless they are those of the model."""
+    templates = model_lib.templates(model, num_classes, arrays, preprocess)
+    found = [(table.Entry((name,), name), x) for name, x in arrays.items()]
+    return table.fit(found, [], templates, ())
+
+
+def _check_images(loaded):
+    """Raises UserError unless means and deviations are for the channels of the images."""
     for field in ('mean', 'std'):
-        numbers = (reading.preprocess or {}).get(field)
+        numbers = (loaded.preprocess or {}).get(field)
         if numbers and len(numbers) not in (3, loaded.channels()):
             raise UserError(
                 f'{field} of its images is {numbers}: expected a number for each of '
                 f'{loaded.channels()} channels.'
             )
-    return loaded
 
 
 def _with_preprocess(loaded, layout):

@@ -15,7 +15,7 @@ import pathlib
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,13 +24,18 @@ from etils import epath
 from jaxtyping import PyTree
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 from vit_jax.processes import consensus
 from vit_jax.workdir import fingerprint, metrics, record
 
 log = logging.getLogger(__name__)
 
 BEST = 'best.json'  # names the best checkpoint, for people
+FIELDS = 'fields'  # of what is saved beside a state: those of config.of_weights
+
+
+class OtherStepError(ValueError):
+    """A checkpoint holds the state of another step than the name of its folder says."""
 
 
 class Checkpointer:
@@ -38,7 +43,8 @@ class Checkpointer:
 
     With `keep_every` those of steps that it divides are kept, too. They are in `directory`, an
     absolute path, one folder per saved step. `scores` are the values of the metric by step, of all
-    evaluations: before or after the step is saved.
+    evaluations: before or after the step is saved. Each checkpoint has `fields`, from
+    config.of_weights, so that readers notice a config.json of another model.
     """
 
     def __init__(
@@ -48,7 +54,9 @@ class Checkpointer:
         keep_best: bool,
         metric: str = metrics.ACCURACY,
         keep_every: int = 0,
+        fields: Mapping[str, Any] | None = None,
     ):
+        self._fields = dict(fields or {})
         self.directory = record.checkpoint_directory(workdir)
         self.restored = {}  # `extra` of the checkpoint that was restored
         self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
@@ -85,16 +93,18 @@ class Checkpointer:
         return [checkpoint.step == best for checkpoint in checkpoints]
 
     def save(self, step: int, state: PyTree, extra: dict[str, Any] | None = None) -> None:
-        """Starts saving the state after `step`, unless that step has been saved.
+        """Starts saving the state after `step`, unless the same state has been saved.
 
         It returns when the state has been copied from the devices. `extra` is what JSON can hold;
-        `restored` has it when the run goes on from this checkpoint.
+        `restored` has it when the run goes on from this checkpoint. Raises UserError if there is a
+        checkpoint of this step with another state: the new one is not saved.
         """
         self.wait()
         if step in self._manager.all_steps():
+            self._require_same(step, state)
             return
         self._saving = step, _bytes_of(state)
-        text = json.dumps(extra or {})
+        text = json.dumps((extra or {}) | ({FIELDS: self._fields} if self._fields else {}))
         meta = {'fingerprint': fingerprint.describe(state), 'extra': text, 'extra_crc': _crc(text)}
         with self._explained():
             saved = self._manager.save(
@@ -220,14 +230,31 @@ class Checkpointer:
                 'run the same command again.'
             ) from error
 
+    def _require_same(self, step, state):
+        """Raises UserError unless the checkpoint of `step` holds this state."""
+        folder = epath.Path(self.directory) / str(step)
+
+        def read():
+            try:
+                return read_meta(folder)['fingerprint']
+            except Exception as error:  # Orbax raises many kinds for a damaged file
+                record.require_not_scarce(error, str(folder))
+                return None
+
+        if consensus.from_main(read) != fingerprint.describe(state):
+            raise UserError(
+                f'the checkpoint of step {step} cannot be saved: {folder} exists and holds another '
+                'state. Expected no folder of that name. Move it away and run the same command '
+                'again.'
+            )
+
     def _restore(self, step, abstract_state):
         """(state, '') or (None, why the files cannot be used): the same on all processes."""
         reason = ''
         try:
             state, meta = self._read(step, abstract_state)
-            saved, extra = meta['fingerprint'], meta.get('extra', '{}')  # older ones have no extra
-            if _crc(extra) != meta.get('extra_crc', _crc('{}')):
-                raise ValueError('its meta item differs from what was saved')
+            saved = meta['fingerprint']
+            extra = extra_of(meta)
         except (UserError, MemoryError, PermissionError):
             raise  # not the fault of the files
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
@@ -243,8 +270,22 @@ class Checkpointer:
         names = [name for name in found if saved[name] != found[name]]
         if names:
             return None, f'{len(names)} arrays differ from what was saved, first {names[0]}'
-        self.restored = json.loads(extra)
+        self._require_same_fields(step, extra.get(FIELDS, {}))
+        self.restored = {name: value for name, value in extra.items() if name != FIELDS}
         return state, ''
+
+    def _require_same_fields(self, step, saved_fields):
+        """Raises UserError if a checkpoint was saved by a run of another model or images."""
+        lines = [
+            f'{name}: {value!r} in the checkpoint, {self._fields[name]!r} in this run'
+            for name, value in saved_fields.items()
+            if self._fields.get(name, value) != value
+        ]
+        if lines:
+            raise UserError(
+                f'the checkpoint of step {step} in {self.directory} is of another run. Move it '
+                'away, or take another --workdir:\n  ' + some(lines, 10, '\n  ')
+            )
 
     def _read(self, step, abstract_state):
         """The state of a step, and what else was saved, its fingerprint above all."""
@@ -264,6 +305,7 @@ class Checkpointer:
                 f'run: {sorted(expected - saved.keys()) or "nothing"}. It was saved by another '
                 'version of the program; continue it with that one.'
             )
+        check_step(meta, folder)
         return ocp.StandardCheckpointHandler().restore(
             folder / 'state', args=ocp.args.StandardRestore(abstract_state)
         ), meta
@@ -294,6 +336,30 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
             if os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     return ocp.JsonCheckpointHandler().restore(folder / 'meta', args=ocp.args.JsonRestore())
+
+
+def extra_of(meta: dict[str, Any]) -> dict[str, Any]:
+    """What JSON holds beside the state of a checkpoint; ValueError if it is not what was saved.
+
+    `meta` is from `read_meta`. Older checkpoints have nothing.
+    """
+    text = meta.get('extra', '{}')
+    if _crc(text) != meta.get('extra_crc', _crc('{}')):
+        raise ValueError('its meta item differs from what was saved')
+    return json.loads(text)
+
+
+def check_step(meta: dict[str, Any], folder: epath.Path) -> None:
+    """Raises OtherStepError unless the state in a checkpoint is of the step that its folder names.
+
+    `meta` is from `read_meta`. The checksum of the state's step, a scalar, is its value.
+    """
+    step = meta['fingerprint']['.step']
+    if step != int(folder.name):
+        raise OtherStepError(
+            f'{folder} holds the state of step {step}: the name of the folder and the step differ. '
+            f'If it was renamed, give it the name {step} again.'
+        )
 
 
 def _crc(text):

@@ -1,6 +1,7 @@
 """The parameters of a run that has saved checkpoints, for those who use them without training."""
 
 import logging
+import os
 from collections.abc import Iterable
 
 import jax
@@ -9,7 +10,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
 
-from vit_jax.errors import UserError
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError, some
 from vit_jax.workdir import checkpoint, fingerprint, metrics, record
 
 log = logging.getLogger(__name__)
@@ -19,8 +21,11 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     """Parameters of a run as NumPy arrays, averages where it has them, and their step.
 
     Without `step`, they are from the best checkpoint where the run keeps it (`keep_best`), else
-    from the newest that can be read.
+    from the newest that can be read. Raises UserError if none can be read, if the folder of the one
+    that is used has the name of another step, or if it was saved with other fields of the model or
+    of its images than config.json has.
     """
+    config = record.read(workdir)[0]
     directory = record.checkpoint_directory(workdir)
     saved = record.saved_steps(directory)
     steps = sorted(saved, reverse=True) if step is None else [step] * (step in saved)
@@ -31,11 +36,16 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
         )
     for candidate in steps:
         try:
-            return _read_params(epath.Path(directory) / str(candidate)), candidate
+            params, saved_fields = _read_params(epath.Path(directory) / str(candidate))
+        except checkpoint.OtherStepError as error:
+            raise UserError(f'{error} Nothing was read.') from error
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
             what = f'the checkpoint of step {candidate} in {workdir}'
             record.require_not_scarce(error, what)
             log.warning('%s cannot be read: %s', what, checkpoint.first_line(error))
+            continue
+        _require_same_fields(config, saved_fields, workdir, candidate)
+        return params, candidate
     wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
     raise UserError(
         f'{workdir} has no {wanted} that can be read (there are: '
@@ -58,9 +68,27 @@ def kept_best(workdir: str, steps: Iterable[int]) -> tuple[int, str] | None:
     return None if best is None else (best, f'{name} {scores[best]:.4f}')
 
 
+def _require_same_fields(config, saved_fields, workdir, step):
+    """Raises UserError if config.json differs from the fields with which a checkpoint was saved."""
+    recorded = config_lib.of_weights(config)
+    lines = [
+        f'{name}: {recorded.get(name, "absent")!r} in the file, {value!r} in the checkpoint'
+        for name, value in saved_fields.items()
+        if recorded.get(name, 'absent') != value
+    ]
+    if lines:
+        raise UserError(
+            f'{os.path.join(workdir, record.CONFIG)} describes another model, or other images, '
+            f'than the checkpoint of step {step} was saved with. Restore the file:\n  '
+            + some(lines, 10, '\n  ')
+        )
+
+
 def _read_params(folder):
-    """Reads only the parameters, and compares them with their fingerprint."""
-    saved = checkpoint.read_meta(folder)['fingerprint']
+    """(parameters, the fields that were saved beside them), each compared with its checksum."""
+    meta = checkpoint.read_meta(folder)
+    checkpoint.check_step(meta, folder)
+    saved = meta['fingerprint']
     handler = ocp.PyTreeCheckpointHandler()
     tree = handler.metadata(folder / 'state').tree
     name = 'ema_params' if tree.get('ema_params') else 'params'
@@ -73,4 +101,4 @@ def _read_params(folder):
     )[name]
     if any(saved[f'.{name}{key}'] != value for key, value in fingerprint.describe(params).items()):
         raise ValueError('arrays differ from what was saved')
-    return params
+    return params, checkpoint.extra_of(meta).get(checkpoint.FIELDS, {})

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from tests.support import small
 from tests.support.parameters import randomised
 from tests.support.runs import resolved
 from tests.support.small import assert_same_arrays
-from vit_jax import config, models, weights
+from vit_jax import config, convert, models, weights
 from vit_jax.errors import UserError
 from vit_jax.training import optimizer
 from vit_jax.training import state as train_state
@@ -23,8 +24,11 @@ from vit_jax.workdir import checkpoint, record
 CLASSES = ('ant', 'bee', 'cat')
 
 
-def make_run(path, ema):
-    """A workdir as training leaves it; returns its states by step."""
+def make_run(path, ema, with_fields=True):
+    """A workdir as training leaves it; returns its states by step.
+
+    Earlier versions saved checkpoints without the fields of the model.
+    """
     c = config.base('ti16')
     c.image_size, c.num_steps, c.dataset.name = (16, 24), 5, 'digits'
     c.model.update(hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2, patch_size=(8, 8))
@@ -34,11 +38,14 @@ def make_run(path, ema):
     tx = optimizer.make_optimizer(c.optimizer, schedule)
     state = jax.jit(lambda: train_state.init_state(model, tx, (16, 24, 3), 0, ema))()
     record.write(str(path), c, CLASSES)
-    saver = checkpoint.Checkpointer(str(path), 3, False)
+    fields = config.of_weights(c) if with_fields else None
+    saver = checkpoint.Checkpointer(str(path), 3, False, fields=fields)
     states = {}
     for step in (2, 4):
         drawn = [randomised(model, np.zeros((1, 16, 24, 3)), seed) for seed in (step, step + 1)]
-        states[step] = state.replace(params=drawn[0], ema_params=drawn[1] if ema else None)
+        states[step] = state.replace(
+            step=jnp.int32(step), params=drawn[0], ema_params=drawn[1] if ema else None
+        )
         saver.save(step, states[step])
     saver.close()
     return states
@@ -106,6 +113,92 @@ def test_workdir(ema, tmp_path, caplog):
     pathlib.Path(path / 'checkpoints').mkdir()
     (path / 'classes.json').write_text('["ant", "bee", "cat"]')
     assert 'no checkpoint that can be read (there are: none)' in message(path)
+
+
+EDITS = {
+    'model.num_heads': 4,
+    'model.num_layers': 3,
+    'model.hidden_size': 32,
+    'model.mlp_dim': 48,
+    'model.patch_size': [4, 4],
+    'model.pool': 'gap',
+    'model.gelu': 'erf',
+    'model.layer_norm_epsilon': 1e-3,
+    'model.norm_after_pool': True,
+    'dataset.num_classes': 4,
+    'image_size': [24, 16],
+    'loss.name': 'sigmoid',
+    'preprocess.fit': 'squash',
+}
+NOT_SHOWN = (
+    'model.gelu',
+    'model.layer_norm_epsilon',
+    'model.norm_after_pool',
+    'image_size',
+    'loss.name',
+    'preprocess.fit',
+)
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    """Workdirs with one checkpoint that says the fields of the model, and one that does not."""
+    made = {}
+    for with_fields in (True, False):
+        path = tmp_path_factory.mktemp('run') / 'run'
+        path.mkdir()
+        make_run(path, False, with_fields)
+        made[with_fields] = path
+    return made
+
+
+def edited(run, path, change):
+    """A copy of a workdir, with `change` applied to its config."""
+    shutil.copytree(run, path)
+    values = json.loads((path / 'config.json').read_text())
+    change(values)
+    (path / 'config.json').write_text(json.dumps(values))
+    return path
+
+
+@pytest.mark.parametrize('field', EDITS)
+def test_a_config_of_another_model_is_refused_by_the_name_of_the_field(field, runs, tmp_path):
+    *sections, name = field.split('.')
+
+    def change(values):
+        for section in sections:
+            values = values[section]
+        values[name] = EDITS[field]
+
+    text = message(edited(runs[True], tmp_path / 'new', change))
+    assert 'config.json describes another model' in text
+    assert f'{field}: {EDITS[field]!r} in the file' in text
+    if field not in NOT_SHOWN:  # a checkpoint of an earlier version, of which arrays are compared
+        old = edited(runs[False], tmp_path / 'old', change)
+        assert f'{old}/config.json and {old}/checkpoints/4: ' in message(old)
+
+
+@pytest.mark.parametrize(
+    ('change', 'expected'),
+    [
+        (lambda values: values.update(model={}), 'it lacks model.patch_size, model.num_layers,'),
+        (lambda values: values['model'].pop('num_heads'), 'it lacks model.num_heads'),
+        (lambda values: values['model'].pop('gelu'), "model.gelu: 'absent' in the file"),
+        (lambda values: values['model'].update(num_heads='2'), "model.num_heads is '2': expected"),
+        (lambda values: values['model'].update(heads=2), 'model.heads is no field'),
+        (lambda values: values['model'].update(resnet=2), 'model.resnet is no field'),
+        (lambda values: values.update(image_size=[0, 8]), 'image_size is [0, 8]: expected'),
+    ],
+)
+def test_a_config_without_a_model_is_refused(change, expected, runs, tmp_path):
+    assert expected in message(edited(runs[True], tmp_path / 'run', change))
+
+
+def test_nothing_is_written_from_a_workdir_whose_config_is_of_another_model(runs, tmp_path):
+    path = edited(runs[False], tmp_path / 'run', lambda c: c['dataset'].update(num_classes=4))
+    target = tmp_path / 'x.safetensors'
+    assert convert.main([str(path), str(target), '--to=vit_jax']) == 1
+    assert not target.exists()
 
 
 def test_file_without_fields(tmp_path):
