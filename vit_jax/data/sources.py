@@ -270,13 +270,14 @@ class DirectorySource(_Table):
 
 def _images_of_classes(folder, class_names):
     """The classes, and (path, label, kind of folders.entries) of every image in their folders."""
-    contents = folders.class_contents(folder, class_names)
+    contents, class_of_folder = folders.class_contents(folder, class_names)
     class_names = tuple(contents if class_names is None else class_names)
     _warn_of_others(folder, contents)
+    labels = {name: label for label, name in enumerate(class_names)}
     return class_names, [
-        (f'{name}/{file}', label, contents[name][file])
-        for label, name in enumerate(class_names)
-        for file, kind in contents[name].items()
+        (f'{name}/{file}', labels[class_of_folder[name]], kind)
+        for name, kinds in contents.items()
+        for file, kind in kinds.items()
         if kind != 'folder' and is_image(file)
     ]
 

@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, is_utf8, writing
+from vit_jax.errors import UserError, composed, is_utf8, writing
 from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
@@ -265,7 +265,7 @@ def require_same_run(
         )
     else:
         lines += [
-            f'classes: number {number} is {was!r} in the workdir, {now!r} in the data now'
+            _other_class(number, was, now)
             for number, (was, now) in enumerate(zip(old_names, class_names, strict=True))
             if was != now
         ][:1]
@@ -283,6 +283,18 @@ def require_same_run(
                 old_config[field],
                 config[field],
             )
+
+
+def _other_class(number, was, now):
+    """The line for a class that has another name than before."""
+    if composed(was) != composed(now):
+        return f'classes: number {number} is {was!r} in the workdir, {now!r} in the data now'
+    return (
+        f'classes: number {number}, {was!r}, is {ascii(was)} in the workdir and {ascii(now)} in '
+        'the data now. The names differ in Unicode normalisation only (NFC and NFD), as macOS and '
+        'some archives write them: rename the folder as it was, because the order of images '
+        'depends on it'
+    )
 
 
 def write(workdir: str, config: Mapping, class_names: Sequence[str]) -> None:
