@@ -24,7 +24,7 @@ from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
 from vit_jax.training import teacher as teacher_lib
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
-from vit_jax.workdir import record, trackers
+from vit_jax.workdir import data_record, record, trackers
 from vit_jax.workdir.checkpoint import Checkpointer
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Run:
     eval_batches: pipeline.EvalBatches
     fewshot: fewshot.Evaluator | None  # None: config.evals asks for none
     constants: tuple[PyTree, ...]  # on the devices, see Program.abstract_constants
+    data: dict[str, dict]  # names, sizes and labels of the images, see workdir/data_record.py
 
     def due(self, what: str, step: int) -> bool:
         """Whether `config.WHAT_every` falls on a step; the last step is always due."""
@@ -91,6 +92,9 @@ def resolve(
     dataset = config.dataset
     _complete(config, begun)
     train_data, eval_data = open_data(dataset)
+    data = described_data(train_data, eval_data)
+    if begun:
+        data_record.require_same(workdir, begun[0], config, data)
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(
@@ -143,6 +147,7 @@ def resolve(
         pipeline.eval_batches(eval_data, **settings),
         fewshot.evaluator(program, train_data, eval_data, settings),
         constants,
+        data,
     ), params
 
 
@@ -240,6 +245,16 @@ def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
         },
     )
     return train, evaluation
+
+
+def described_data(train: sources.Source, evaluation: sources.Source) -> dict[str, dict]:
+    """What data_record keeps of both splits, the same on all processes."""
+    data = {
+        name: data_record.describe(source.num_examples, source.listing())
+        for name, source in (('train', train), ('eval', evaluation))
+    }
+    data_record.check_equal(data)
+    return data
 
 
 def bytes_besides(program: Program) -> float:

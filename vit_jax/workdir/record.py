@@ -25,6 +25,8 @@ CONFIG, CLASSES, LOCK, LOG = 'config.json', 'classes.json', '.lock', 'train.log'
 CHECKPOINTS = 'checkpoints'  # one folder for each saved step
 RECIPE = 'recipe.json'  # the file that --config named, and its fields without those overridden
 OF_SEVERAL = ('sweep.json', 'vtab.json')  # in the directory of several runs
+# What the data decide: lines of differences that begin so follow from other images.
+OF_DATA = ('classes:', 'dataset.num_examples:', 'dataset.num_classes:')
 # Fields that every version has written.
 NEEDED = {
     'accum_steps',
@@ -269,6 +271,13 @@ def require_same_run(
             for number, (was, now) in enumerate(zip(old_names, class_names, strict=True))
             if was != now
         ][:1]
+    if lines and all(line.startswith(OF_DATA) for line in lines):
+        raise UserError(
+            f'{workdir} holds a run on other images:\n  '
+            + '\n  '.join(lines)
+            + '\n'
+            + ways_out_of_other_images(workdir)
+        )
     if lines:
         raise UserError(
             f'{workdir} holds a run of another config. Take another --workdir, or make these '
@@ -283,6 +292,14 @@ def require_same_run(
                 old_config[field],
                 config[field],
             )
+
+
+def ways_out_of_other_images(workdir: str) -> str:
+    """What to do when the images are not those with which a run began."""
+    return (
+        'Restore them to resume this run. To train on the images as they are now, begin a new run '
+        f'with the weights of this one: another --workdir, and --config.pretrained={workdir}'
+    )
 
 
 def _other_class(number, was, now):
