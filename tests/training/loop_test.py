@@ -360,6 +360,7 @@ def test_average_is_what_is_evaluated(tmp_path, caplog):
     assert row['eval/loss'] == pytest.approx(2.302585, abs=1e-5)  # a head of zeros: ln 10
 
 
+@pytest.mark.slow
 def test_a_run_does_not_resume_on_other_images(tmp_path, caplog):
     for split, count in (('train', 20), ('test', 4)):
         write_images(tmp_path / 'data' / split, ['ant', 'bee'], count)

@@ -58,6 +58,12 @@ class Source(Protocol):
     def name_of(self, index: int) -> str:
         """The name of an example in messages."""
 
+    def restore(self, index: int) -> bool:
+        """Makes again what data/cached.py keeps of an example, if it is damaged.
+
+        Returns whether it did; False for a source that keeps nothing.
+        """
+
     def listing(self) -> Iterator[tuple[str, str, int]]:
         """(class, name, size in bytes) of every image of the split, sorted by name.
 
@@ -208,6 +214,9 @@ class _Table:
 
     def fetch(self, indices):
         return {name: tf.gather(column, indices) for name, column in self._columns.items()}
+
+    def restore(self, index):
+        return False
 
 
 class DigitsSource(_Table):

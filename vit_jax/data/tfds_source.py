@@ -101,6 +101,9 @@ class TfdsSource:
         run = np.searchsorted(first, index, side='right') - 1
         return f'{filename[run]} record {skip[run] + index - first[run]}'
 
+    def restore(self, index):
+        return False
+
     def listing(self):
         name, splits = self._metadata
         for split, (num_bytes, shard_lengths) in sorted(splits.items()):

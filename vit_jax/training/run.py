@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.data import cached, folders, pipeline, sources, subsets
+from vit_jax.data import broken, cached, folders, pipeline, sources, subsets
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.processes import consensus
@@ -29,6 +29,10 @@ from vit_jax.workdir.checkpoint import Checkpointer
 
 log = logging.getLogger(__name__)
 
+# For each split. It is enough for some hundred large photos, or ten thousands of small ones.
+SCAN_SECONDS = 20
+# Checksums of splits without a broken image: runs of a sweep look once.
+_WHOLE: set[int] = set()
 _BEGINNING = 0.3e9  # bytes that the process takes between its choices and its first steps
 
 
@@ -95,6 +99,10 @@ def resolve(
     data = described_data(train_data, eval_data)
     if begun:
         data_record.require_same(workdir, begun[0], config, data)
+    if not begun:
+        train_data, eval_data = without_broken(
+            {'train': train_data, 'eval': eval_data}, data, dataset, share, check
+        )
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(
@@ -128,6 +136,8 @@ def resolve(
         if dataset.cache == 'none'
         else cached.cached(train_data, dataset.cache_dir, dataset.cache_size, share, check)
     )
+    if dataset.cache != 'none':
+        broken.require_few(photos, dataset.max_broken_fraction, photos.num_examples)
     train_batches = functools.partial(
         pipeline.train_batches,
         photos,
@@ -255,6 +265,35 @@ def described_data(train: sources.Source, evaluation: sources.Source) -> dict[st
     }
     data_record.check_equal(data)
     return data
+
+
+def without_broken(
+    splits: dict[str, sources.Source],
+    data: dict[str, dict],
+    dataset: ConfigDict,
+    share: tuple[int, int],
+    check: Callable[[], None],
+) -> list[sources.Source]:
+    """The splits, with the broken images that a scan of SCAN_SECONDS for each finds.
+
+    A scan changes no result: training and evaluation leave out the same images when they meet them.
+    It tells of broken images before the model is compiled. Processes begin at different images and
+    share what they find. Raises UserError if too many images are broken.
+    """
+    scanned = []
+    for name, source in splits.items():
+        checksum = data[name]['checksum']
+        of_cache = name == 'train' and dataset.cache != 'none'  # which decodes all images itself
+        reasons, seen = {}, 0
+        if not of_cache and checksum not in _WHOLE:
+            reasons, seen = broken.scan(source, SCAN_SECONDS, share, check)
+        candidates = {index for indices in consensus.gather(list(reasons)) for index in indices}
+        if not candidates and seen == source.num_examples:
+            _WHOLE.add(checksum)
+        source = broken.with_broken(source, candidates)
+        broken.require_few(source, dataset.max_broken_fraction, seen)
+        scanned.append(source)
+    return scanned
 
 
 def bytes_besides(program: Program) -> float:
