@@ -124,6 +124,16 @@ def test_a_damaged_record_is_named(text, photos, workdir):
         resume(workdir, photos)
 
 
+@pytest.mark.parametrize('listed', [0, 100])
+def test_a_checksum_that_alone_differs_points_to_the_record(listed, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(data_record, '_LISTED', listed)
+    data = describe(photos)
+    data['train']['checksum'] += 1
+    data_record.write(str(tmp_path), data)
+    with pytest.raises(UserError, match='data.json in the workdir may be damaged'):
+        resume(tmp_path, photos)
+
+
 def test_labels_of_a_table_are_compared(tmp_path):
     folder = tmp_path / 'photos/train'
     folder.mkdir(parents=True)

@@ -168,11 +168,16 @@ class BrokenImages:
                 number,
                 total,
             )
+        self._check(bool(new))
+
+    def _check(self, is_new):
+        """Raises UserError if too many are broken, all are, or nothing new explains a failure."""
+        total = self._source.num_examples
         too_many = len(self._reasons) / total > self._max_fraction
-        if not new or too_many or len(self._reasons) == total:
+        if not is_new or too_many or len(self._reasons) == total:
             problem = (
                 'no readable image is left to take the place of a broken one'
-                if not new
+                if not is_new
                 else 'too many images are broken'
                 if too_many
                 else 'no image can be read'
@@ -310,11 +315,6 @@ def with_broken(source: Source, candidates: Collection[int]) -> Source:
         reason = examiner._reason({**item, 'index': tf.constant(index, tf.int64)})
         if reason:
             reasons[index] = reason
-    if reasons:
-        names = sorted(f'{source.name_of(index)} ({why})' for index, why in reasons.items())
-        logger.warning(
-            '%d of %d images are broken: %s', len(reasons), source.num_examples, some(names, 3)
-        )
     result = copy.copy(source)
     result.unreadable = source.unreadable | reasons
     return result
@@ -322,9 +322,7 @@ def with_broken(source: Source, candidates: Collection[int]) -> Source:
 
 def require_few(source: Source, max_fraction: float, num_examined: int) -> None:
     """Raises UserError, with their names, if too many images are known to be broken, or all."""
-    count, total = len(source.unreadable), source.num_examples
-    if count == total or count / total > max_fraction:
-        BrokenImages(source, max_fraction, num_examined)
+    BrokenImages(source, max_fraction, num_examined, log=False)._check(is_new=True)
 
 
 def has_local_files(source: Source) -> bool:

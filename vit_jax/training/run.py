@@ -17,7 +17,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.data import broken, cached, folders, pipeline, sources, subsets
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 from vit_jax.evaluators import classification
 from vit_jax.processes import consensus
 from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
@@ -292,6 +292,15 @@ def without_broken(
             _WHOLE.add(checksum)
         source = broken.with_broken(source, candidates)
         broken.require_few(source, dataset.max_broken_fraction, seen)
+        if source.unreadable:
+            names = sorted(map(source.name_of, source.unreadable))
+            log.warning(
+                '%d of %d images of %s are broken and will be left out: %s',
+                len(names),
+                source.num_examples,
+                dataset[f'{name}_split'],
+                some(names, 3),
+            )
         scanned.append(source)
     return scanned
 

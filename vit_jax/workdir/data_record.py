@@ -151,18 +151,32 @@ def _changes(old, new):
     if old['images'] != new['images']:
         lines.append(f'{old["images"]} images then, {new["images"]} now')
     if old['names'] and new['names']:
-        return lines + _changed_names(old['names'], new['names'])
-    changed = [
-        _changed_class(name, old['classes'].get(name), new['classes'].get(name))
-        for name in sorted(old['classes'].keys() | new['classes'].keys())
-        if old['classes'].get(name) != new['classes'].get(name)
+        lines += _changed_names(old['names'], new['names'])
+    else:
+        lines += _changed_classes(old['classes'], new['classes'])
+    if lines:
+        return lines
+    return [
+        f'checksum {old["checksum"]} then, {new["checksum"]} now, and nothing else: {DATA} in the '
+        'workdir may be damaged. Without it the run resumes, and its images are not compared'
     ]
-    return lines + [some(changed, _SHOWN, '\n  ')]
+
+
+def _changed_classes(old, new):
+    """The lines for classes whose images differ."""
+    lines = [
+        _changed_class(name, old.get(name), new.get(name))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if len(lines) <= _SHOWN:
+        return lines
+    return [*lines[:_SHOWN], f'and {len(lines) - _SHOWN} more classes']
 
 
 def _changed_names(old, new):
     """The lines for images that are new, missing or of another size."""
-    if {composed(name): old[name] for name in old} == {composed(name): new[name] for name in new}:
+    if old != new and _by_form(old) == _by_form(new):
         return [
             'names of files or folders differ in Unicode normalisation only (NFC and NFD), on '
             'which the order of images depends: rename them as they were'
@@ -174,6 +188,10 @@ def _changed_names(old, new):
         'of another size': [f'{name} ({old[name]} bytes, now {new[name]})' for name in resized],
     }
     return [f'{len(names)} {kind}: {some(names, _SHOWN)}' for kind, names in kinds.items() if names]
+
+
+def _by_form(sizes):
+    return {composed(name): size for name, size in sizes.items()}
 
 
 def _changed_class(name, old, new):
