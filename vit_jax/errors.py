@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import logging
 import os
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,15 @@ def check_at_least(field: str, value: int, least: int) -> None:
 def is_utf8(name: str) -> bool:
     """Whether the name of a file, of any bytes in Python's way, can be written as text."""
     return name.encode(errors='replace').decode() == name
+
+
+def composed(name: str) -> str:
+    """The name in Unicode's normal form NFC.
+
+    An accented letter is one character or a letter and a mark, which look the same. macOS and some
+    archives write the second form (NFD). Names that differ in this alone are compared by NFC.
+    """
+    return unicodedata.normalize('NFC', name)
 
 
 def check_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None:

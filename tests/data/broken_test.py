@@ -1,12 +1,15 @@
 """Images that cannot be decoded: who stands in for them, and when a run stops."""
 
+import dataclasses
 import logging
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.support.batches import (
     COUNT,
+    Data,
     assert_equal,
     break_files,
     break_records,
@@ -14,7 +17,7 @@ from tests.support.batches import (
     numbers,
     write_directory,
 )
-from vit_jax.data import images
+from vit_jax.data import broken, images, pipeline
 from vit_jax.errors import UserError
 
 
@@ -48,13 +51,13 @@ def test_training_takes_the_next_valid_image_for_a_broken_one(tmp_path, caplog):
 def test_sequential_training_takes_the_next_valid_record(tmp_path):
     data = make('tfrecord', tmp_path)
     healthy = numbers(data.batches(21))
-    broken = {4, 5, 30}
-    break_records(tmp_path, broken)
+    damaged = {4, 5, 30}
+    break_records(tmp_path, damaged)
     found = data.batches(21)
     seen = numbers(found)
     changed = [(n, m) for n, m in zip(healthy, seen, strict=True) if n != m]
-    assert {n for n, _ in changed} == broken
-    assert not broken & set(seen)
+    assert {n for n, _ in changed} == damaged
+    assert not damaged & set(seen)
     assert_equal(data.batches(5, start=16), found[16:])
 
 
@@ -150,3 +153,102 @@ def test_a_file_of_many_images_that_is_damaged(damage, tmp_path):
             'read: (truncated|corrupted) record at .*damaged or',
         ):
             read()
+
+
+def fail_once_as_read(monkeypatch, times):
+    """The next images fail as training reads them, and never as they are examined."""
+    left = [times]
+    train_image = pipeline.train_image
+
+    def failing(encoded, *args):
+        def fail(content):
+            if left[0]:
+                left[0] -= 1
+                raise ValueError('half of a file')
+            return content
+
+        encoded = tf.ensure_shape(tf.numpy_function(fail, [encoded], tf.string), [])
+        return train_image(encoded, *args)
+
+    monkeypatch.setattr(pipeline, 'train_image', failing)
+    monkeypatch.setattr(pipeline, '_PARALLEL', 1)
+
+
+def test_an_image_that_is_whole_when_it_is_examined_is_read_again(tmp_path, monkeypatch, caplog):
+    """As of a photo that another program writes at that moment."""
+    data = write_directory(tmp_path)
+    whole = data.batches(5)
+    fail_once_as_read(monkeypatch, 1)
+    assert_equal(data.batches(5), whole)
+    assert 'half of a file' in caplog.text
+    assert 'reading it again' in caplog.text
+    assert 'skipped broken image' not in caplog.text
+
+
+def test_a_batch_that_fails_again_stops_with_the_files_that_changed_last(tmp_path, monkeypatch):
+    data = write_directory(tmp_path)
+    fail_once_as_read(monkeypatch, 10**6)
+    with pytest.raises(UserError, match='half of a file') as error:
+        data.batches(5)
+    assert f'changed last: {tmp_path}/train/' in str(error.value)
+
+
+def test_a_scan_finds_broken_images_and_changes_no_batch(tmp_path):
+    data = write_directory(tmp_path, crop='none')
+    break_files(data, [4, 17, 30])
+    unscanned = data.batches(14)
+    source = data.source()
+    reasons, seen = broken.scan(source, 60)
+    assert sorted(source.name_of(index)[-7:] for index in reasons) == [
+        '004.png',
+        '017.png',
+        '030.png',
+    ]
+    assert seen == COUNT
+    scanned = broken.with_broken(source, reasons)
+    assert scanned.unreadable == reasons
+    half = broken.with_broken(source, [min(reasons)])
+    for known in (scanned, half):
+        assert_equal(Known(**vars(data), known=known).batches(14), unscanned)
+
+
+@dataclasses.dataclass
+class Known(Data):
+    """A data set, of which some broken images are known."""
+
+    known: object = None
+
+    def source(self, split='train'):
+        return self.known
+
+
+def test_a_scan_is_limited_in_time_and_processes_begin_apart(tmp_path):
+    data = write_directory(tmp_path)
+    break_files(data, range(COUNT))
+    source = data.source()
+    assert broken.scan(source, 0) == ({}, 0)
+    found = []
+
+    def stop():
+        if len(found) == 1:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        broken.scan(source, 60, check=lambda: (stop(), found.append(1)))
+
+
+@pytest.mark.parametrize('kind', ['digits', 'tfrecord', 'array_record'])
+def test_only_files_of_this_machine_are_scanned(kind, tmp_path):
+    assert broken.scan(make(kind, tmp_path).source(), 60) == ({}, 0)
+
+
+def test_too_many_that_a_scan_has_found_are_listed(tmp_path):
+    data = write_directory(tmp_path)
+    break_files(data, [1, 2, 30])
+    source = data.source()
+    reasons, seen = broken.scan(source, 60)
+    source = broken.with_broken(source, reasons)
+    broken.require_few(source, 0.06, seen)
+    with pytest.raises(UserError, match='too many images are broken: 3 of 53, 5.66%') as error:
+        broken.require_few(source, 0.05, seen)
+    assert len(str(error.value).splitlines()) == 4

@@ -222,17 +222,76 @@ def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
     assert contents(folder) == left | contents(tmp_path / 'g')
 
 
-def test_a_photo_whose_file_was_removed_is_not_broken(tmp_path):
+def zeroed(path):
+    """Pixels of a file become zero; its header stays."""
+    content = path.read_bytes()
+    path.write_bytes(content[:54] + bytes(len(content) - 54))
+
+
+def bit_flipped(path):
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize('damage', [zeroed, bit_flipped, pathlib.Path.unlink])
+def test_a_file_that_is_damaged_later_is_made_again_before_it_is_used(damage, tmp_path, caplog):
     data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
-    batches = through(data, folder).training()
-    kept = sorted(folder.rglob('*.bmp'))
-    kept[0].unlink()
-    with pytest.raises(
-        UserError,
-        match=rf'{kept[0]}, in which dataset.cache=disk kept the pixels '
-        rf'of {tmp_path}/data/train/./.\.jpg, has gone: run the same command',
-    ):
-        list(itertools.islice(batches, 50))
+    small = through(data, folder, short_side=15)
+    whole, good = small.batches(6), contents(folder)
+    stream = small.training()
+    for path in sorted(folder.rglob('*.bmp'))[:3]:
+        damage(path)
+    assert contents(folder) != good
+    assert_equal(list(itertools.islice(stream, 6)), whole)
+    assert contents(folder) == good
+    lines = [line for line in caplog.messages if 'was damaged or gone' in line]
+    assert len(lines) == 3
+    assert all(f'{tmp_path}/data/train/' in line for line in lines)
+    assert 'skipped broken image' not in caplog.text
+
+
+def test_a_file_of_a_version_without_checksums_is_made_again(tmp_path):
+    small = through(write_photos(tmp_path / 'data'), tmp_path / 'f', short_side=15)
+    small.source()
+    good = contents(tmp_path / 'f')
+    path = tmp_path / 'f' / min(good)
+    path.write_bytes(good[min(good)][:6] + bytes(4) + good[min(good)][10:])
+    small.source()
+    assert contents(tmp_path / 'f') == good
+
+
+def test_pixels_are_not_those_of_another_photo(tmp_path):
+    """When a file is damaged and its photo has been replaced since the start."""
+    data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
+    stream = through(data, folder, short_side=15).training()
+    for path in folder.rglob('*.bmp'):
+        zeroed(path)
+    for photo in (tmp_path / 'data').rglob('*.jpg'):
+        photo.write_bytes(photo.read_bytes() + b'0')
+    with pytest.raises(UserError, match='has changed since the run started: restore'):
+        next(stream)
+
+
+def test_a_disk_that_damages_a_file_again_is_named(tmp_path):
+    source = through(write_photos(tmp_path / 'data'), tmp_path / 'f', short_side=15).source()
+    path = pathlib.Path(os.fsdecode(source.fetch(tf.constant([0], tf.int64))['path'].numpy()[0]))
+    zeroed(path)
+    assert source.restore(0)
+    assert not source.restore(0)
+    zeroed(path)
+    with pytest.raises(UserError, match=f'{path}, in which .* is damaged again .*check the disk'):
+        source.restore(0)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    calls, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, 'cpu_count', lambda: 1)
+    monkeypatch.setattr(os, 'fsync', lambda file: (calls.append('fsync'), fsync(file)))
+    monkeypatch.setattr(os, 'replace', lambda *paths: (calls.append('replace'), replace(*paths)))
+    through(write_photos(tmp_path / 'data'), tmp_path / 'f').source()
+    assert calls.count('fsync') == calls.count('replace') == 10
+    assert calls[0] == 'fsync'
 
 
 def test_progress_is_told(tmp_path, monkeypatch, caplog):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 
 import pytest
 
@@ -150,3 +151,42 @@ def test_classes_may_be_links_and_what_macos_adds_is_none(tmp_path):
     assert predict.find_images([f'{root}/train']) == sorted(
         map(source.name_of, range(source.num_examples))
     )
+
+
+CAFE = ('caf\u00e9', 'cafe\u0301')  # the same word in NFC and in NFD
+
+
+@pytest.mark.parametrize('trained', [0, 1])
+def test_a_class_is_known_in_either_unicode_normalisation(trained, tmp_path):
+    root = write(tmp_path, f'train/{CAFE[trained]}/1.png', 'train/bar/2.png')
+    write(tmp_path, f'test/{CAFE[1 - trained]}/3.png', 'test/bar/4.png')
+    train = sources.open_source(root, 'train')
+    test = sources.open_source(root, 'test', class_names=train.class_names)
+    assert test.class_names == train.class_names == ('bar', CAFE[trained])
+    names = {os.path.basename(test.name_of(k)): test.labels[k] for k in range(2)}
+    assert names == {'3.png': 1, '4.png': 0}
+
+
+def test_two_folders_that_look_the_same_are_named(tmp_path):
+    write(tmp_path, *(f'train/{name}/1.png' for name in (*CAFE, 'bar')))
+    message = refused(tmp_path)
+    assert 'differ in Unicode normalisation only' in message
+    assert all(ascii(name) in message for name in CAFE)
+
+
+def test_the_time_to_compare_classes_grows_with_their_number_only(tmp_path, monkeypatch):
+    names = [f'class {number:06}' for number in range(100_000)]
+    found = {str(tmp_path): dict.fromkeys(names, 'folder')}
+    monkeypatch.setattr(folders, 'entries', lambda folder: found.get(folder, {}))
+    begin = time.monotonic()
+    contents, classes = folders.class_contents(str(tmp_path), tuple(names))
+    assert time.monotonic() - begin < 20  # of lists it is minutes
+    assert list(contents) == list(classes.values()) == names
+
+
+def test_a_long_listing_reports_its_progress(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(folders, 'SILENCE', 0)
+    write(tmp_path, 'train/a/1.png', 'train/b/2.png')
+    sources.open_source(str(tmp_path), 'train')
+    lines = [line for line in caplog.messages if line.startswith('listing')]
+    assert lines[-1] == f"listing '{tmp_path}/train': 2 of 2 class folders"

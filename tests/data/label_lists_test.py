@@ -194,3 +194,17 @@ def test_cells_that_were_made_inert_are_the_names_as_they_were(with_classes, tmp
     source = sources.open_source(str(tmp_path), 'train')
     assert set(source.class_names) == {'=ant', 'bee', '@cat'}
     assert source.num_examples == 3
+
+
+def test_names_of_files_and_classes_are_known_in_either_unicode_normalisation(tmp_path):
+    composed, split = 'caf\u00e9', 'cafe\u0301'
+    folder = tmp_path / 'train'
+    folder.mkdir()
+    for number, name in enumerate((f'{split}.png', f'{composed}2.png')):
+        (folder / name).write_bytes(encoded(number))
+    rows = f'file,label\n{composed}.png,{split}\n{composed}2.png,{composed}\n'
+    (folder / 'labels.csv').write_text(rows)
+    source = sources.open_source(str(tmp_path), 'train')
+    assert source.labels.tolist() == [0, 0]  # one class
+    source = sources.open_source(str(tmp_path), 'train', class_names=('bar', composed))
+    assert source.labels.tolist() == [1, 1]

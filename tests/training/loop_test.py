@@ -361,6 +361,29 @@ def test_average_is_what_is_evaluated(tmp_path, caplog):
 
 
 @pytest.mark.slow
+def test_a_run_does_not_resume_on_other_images(tmp_path, caplog):
+    for split, count in (('train', 20), ('test', 4)):
+        write_images(tmp_path / 'data' / split, ['ant', 'bee'], count)
+    fields = {'batch_size': 8, 'num_steps': 2, 'optimizer__warmup_steps': 1}
+    assert loop.train(directory_config(tmp_path / 'data', **fields), str(tmp_path / 'run')) == 0
+    (tmp_path / 'data/test/ant/000.png').rename(tmp_path / 'data/test/ant/new.png')
+    moved = (tmp_path / 'data/train/ant/003.png').rename(tmp_path / 'data/train/bee/moved.png')
+    fields['num_steps'] = 4
+    with pytest.raises(UserError, match=r'(?s)training images of .* 1 new: bee/moved.png') as error:
+        loop.train(directory_config(tmp_path / 'data', **fields), str(tmp_path / 'run'))
+    assert f'--config.pretrained={tmp_path}/run' in str(error.value)
+    moved.rename(tmp_path / 'data/train/ant/003.png')
+    caplog.clear()
+    assert loop.train(directory_config(tmp_path / 'data', **fields), str(tmp_path / 'run')) == 0
+    assert '1 new: ant/new.png' in caplog.text  # evaluation images: a warning
+    caplog.clear()
+    (tmp_path / 'run/data.json').unlink()  # as of an earlier version
+    fields['num_steps'] = 6
+    assert loop.train(directory_config(tmp_path / 'data', **fields), str(tmp_path / 'run')) == 0
+    assert (tmp_path / 'run/data.json').exists()
+
+
+@pytest.mark.slow
 def test_one_truncated_jpeg_is_skipped_counted_and_named(tmp_path, caplog):
     write_images(tmp_path / 'data' / 'train', ['ant', 'bee'], 60)
     write_images(tmp_path / 'data' / 'test', ['ant', 'bee'], 4)

@@ -173,3 +173,16 @@ def test_a_way_to_prepare_images_that_is_not_there(field, value, said):
         f"{field}=VALUE changes, is '{value}'. {said}",
     ):
         description.complete_preprocess(given)
+
+
+@pytest.mark.parametrize('layout', ['vit_jax', 'huggingface'])
+def test_classes_are_the_same_in_either_unicode_normalisation(layout, caplog):
+    loaded = dataclasses.replace(
+        small.make('vit'), classes=['caf\u00e9', 'bar', 'pub'], num_classes=3, layout=layout
+    )
+    names = ('cafe\u0301', 'bar', 'pub')
+    assert description.names_tell(loaded, names)
+    description.check_classes(loaded, names, 'the data')
+    assert not caplog.records
+    with pytest.raises(UserError, match='not the same classes in the same order'):
+        description.check_classes(loaded, ('bar', 'cafe\u0301', 'pub'), 'the data')

@@ -96,6 +96,14 @@ def test_other_classes_are_refused(classes, message, tmp_path):
         go_on(tmp_path, classes)
 
 
+def test_a_class_in_another_unicode_normalisation_is_refused_and_explained(tmp_path):
+    go_on(tmp_path, ('bar', 'caf\u00e9'))
+    with pytest.raises(UserError) as error:
+        go_on(tmp_path, ('bar', 'cafe\u0301'))
+    assert 'differ in Unicode normalisation only (NFC and NFD)' in str(error.value)
+    assert r"is 'caf\xe9' in the workdir and 'cafe\u0301' in the data now" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ('content', 'message'),
     [

@@ -2,6 +2,10 @@
 
 Each has a BMP file in a folder, uncompressed, named by a hash of all that its pixels depend on:
 path, size and time of the photo, and the short side. A photo that has changed gets another file.
+
+A file has a checksum of its content, which is compared every time that the file is read. Reading
+all files at the start to compare them would take hours for large sets. A file that is damaged, or
+was written by a version without checksums, is made again.
 """
 
 import concurrent.futures
@@ -19,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.broken import STORAGE_ERRORS
+from vit_jax.data.broken import STORAGE_ERRORS, has_local_files, one_line
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.preprocess import decode_image, resize
 from vit_jax.data.sources import Source
@@ -28,9 +32,12 @@ from vit_jax.errors import UserError
 logger = logging.getLogger('vit_jax.data')
 
 _VERSION = 1  # of what follows
-# Of a BMP: name, bytes, 0, where pixels begin, 40, width, height, 1, bits of a pixel, no
-# compression, bytes of the pixels.
+# Of a BMP: name, bytes, checksum, where pixels begin, 40, width, height, 1, bits of a pixel, no
+# compression, bytes of the pixels. The format reserves the place of the checksum for programs, and
+# decoders pass over it. Versions without a checksum have 0 there.
 _HEADER = struct.Struct('<2s5IiHHII')
+_CHECKSUM_AT = 6  # bytes before it
+_CONTENT_AT = 10  # bytes before what it is computed from
 _PART = 500  # photos between two calls of `check`
 _SILENCE = 20  # seconds from one line of the log to the next
 
@@ -53,11 +60,10 @@ def cached(
 
     Raises UserError for a source without local files, and where the folder cannot have them.
     """
-    number, first = source.num_examples, source.name_of(0)
-    has_files = source.pieces is None and 'path' in source.fetch(tf.zeros([0], tf.int64))
-    if not has_files or '://' in first:
+    number = source.num_examples
+    if not has_local_files(source):
         raise UserError(
-            f'dataset.cache is disk, and {first} is no file of this machine: expected '
+            f'dataset.cache is disk, and {source.name_of(0)} is no file of this machine: expected '
             'a directory of image files as dataset.name, or dataset.cache=none.'
         )
     folder = os.path.abspath(
@@ -66,7 +72,9 @@ def cached(
             os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'vit_jax', 'photos'
         )
     )
-    paths = source.fetch(tf.range(number, dtype=tf.int64))['path'].numpy()
+    photos = source.fetch(tf.range(number, dtype=tf.int64))['path'].numpy()
+    paths = photos.copy()
+    broken = {}  # why, by index
     todo = np.roll(np.arange(number), -(number * share[0] // share[1]))
     todo = todo[~np.isin(todo, list(source.unreadable))]  # pipes, which could block
     _pixels.get_concrete_function()  # now, because TensorFlow warns of several threads that trace
@@ -76,9 +84,11 @@ def cached(
             for done in range(0, len(todo), _PART):
                 check()
                 part = todo[done : done + _PART]
-                paths[part] = list(
-                    pool.map(lambda photo: _file_of(photo, folder, short_side), paths[part])
-                )
+                files = pool.map(lambda photo: _file_of(photo, folder, short_side), photos[part])
+                for index, (path, reason) in zip(part, files, strict=True):
+                    paths[index] = path
+                    if reason:
+                        broken[int(index)] = reason
                 if done + len(part) == len(todo) or time.monotonic() - said >= _SILENCE:
                     said = time.monotonic()
                     logger.info(
@@ -88,34 +98,113 @@ def cached(
                         folder,
                     )
     except OSError as error:
-        raise UserError(
-            f'dataset.cache: photos cannot be kept in {folder} ({error}). They take 3 '
-            'bytes a pixel: make room, lower dataset.cache_size, or name another '
-            'folder as dataset.cache_dir.'
-        ) from error
-    result, table = copy.copy(source), tf.constant(list(paths))
-    result.fetch = lambda indices: source.fetch(indices) | {'path': tf.gather(table, indices)}
+        raise _cannot_be_kept(folder, error) from error
+    return _reading(source, photos, paths, broken, folder, short_side)
+
+
+def _cannot_be_kept(folder, error):
+    return UserError(
+        f'dataset.cache: photos cannot be kept in {folder} ({error}). They take 3 '
+        'bytes a pixel: make room, lower dataset.cache_size, or name another '
+        'folder as dataset.cache_dir.'
+    )
+
+
+def _reading(source, photos, paths, broken, folder, short_side):
+    """The source that reads `paths`, files of the folder in place of photos, where there are."""
+    table, is_kept = tf.constant(list(paths)), tf.constant(paths != photos)
+    restored = set()
+
+    def fetch(indices):
+        kept = {'path': tf.gather(table, indices), 'is_kept': tf.gather(is_kept, indices)}
+        return source.fetch(indices) | kept
+
+    def load(item):
+        encoded, label = source.load(item)
+        encoded = tf.cond(item['is_kept'], lambda: _checked(encoded), lambda: encoded)
+        return encoded, label
+
+    def restore(index):
+        path, photo = os.fsdecode(paths[index]), os.fsdecode(photos[index])
+        if paths[index] == photos[index] or _is_intact(path):
+            return False
+        if index in restored:
+            raise UserError(
+                f'{path}, in which dataset.cache=disk keeps the pixels of {photo}, is damaged '
+                'again after it was made again: check the disk, or name another folder as '
+                'dataset.cache_dir.'
+            )
+        restored.add(index)
+        try:
+            made, reason = _file_of(photos[index], folder, short_side, again=True)
+        except OSError as error:
+            raise _cannot_be_kept(folder, error) from error
+        if made != paths[index]:
+            raise UserError(
+                f'{path}, in which dataset.cache=disk kept the pixels of {photo}, is damaged or '
+                f'gone, and the photo {reason or "has changed"} since the run started: restore '
+                'the photo, or run the same command again.'
+            )
+        logger.warning(
+            '%s was damaged or gone: the pixels of %s are made again', path, source.name_of(index)
+        )
+        return True
+
+    result = copy.copy(source)
+    result.fetch, result.load, result.restore = fetch, load, restore
+    result.unreadable = source.unreadable | broken
     return result
 
 
-def _file_of(photo, folder, short_side):
-    """The file that is read in place of a photo: itself if it is broken, as training will find."""
+def _file_of(photo, folder, short_side, again=False):
+    """The file that is read in place of a photo, and ''.
+
+    Of a broken photo it is the photo itself, with the reason. With `again`, a file that is there is
+    replaced.
+    """
     try:
         found = os.stat(photo)
-    except (FileNotFoundError, PermissionError):
-        return photo
+    except (FileNotFoundError, PermissionError) as error:
+        return photo, f'cannot be read ({error.strerror})'
     made_of = (_VERSION, os.path.abspath(photo), found.st_size, found.st_mtime_ns, short_side)
     key = hashlib.blake2b(repr(made_of).encode(), digest_size=20).hexdigest()
     path = os.path.join(folder, key[:2], f'{key[2:]}.bmp')
-    if not _is_whole(path):
+    if again or not _is_whole(path):
         try:
             pixels = _pixels(photo, short_side).numpy()
         except STORAGE_ERRORS:
             raise  # the photo may be good, and its own pixels would change the run
-        except tf.errors.OpError:
-            return photo
+        except tf.errors.OpError as error:
+            return photo, one_line(error)
         _write(path, Image.fromarray(pixels))
-    return os.fsencode(path)
+    return os.fsencode(path), ''
+
+
+def _checksum(encoded):
+    """1 to 2**32 - 1, a function of the bytes of a file behind its own checksum.
+
+    TensorFlow promises that this function (FarmHash) never changes.
+    """
+    content = tf.strings.substr(encoded, _CONTENT_AT, -1)
+    return tf.strings.to_hash_bucket_fast(content, 2**32 - 1) + 1
+
+
+def _checked(encoded):
+    """The content of a file, inside the input graph; the operation fails unless it is intact."""
+    stated = tf.strings.substr(encoded, _CHECKSUM_AT, 4) + bytes(4)
+    is_intact = _checksum(encoded) == tf.io.decode_raw(stated, tf.int64)[0]
+    with tf.control_dependencies([tf.debugging.Assert(is_intact, ['a kept photo is damaged'])]):
+        return tf.identity(encoded)
+
+
+def _is_intact(path):
+    """Whether there is a whole file with the right checksum."""
+    if not _is_whole(path):
+        return False
+    with open(path, 'rb') as file:
+        content = file.read()
+    stated = _HEADER.unpack(content[: _HEADER.size])[2]
+    return int(_checksum(tf.constant(content))) == stated
 
 
 def _is_whole(path):
@@ -123,9 +212,11 @@ def _is_whole(path):
     with contextlib.suppress(FileNotFoundError, struct.error), open(path, 'rb') as file:
         size = os.fstat(file.fileno()).st_size
         found = _HEADER.unpack(file.read(_HEADER.size))
+        checksum = found[2]
         width, height = found[5:7]
         pixels = -(-3 * width // 4) * 4 * height  # lines are filled up to four bytes
-        return found == (b'BM', size, 0, size - pixels, 40, width, height, 1, 24, 0, pixels)
+        expected = (b'BM', size, checksum, size - pixels, 40, width, height, 1, 24, 0, pixels)
+        return checksum != 0 and found == expected
     return False
 
 
@@ -133,10 +224,15 @@ def _write(path, image):
     """Writes a file of which other processes see all or nothing, also if this one is killed."""
     content, temporary = io.BytesIO(), f'{path}.{uuid.uuid4().hex}'
     image.save(content, 'BMP')  # in a file, Pillow would not notice a disk that is almost full
+    encoded = bytearray(content.getvalue())
+    checksum = int(_checksum(tf.constant(bytes(encoded))))
+    struct.pack_into('<I', encoded, _CHECKSUM_AT, checksum)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
         with open(temporary, 'wb') as file:
-            file.write(content.getbuffer())
+            file.write(encoded)
+            file.flush()
+            os.fsync(file.fileno())  # else a file of zeros could have the name after a power cut
         os.replace(temporary, path)
     finally:  # it is gone unless that failed
         with contextlib.suppress(OSError):

@@ -7,16 +7,20 @@ only split is 'train'.
 import functools
 import logging
 import os
+import time
+from collections import Counter
+from collections.abc import Sequence
 
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
-from vit_jax.errors import UserError, is_utf8, some
+from vit_jax.errors import UserError, composed, is_utf8, some
 
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.
 _say_once = functools.cache(logger.info)
 
 VALIDATION = ('val', 'valid', 'validation')  # the first of these that exists is taken
+SILENCE = 5  # seconds of a scan from one line of the log to the next
 _SPLITS = {'train', 'training', 'test', 'testing', 'eval', 'evaluation', *VALIDATION}
 
 
@@ -133,37 +137,33 @@ def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, st
     return f'{train_split}[:90%]', f'{train_split}[90%:]'
 
 
-def class_contents(folder: str, expected: tuple[str, ...] | None) -> dict[str, dict[str, str]]:
-    """The entries of each class folder of a split, by sorted class.
+def class_contents(
+    folder: str, expected: Sequence[str] | None
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The entries of each class folder of a split, by the sorted names of the folders.
 
-    Raises UserError if there are images beside the class folders or in folders inside of them, or
-    the classes differ from those expected.
+    Also returns the class of each folder: its own name, or the expected one that differs from it in
+    Unicode normalisation only. Raises UserError if there are images beside the class folders or in
+    folders inside of them, or the classes differ from those expected.
     """
+    scan = _Progress(folder)
     found = entries(folder)
-    classes = [name for name, kind in found.items() if kind == 'folder']
-    if stray := [name for name in found if is_image(name) and name not in classes]:
+    names = [name for name, kind in found.items() if kind == 'folder']
+    if stray := [name for name, kind in found.items() if kind != 'folder' and is_image(name)]:
         raise UserError(
             f"'{folder}' has {len(stray)} image(s) outside of class folders, for example "
             f"'{stray[0]}'; move each to {folder}/CLASS/"
         )
-    if odd := [name for name in classes if not is_utf8(name)]:
+    if odd := [name for name in names if not is_utf8(name)]:
         raise UserError(
             f"'{folder}' has class folder(s) with names that are not in UTF-8: "
             f'{", ".join(map(repr, odd))}. Rename them.'
         )
-    expected = classes if expected is None else expected
-    if unknown := [name for name in classes if name not in expected]:
-        raise UserError(
-            f"'{folder}' has class folder(s) of unknown classes: {some(unknown)}; those of "
-            f'the training split or the weights are: {some(expected)}. Name other data or weights, '
-            'or rename or remove these folders'
-        )
-    if missing := [name for name in expected if name not in classes]:
-        raise UserError(
-            f"'{folder}' has no folder for class(es) {some(missing)}; if no example of them "
-            'is intended, create an empty folder'
-        )
-    contents = {name: entries(os.path.join(folder, name)) for name in classes}
+    classes = _classes_of_folders(folder, names, names if expected is None else expected)
+    contents = {}
+    for number, name in enumerate(names):
+        contents[name] = entries(os.path.join(folder, name))
+        scan.report(number + 1, len(names))
     nested = [
         os.path.join(name, inner)
         for name, kinds in contents.items()
@@ -176,7 +176,46 @@ def class_contents(folder: str, expected: tuple[str, ...] | None) -> dict[str, d
             f'{some(nested)}. Each class is one folder with its images directly in it: move them '
             f'to {folder}/CLASS/'
         )
-    return contents
+    return contents, classes
+
+
+def _classes_of_folders(folder, names, expected):
+    """{name of a folder: class}; UserError unless there is one folder for each expected class."""
+    by_form = {composed(name): name for name in expected}
+    classes = {name: by_form.get(composed(name)) for name in names}
+    if unknown := [name for name, known in classes.items() if known is None]:
+        raise UserError(
+            f"'{folder}' has class folder(s) of unknown classes: {some(unknown)}; those of "
+            f'the training split or the weights are: {some(expected)}. Name other data or weights, '
+            'or rename or remove these folders'
+        )
+    forms = Counter(map(composed, names))
+    if alike := [name for name in names if forms[composed(name)] > 1]:
+        raise UserError(
+            f"'{folder}' has class folders whose names differ in Unicode normalisation only (NFC "
+            f'and NFD), and look the same: {some([ascii(name) for name in alike])}. Move the '
+            'images of each class into one folder.'
+        )
+    known = set(classes.values())
+    if missing := [name for name in expected if name not in known]:
+        raise UserError(
+            f"'{folder}' has no folder for class(es) {some(missing)}; if no example of them "
+            'is intended, create an empty folder'
+        )
+    return classes
+
+
+class _Progress:
+    """Reports how far the listing of a folder is, when it takes long."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._said = time.monotonic()
+
+    def report(self, done, total):
+        if time.monotonic() - self._said >= SILENCE:
+            self._said = time.monotonic()
+            logger.info("listing '%s': %d of %d class folders", self._folder, done, total)
 
 
 def has_image(folder: str) -> bool:

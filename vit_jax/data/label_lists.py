@@ -15,7 +15,7 @@ from jaxtyping import Float32, Int32
 from vit_jax.data import folders, table_cells
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
-from vit_jax.errors import UserError, some
+from vit_jax.errors import UserError, composed, some
 
 TABLE, CLASSES = 'labels.csv', 'classes.txt'
 _HEADERS = ['file', 'labels'], ['file', 'label']  # the second one of single labels
@@ -86,7 +86,9 @@ def images(
             f'{path} has no row for {len(missing)} image(s) beside it: '
             f'{some(missing)}. Add rows FILE,LABEL;LABEL, or move them away.'
         )
-    named = sorted({label for labels in rows.values() for label in labels})
+    # Names that differ in Unicode normalisation only (see errors.composed) are one class.
+    spelled = sorted({label for labels in rows.values() for label in labels})
+    named = list({composed(label): label for label in reversed(spelled)}.values())[::-1]
     where = 'the training split or the weights'
     if class_names is None:
         stated = os.path.join(root, CLASSES)
@@ -96,15 +98,15 @@ def images(
         class_names = tuple(
             table_cells.text_of(name.strip()) for name in class_names if name.strip()
         )
-    numbers = {name: label for label, name in enumerate(class_names)}
+    numbers = {composed(name): label for label, name in enumerate(class_names)}
     if len(numbers) < len(class_names):
         raise UserError(f'{where} names a class twice: each stands once, class 0 first.')
-    if unknown := [name for name in named if name not in numbers]:
+    if unknown := [name for name in named if composed(name) not in numbers]:
         raise UserError(
             f'{path} has labels of unknown classes: {some(unknown)}; those of '
             f'{where} are: {some(class_names)}. Correct or remove them.'
         )
-    labels = {name: [numbers[label] for label in row] for name, row in rows.items()}
+    labels = {name: [numbers[composed(label)] for label in row] for name, row in rows.items()}
     return (
         tuple(class_names),
         [
@@ -121,6 +123,7 @@ def _rows(path, images):
     Raises UserError, with the number of the row, for a wrong one.
     """
     rows, several = {}, True
+    by_form = {composed(name): name for name in images}
     lines = csv.reader(io.StringIO(_read(path), newline=''), strict=True)
     try:
         for row in lines:
@@ -134,6 +137,8 @@ def _rows(path, images):
                 raise UserError(f'{where} has {len(row)} column(s): expected FILE,LABEL;LABEL.')
             name = table_cells.text_of(row[0].strip())
             labels = [label.strip() for label in table_cells.text_of(row[1].strip()).split(';')]
+            if name not in images:  # the disk may have it in another Unicode normalisation
+                name = by_form.get(composed(name), name)
             if name not in images:
                 raise UserError(
                     f'{where} names {name!r}: there is no image of that name beside '

@@ -7,17 +7,20 @@ fails, its items are decoded again one by one to find out which are broken.
 import copy
 import functools
 import itertools
+import logging
 import os
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from vit_jax.data import order, sequential
-from vit_jax.data.broken import BrokenImages
+from vit_jax.data.broken import STORAGE_ERRORS, BrokenImages, one_line
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.preprocess import eval_image, normalise, train_image
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
+
+logger = logging.getLogger('vit_jax.data')
 
 # Batches made ahead of the one in use.
 _PREFETCH = 2
@@ -256,6 +259,7 @@ def _run(batches, items_of_batch, broken, step):
     batches, items_of_batch = map(
         tf.autograph.experimental.do_not_convert, (batches, items_of_batch)
     )
+    reread = -1  # the step of a batch that failed, although each of its images could be decoded
     while True:
         stream = batches(step).prefetch(_PREFETCH).with_options(options).as_numpy_iterator()
         try:
@@ -264,4 +268,22 @@ def _run(batches, items_of_batch, broken, step):
                 step += 1
             return
         except tf.errors.OpError as error:
-            broken.discover(items_of_batch(step).with_options(options), error)
+            items = items_of_batch(step).with_options(options)
+            if broken.discover(items):
+                continue
+            if isinstance(error, STORAGE_ERRORS):
+                raise
+            files = broken.changed_files(items)
+            if step == reread:
+                raise UserError(
+                    f'a batch cannot be read, and each of its images can: {one_line(error)}. If '
+                    'a program is writing to the data set, wait until it has ended and run the '
+                    f'same command again. Files of the batch that changed last: {files or "none"}.'
+                ) from error
+            reread = step
+            logger.warning(
+                'a batch could not be read (%s), and each of its images can be now: reading it '
+                'again. Files of the batch that changed last: %s',
+                one_line(error),
+                files or 'none',
+            )

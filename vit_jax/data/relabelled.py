@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.data import label_lists
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sources import DirectorySource, Source
-from vit_jax.errors import UserError, nearest_names
+from vit_jax.errors import UserError, composed, nearest_names
 
 
 def relabelled(source: Source, lists: list[Any], path: str) -> Source:
@@ -45,7 +45,8 @@ def relabelled(source: Source, lists: list[Any], path: str) -> Source:
             'more than once: give every image a name of its own.'
         )
     standard = sorted(source.class_names)
-    position = {k: source.class_names.index(name) for k, name in enumerate(standard)}
+    labels = {name: label for label, name in enumerate(source.class_names)}
+    position = {k: labels[name] for k, name in enumerate(standard)}
     found = [[]] * len(lists)
     for number, (index, labels) in enumerate(zip(order, lists, strict=True)):
         if not isinstance(labels, list) or any(
@@ -82,9 +83,10 @@ def mapped(
     Raises UserError if the mapping names no class of the source, or one that the model lacks.
     """
     position = {_word(name): k for k, name in enumerate(class_names)}
+    mapping = {composed(name): names for name, names in mapping.items()}
     targets = np.zeros([len(source.class_names), len(class_names)], np.float32)
     for name, row in zip(source.class_names, targets, strict=True):
-        names = mapping.get(name, [])
+        names = mapping.get(composed(name), [])
         names = names.split(';') if isinstance(names, str) else names
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise UserError(
@@ -122,4 +124,4 @@ def _with_labels(source, class_names, targets):
 
 
 def _word(name):
-    return name.partition(',')[0].strip().lower()
+    return composed(name.partition(',')[0].strip().lower())

@@ -1,13 +1,16 @@
 """Where examples come from: the built-in digits, a directory of images, or a TFDS data set."""
 
+import concurrent.futures
 import functools
 import hashlib
 import itertools
 import logging
 import os
 import re
+import time
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +25,9 @@ from vit_jax.errors import UserError, some
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.
 _warn_once = functools.cache(logger.warning)
+# Requests for the sizes of files: file servers answer many at the same time.
+_STATS_AT_ONCE = 16
+_STATS_IN_A_PART = 500
 
 Item = dict[str, tf.Tensor]
 
@@ -51,6 +57,19 @@ class Source(Protocol):
 
     def name_of(self, index: int) -> str:
         """The name of an example in messages."""
+
+    def restore(self, index: int) -> bool:
+        """Makes again what data/cached.py keeps of an example, if it is damaged.
+
+        Returns whether it did; False for a source that keeps nothing.
+        """
+
+    def listing(self) -> Iterator[tuple[str, str, int]]:
+        """(class, name, size in bytes) of every image of the split, sorted by name.
+
+        It tells whether the images are still the same; see workdir/data_record.py. Names do not
+        depend on where a directory is. Of TFDS sets it is what their metadata tell of the files.
+        """
 
 
 def open_source(
@@ -196,6 +215,9 @@ class _Table:
     def fetch(self, indices):
         return {name: tf.gather(column, indices) for name, column in self._columns.items()}
 
+    def restore(self, index):
+        return False
+
 
 class DigitsSource(_Table):
     """The 1797 handwritten digits that come with scikit-learn, as PNG files in memory.
@@ -225,6 +247,9 @@ class DigitsSource(_Table):
     def name_of(self, index):
         return f'digit {index}'
 
+    def listing(self):
+        yield 'digits', f'{len(self.labels)} digits', zlib.crc32(self.labels.tobytes())
+
 
 class DirectorySource(_Table):
     """Image files in DIR/SPLIT/CLASS/, or DIR/CLASS/; only their paths are held in memory.
@@ -249,6 +274,7 @@ class DirectorySource(_Table):
             )
         images.sort(key=lambda image: (hashlib.blake2b(os.fsencode(image[0])).digest(), image[0]))
         images = images[slice(*split_range(split, len(images)))]
+        self._folder = folder
         paths = [os.fsencode(os.path.join(folder, path)) for path, *_ in images]
         super().__init__([label for _, label, _ in images], path=tf.constant(paths, tf.string))
         # Not to be opened: a pipe or a device could block for ever.
@@ -267,16 +293,61 @@ class DirectorySource(_Table):
     def name_of(self, index):
         return self._columns['path'][index].numpy().decode(errors='backslashreplace')
 
+    def listing(self):
+        paths = self._columns['path'].numpy()
+        labels = self._columns['label'].numpy()
+        sizes = _sizes(paths, self._folder)
+        before_name = len(os.fsencode(os.path.join(self._folder, '')))
+        for k in sorted(range(len(paths)), key=paths.__getitem__):
+            name = paths[k][before_name:].decode(errors='backslashreplace')
+            if self.multi_label:
+                numbers = np.frombuffer(labels[k], np.int32)
+                label = ';'.join(self.class_names[number] for number in numbers)
+                yield '', f'{name} ({label})', int(sizes[k])
+            else:
+                yield self.class_names[labels[k]], name, int(sizes[k])
+
+
+def _sizes(paths, folder):
+    """The size of each file in bytes; -1 for one that cannot be found, 0 on remote storage.
+
+    There a request for each file would take hours.
+    """
+    if '://' in folder:
+        return np.zeros(len(paths), np.int64)
+    parts = [paths[k : k + _STATS_IN_A_PART] for k in range(0, len(paths), _STATS_IN_A_PART)]
+    sizes = []
+    said = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(_STATS_AT_ONCE) as pool:
+        for part in pool.map(_sizes_of_part, parts):
+            sizes += part
+            if time.monotonic() - said >= folders.SILENCE:
+                said = time.monotonic()
+                logger.info("sizes of files in '%s': %d of %d", folder, len(sizes), len(paths))
+    return np.array(sizes, np.int64)
+
+
+def _sizes_of_part(paths):
+    return [_size(path) for path in paths]
+
+
+def _size(path):
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
 
 def _images_of_classes(folder, class_names):
     """The classes, and (path, label, kind of folders.entries) of every image in their folders."""
-    contents = folders.class_contents(folder, class_names)
+    contents, class_of_folder = folders.class_contents(folder, class_names)
     class_names = tuple(contents if class_names is None else class_names)
     _warn_of_others(folder, contents)
+    labels = {name: label for label, name in enumerate(class_names)}
     return class_names, [
-        (f'{name}/{file}', label, contents[name][file])
-        for label, name in enumerate(class_names)
-        for file, kind in contents[name].items()
+        (f'{name}/{file}', labels[class_of_folder[name]], kind)
+        for name, kinds in contents.items()
+        for file, kind in kinds.items()
         if kind != 'folder' and is_image(file)
     ]
 

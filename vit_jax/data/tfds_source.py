@@ -59,6 +59,13 @@ class TfdsSource:
             take=take,
             first=np.cumsum(take) - take,
         )
+        self._metadata = (
+            info.full_name,
+            {
+                name: (part.num_bytes, list(part.shard_lengths))
+                for name, part in info.splits.items()
+            },
+        )
         _check_files(self._runs.filename, info.full_name)
         # The files decide, because their format may differ from the default of the builder.
         if take.size and all(
@@ -93,6 +100,16 @@ class TfdsSource:
         filename, skip, _, first = self._runs
         run = np.searchsorted(first, index, side='right') - 1
         return f'{filename[run]} record {skip[run] + index - first[run]}'
+
+    def restore(self, index):
+        return False
+
+    def listing(self):
+        name, splits = self._metadata
+        for split, (num_bytes, shard_lengths) in sorted(splits.items()):
+            yield name, f'records in the files of {split}: {shard_lengths}', num_bytes
+        for path, skip, take in zip(*self._runs[:3], strict=True):
+            yield name, f'{os.path.basename(path)} from record {skip}', int(take)
 
 
 def _check_files(paths, name):

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, PyTree, UInt8
 
 from vit_jax import weights as weights_lib
-from vit_jax.errors import Inapplicable, UserError, nearest_names
+from vit_jax.errors import Inapplicable, UserError, composed, nearest_names
 from vit_jax.inspection import attention, attribution, maps
 from vit_jax.weights import Weights, description
 from vit_jax.weights.apply import as_pixels
@@ -122,9 +122,11 @@ class Subject:
         """
         attribute = attribution.attributor(self.model)
         given, names = self.choice.target, description.class_names(self.weights)
+        numbers = {composed(name): number for number, name in reversed([*enumerate(names)])}
+        number = None if given is None else numbers.get(composed(given))
         if (
             given is not None
-            and given not in names
+            and number is None
             and not (given.isdecimal() and int(given) < len(names))
         ):
             raise UserError(
@@ -134,7 +136,7 @@ class Subject:
         logits = self.observed['logits'][:SHOWN]
         classes = logits.argmax(axis=-1)
         if given is not None:
-            classes[:] = names.index(given) if given in names else int(given)
+            classes[:] = int(given) if number is None else number
         activation = jax.nn.sigmoid if self.weights.loss == 'sigmoid' else jax.nn.softmax
         shares = np.take_along_axis(np.asarray(activation(logits)), classes[:, None], axis=1)
         return {

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, check_at_least, nearest_names, some
+from vit_jax.errors import UserError, check_at_least, composed, nearest_names, some
 from vit_jax.processes import consensus
 from vit_jax.training import sharding
 from vit_jax.weights import Weights, description
@@ -94,14 +94,16 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
             f'--mapping={path} is for images of one class, and those of '
             f'{dataset["name"]} have several labels.'
         )
+    mapped_names = set(map(composed, mapping))
+    known_names = set(map(composed, source.class_names))
     log.info(
         '%d of the %d classes of %s are classes of %s; images of the others are not scored',
-        sum(name in mapping for name in source.class_names),
+        len(known_names.intersection(mapped_names)),
         len(source.class_names),
         dataset['name'],
         loaded.source,
     )
-    if unknown := sorted(mapping.keys() - source.class_names):
+    if unknown := sorted(mapped_names - known_names):
         log.warning(
             '%s has %s, of which %s has no images. %s',
             path,

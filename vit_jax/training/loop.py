@@ -15,7 +15,7 @@ from vit_jax.training import chips, sharding
 from vit_jax.training import run as run_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.workdir import record
+from vit_jax.workdir import data_record, record
 from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.interrupts import Interrupts
 from vit_jax.workdir.outputs import Outputs
@@ -63,6 +63,7 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
                 state, run.number_kept(step, record.saved_steps(checkpoints.directory))
             )
         record.write(workdir, run.config, run.train_data.class_names)
+        data_record.write(workdir, run.data)
         meter = Meter(
             run.config.batch_size,
             num_steps,

@@ -17,19 +17,23 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import machine
-from vit_jax.data import cached, folders, pipeline, sequential, sources, subsets
-from vit_jax.errors import UserError
+from vit_jax.data import broken, cached, folders, pipeline, sequential, sources, subsets
+from vit_jax.errors import UserError, some
 from vit_jax.evaluators import classification
 from vit_jax.processes import consensus
 from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
 from vit_jax.training import teacher as teacher_lib
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
-from vit_jax.workdir import record, trackers
+from vit_jax.workdir import data_record, record, trackers
 from vit_jax.workdir.checkpoint import Checkpointer
 
 log = logging.getLogger(__name__)
 
+# For each split. It is enough for some hundred large photos, or ten thousands of small ones.
+SCAN_SECONDS = 20
+# Checksums of splits without a broken image: runs of a sweep look once.
+_WHOLE: set[int] = set()
 _BEGINNING = 0.3e9  # bytes that the process takes between its choices and its first steps
 
 
@@ -46,6 +50,7 @@ class Run:
     eval_batches: pipeline.EvalBatches
     fewshot: fewshot.Evaluator | None  # None: config.evals asks for none
     constants: tuple[PyTree, ...]  # on the devices, see Program.abstract_constants
+    data: dict[str, dict]  # names, sizes and labels of the images, see workdir/data_record.py
 
     def due(self, what: str, step: int) -> bool:
         """Whether `config.WHAT_every` falls on a step; the last step is always due."""
@@ -92,6 +97,13 @@ def resolve(
     dataset = config.dataset
     _complete(config, begun)
     train_data, eval_data = open_data(dataset)
+    data = described_data(train_data, eval_data)
+    if begun:
+        data_record.require_same(workdir, begun[0], config, data)
+    if not begun:
+        train_data, eval_data = without_broken(
+            {'train': train_data, 'eval': eval_data}, data, dataset, share, check
+        )
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(
@@ -126,6 +138,8 @@ def resolve(
         if dataset.cache == 'none'
         else cached.cached(train_data, dataset.cache_dir, dataset.cache_size, share, check)
     )
+    if dataset.cache != 'none':
+        broken.require_few(photos, dataset.max_broken_fraction, photos.num_examples)
     train_batches = functools.partial(
         pipeline.train_batches,
         photos,
@@ -145,6 +159,7 @@ def resolve(
         pipeline.eval_batches(eval_data, **settings),
         fewshot.evaluator(program, train_data, eval_data, settings),
         constants,
+        data,
     ), params
 
 
@@ -242,6 +257,54 @@ def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
         },
     )
     return train, evaluation
+
+
+def described_data(train: sources.Source, evaluation: sources.Source) -> dict[str, dict]:
+    """What data_record keeps of both splits, the same on all processes."""
+    data = {
+        name: data_record.describe(source.num_examples, source.listing())
+        for name, source in (('train', train), ('eval', evaluation))
+    }
+    data_record.check_equal(data)
+    return data
+
+
+def without_broken(
+    splits: dict[str, sources.Source],
+    data: dict[str, dict],
+    dataset: ConfigDict,
+    share: tuple[int, int],
+    check: Callable[[], None],
+) -> list[sources.Source]:
+    """The splits, with the broken images that a scan of SCAN_SECONDS for each finds.
+
+    A scan changes no result: training and evaluation leave out the same images when they meet them.
+    It tells of broken images before the model is compiled. Processes begin at different images and
+    share what they find. Raises UserError if too many images are broken.
+    """
+    scanned = []
+    for name, source in splits.items():
+        checksum = data[name]['checksum']
+        of_cache = name == 'train' and dataset.cache != 'none'  # which decodes all images itself
+        reasons, seen = {}, 0
+        if not of_cache and checksum not in _WHOLE:
+            reasons, seen = broken.scan(source, SCAN_SECONDS, share, check)
+        candidates = {index for indices in consensus.gather(list(reasons)) for index in indices}
+        if not candidates and seen == source.num_examples:
+            _WHOLE.add(checksum)
+        source = broken.with_broken(source, candidates)
+        broken.require_few(source, dataset.max_broken_fraction, seen)
+        if source.unreadable:
+            names = sorted(map(source.name_of, source.unreadable))
+            log.warning(
+                '%d of %d images of %s are broken and will be left out: %s',
+                len(names),
+                source.num_examples,
+                dataset[f'{name}_split'],
+                some(names, 3),
+            )
+        scanned.append(source)
+    return scanned
 
 
 def bytes_besides(program: Program) -> float:

@@ -13,7 +13,7 @@ import msgspec
 
 from vit_jax import config
 from vit_jax.data import table_cells
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_choice, composed
 from vit_jax.models.vit import as_pair
 from vit_jax.weights import published, sidecars
 from vit_jax.weights.model import Weights
@@ -146,16 +146,17 @@ def names_tell(loaded: Weights, names: Sequence[str]) -> bool:
 
     Names do not tell if one occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
     """
-    unique = set(loaded.classes or ())
+    unique = set(map(composed, loaded.classes or ()))
     return len(unique) == loaded.num_classes > 0 and (
-        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(names)
+        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(map(composed, names))
     )
 
 
 def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
     """Raises UserError unless `names`, the classes of `data`, are those of the weights.
 
-    Where names do not tell, their order is trusted, and a warning says so.
+    Where names do not tell, their order is trusted, and a warning says so. Names that differ in
+    Unicode normalisation only are the same.
     """
     if len(names) != loaded.num_classes:
         raise UserError(
@@ -164,11 +165,14 @@ def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
             'fine-tune on this one first (configs/finetune.py).'
         )
     classes = loaded.classes or names
-    differing = [k for k, name in enumerate(names) if name != classes[k]]
+    forms = [composed(str(name)) for name in names]
+    known = [composed(str(name)) for name in classes]
+    differing = [k for k, name in enumerate(forms) if name != known[k]]
     if differing:
-        k = next((k for k in differing if names[k] in classes), differing[0])
+        unique = set(known)
+        k = next((k for k in differing if forms[k] in unique), differing[0])
         text = f'class {k} is {classes[k]!r} in {loaded.source} and {names[k]!r} in {data}'
-        if names_tell(loaded, names) or names[k] in classes:
+        if names_tell(loaded, names) or forms[k] in unique:
             raise UserError(f'{text}: they are not the same classes in the same order.')
         log.warning('%s: the order is taken to be the same', text)
 

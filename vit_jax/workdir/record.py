@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, is_utf8, writing
+from vit_jax.errors import UserError, composed, is_utf8, writing
 from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ CONFIG, CLASSES, LOCK, LOG = 'config.json', 'classes.json', '.lock', 'train.log'
 CHECKPOINTS = 'checkpoints'  # one folder for each saved step
 RECIPE = 'recipe.json'  # the file that --config named, and its fields without those overridden
 OF_SEVERAL = ('sweep.json', 'vtab.json')  # in the directory of several runs
+# What the data decide: lines of differences that begin so follow from other images.
+OF_DATA = ('classes:', 'dataset.num_examples:', 'dataset.num_classes:')
 # Fields that every version has written.
 NEEDED = {
     'accum_steps',
@@ -265,10 +267,17 @@ def require_same_run(
         )
     else:
         lines += [
-            f'classes: number {number} is {was!r} in the workdir, {now!r} in the data now'
+            _other_class(number, was, now)
             for number, (was, now) in enumerate(zip(old_names, class_names, strict=True))
             if was != now
         ][:1]
+    if lines and all(line.startswith(OF_DATA) for line in lines):
+        raise UserError(
+            f'{workdir} holds a run on other images:\n  '
+            + '\n  '.join(lines)
+            + '\n'
+            + ways_out_of_other_images(workdir)
+        )
     if lines:
         raise UserError(
             f'{workdir} holds a run of another config. Take another --workdir, or make these '
@@ -283,6 +292,26 @@ def require_same_run(
                 old_config[field],
                 config[field],
             )
+
+
+def ways_out_of_other_images(workdir: str) -> str:
+    """What to do when the images are not those with which a run began."""
+    return (
+        'Restore them to resume this run. To train on the images as they are now, begin a new run '
+        f'with the weights of this one: another --workdir, and --config.pretrained={workdir}'
+    )
+
+
+def _other_class(number, was, now):
+    """The line for a class that has another name than before."""
+    if composed(was) != composed(now):
+        return f'classes: number {number} is {was!r} in the workdir, {now!r} in the data now'
+    return (
+        f'classes: number {number}, {was!r}, is {ascii(was)} in the workdir and {ascii(now)} in '
+        'the data now. The names differ in Unicode normalisation only (NFC and NFD), as macOS and '
+        'some archives write them: rename the folder as it was, because the order of images '
+        'depends on it'
+    )
 
 
 def write(workdir: str, config: Mapping, class_names: Sequence[str]) -> None:

@@ -1,0 +1,161 @@
+"""The images of a run, compared when it resumes."""
+
+import json
+import os
+
+import pytest
+
+from tests.support.batches import encoded
+from vit_jax.data import sources
+from vit_jax.errors import UserError
+from vit_jax.workdir import data_record
+
+DATASET = {'name': 'photos', 'train_split': 'train', 'eval_split': 'test', 'label': ''}
+CONFIG = {'dataset': DATASET}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """{train,test}/{ant,bee}/N.png."""
+    for number in range(12):
+        folder = tmp_path / 'photos' / ('train' if number < 8 else 'test') / 'ab'[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f'{number}.png').write_bytes(encoded(number) + bytes(number))
+    return tmp_path / 'photos'
+
+
+def describe(root):
+    """The description of both splits."""
+    opened = [sources.open_source(str(root), split) for split in ('train', 'test')]
+    descriptions = [data_record.describe(x.num_examples, x.listing()) for x in opened]
+    return dict(zip(('train', 'eval'), descriptions, strict=True))
+
+
+def resume(workdir, root):
+    data_record.require_same(str(workdir), CONFIG, CONFIG, describe(root))
+
+
+@pytest.fixture
+def workdir(photos, tmp_path):
+    data_record.write(str(tmp_path), describe(photos))
+    return tmp_path
+
+
+def test_the_same_images_elsewhere_are_the_same(photos, workdir):
+    resume(workdir, photos)
+    for path in photos.rglob('*.png'):
+        os.utime(path, (1, 1))
+    moved = photos.rename(photos.with_name('moved'))
+    resume(workdir, moved)
+
+
+def rename(root):
+    (root / 'a/2.png').rename(root / 'a/20.png')
+
+
+def replace(root):
+    (root / 'a/2.png').write_bytes(b'other')
+
+
+def move(root):
+    (root / 'a/2.png').rename(root / 'b/2.png')
+
+
+def add(root):
+    (root / 'b/new.png').write_bytes(encoded(3))
+
+
+@pytest.mark.parametrize(
+    ('change', 'lines'),
+    [
+        (rename, ['1 new: a/20.png', '1 missing: a/2.png']),
+        (replace, ['1 of another size: a/2.png (']),
+        (move, ['1 new: b/2.png', '1 missing: a/2.png']),
+        (add, ['8 images then, 9 now', '1 new: b/new.png']),
+    ],
+)
+@pytest.mark.parametrize('listed', [0, 100])
+def test_other_training_images_are_refused(
+    change, lines, listed, photos, workdir, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(data_record, '_LISTED', listed)
+    data_record.write(str(workdir), describe(photos))
+    change(photos / 'train')
+    with pytest.raises(UserError) as error:
+        resume(workdir, photos)
+    message = str(error.value)
+    assert f'the training images of {workdir} are not those' in message
+    assert f'--config.pretrained={workdir}' in message
+    assert 'dataset.name' not in message
+    if listed:
+        assert all(f'  {line}' in message for line in lines)
+    else:
+        assert '  b: 4 images then, 5 now' in message or '  a: 4 images, names or sizes' in message
+
+
+def test_other_evaluation_images_give_a_warning(photos, workdir, caplog):
+    add(photos / 'test')
+    resume(workdir, photos)
+    assert '4 images then, 5 now' in caplog.text
+    assert 'not comparable' in caplog.text
+
+
+def test_another_unicode_normalisation_is_named(photos, tmp_path):
+    accented = photos / 'train/a/caf\u00e9.png'
+    accented.write_bytes(encoded(1))
+    data_record.write(str(tmp_path), describe(photos))
+    accented.rename(photos / 'train/a/cafe\u0301.png')
+    with pytest.raises(UserError, match='differ in Unicode normalisation only'):
+        resume(tmp_path, photos)
+
+
+def test_a_run_of_an_earlier_version_and_another_split_are_not_compared(photos, workdir):
+    add(photos / 'train')
+    other = {'dataset': DATASET | {'train_split': 'train[:90%]'}}
+    data_record.require_same(str(workdir), CONFIG, other, describe(photos))
+    (workdir / data_record.DATA).unlink()
+    resume(workdir, photos)
+
+
+@pytest.mark.parametrize('text', ['', '[]', '{}', '{"train": 1, "eval": 2}'])
+def test_a_damaged_record_is_named(text, photos, workdir):
+    (workdir / data_record.DATA).write_text(text)
+    with pytest.raises(UserError, match='data.json'):
+        resume(workdir, photos)
+
+
+@pytest.mark.parametrize('listed', [0, 100])
+def test_a_checksum_that_alone_differs_points_to_the_record(listed, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(data_record, '_LISTED', listed)
+    data = describe(photos)
+    data['train']['checksum'] += 1
+    data_record.write(str(tmp_path), data)
+    with pytest.raises(UserError, match='data.json in the workdir may be damaged'):
+        resume(tmp_path, photos)
+
+
+def test_labels_of_a_table_are_compared(tmp_path):
+    folder = tmp_path / 'photos/train'
+    folder.mkdir(parents=True)
+    checksums = []
+    for header, labels in (('labels', 'a;b'), ('labels', 'a'), ('label', 'a'), ('label', 'b')):
+        rows = [f'file,{header}']
+        for number in range(3):
+            (folder / f'{number}.png').write_bytes(encoded(number))
+            rows.append(f'{number}.png,{labels if number else "b"}')
+        (folder / 'labels.csv').write_text('\n'.join(rows))
+        source = sources.open_source(str(tmp_path / 'photos'), 'train', class_names=('a', 'b'))
+        checksums.append(data_record.describe(3, source.listing())['checksum'])
+    assert len(set(checksums)) == 4
+
+
+@pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
+def test_a_tfds_set_is_described_by_its_metadata(kind, tfds_directory):
+    def describe_split(split):
+        source = sources.open_source('dots', split, data_dir=str(tfds_directory[kind]))
+        return data_record.describe(source.num_examples, source.listing())
+
+    whole = describe_split('train')
+    assert whole == describe_split('train')
+    assert whole['checksum'] != describe_split('train[:50%]')['checksum']
+    assert json.dumps(whole)
