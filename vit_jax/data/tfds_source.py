@@ -30,6 +30,7 @@ class TfdsSource:
     """
 
     unreadable, labels = {}, None
+    stratified = False
 
     def __init__(self, name: str, data_dir: str, split: str, label: str):
         info = _builder(name, os.path.expanduser(data_dir) or None).info
