@@ -38,6 +38,7 @@ class Source(Protocol):
     multi_label: bool
     pieces: Pieces | None
     labels: Int32[np.ndarray, ' num_examples'] | None  # None: known when they are read
+    label_lists: Sequence[Sequence[int]] | None  # of several labels, where they are known
     stratified: bool  # whether slices of the split have every class in proportion
     unreadable: dict[int, str]  # known from the start: why, by index
 
@@ -122,6 +123,24 @@ def _is_directory(name):
     return not tfds_source.is_registered(first)
 
 
+def examples_per_class(source: Source) -> Int64[np.ndarray, ' classes'] | None:
+    """The number of examples of each class; None if labels are known only when they are read."""
+    labels = source.labels
+    if source.label_lists is not None:
+        labels = np.concatenate([np.zeros(0, np.int32), *source.label_lists]).astype(np.int32)
+    if labels is None:
+        return None
+    return np.bincount(labels, minlength=len(source.class_names))
+
+
+def classes_without_examples(source: Source) -> list[str]:
+    """The names of the classes that have none; [] if labels are known only when they are read."""
+    counts = examples_per_class(source)
+    if counts is None:
+        return []
+    return [source.class_names[k] for k in np.flatnonzero(counts == 0)]
+
+
 def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
     """The number of examples of each class, which `field` needs.
 
@@ -138,14 +157,13 @@ def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
             'directory SPLIT/CLASS/images, or loss.class_weights=NUMBER,... for each '
             'class, without dataset.balance.'
         )
-    counts = np.bincount(source.labels, minlength=len(source.class_names))
-    if empty := [source.class_names[k] for k in np.flatnonzero(counts == 0)]:
+    if empty := classes_without_examples(source):
         raise UserError(
-            f'{field} needs examples of every class, and {len(empty)} of {len(counts)} '
-            f'have none: {some(empty)}. Take a larger split, or remove empty '
-            'folders.'
+            f'{field} needs examples of every class, and {len(empty)} of '
+            f'{len(source.class_names)} have none: {some(empty)}. Take a larger split, or remove '
+            'empty folders.'
         )
-    return counts
+    return examples_per_class(source)
 
 
 def split_name(split: str) -> str:
@@ -201,6 +219,7 @@ class _Table:
     def __init__(self, label, **columns):
         self.num_examples, self.unreadable = len(label), {}
         self.labels = None if self.multi_label else np.asarray(label, np.int32)
+        self.label_lists = label if self.multi_label else None
         label = label_lists.pack(label) if self.multi_label else tf.constant(label, tf.int32)
         self._columns = {**columns, 'label': label}
 

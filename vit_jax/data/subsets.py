@@ -61,6 +61,8 @@ def _part(source, indices, pieces=None):
     table, part = tf.constant(indices), copy.copy(source)
     part.num_examples, part.pieces = len(indices), pieces
     part.labels = None if source.labels is None else source.labels[indices]
+    if source.label_lists is not None:
+        part.label_lists = [source.label_lists[index] for index in indices]
     part.unreadable = {
         int(k): source.unreadable[int(indices[k])]
         for k in np.flatnonzero(np.isin(indices, list(source.unreadable)))

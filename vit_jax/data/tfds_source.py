@@ -29,7 +29,7 @@ class TfdsSource:
     is that of tfds_labels.image_and_label.
     """
 
-    unreadable, labels = {}, None
+    unreadable, labels, label_lists = {}, None, None
     stratified = False
 
     def __init__(self, name: str, data_dir: str, split: str, label: str):
