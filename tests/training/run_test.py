@@ -329,12 +329,12 @@ def folder(root, counts):
 
 def begin(workdir, run, without=()):
     """Leaves what a run has written that has saved a checkpoint."""
+    (workdir / 'checkpoints' / '5').mkdir(parents=True)
     recorded = run.config.to_dict()
     for name in without:
         del recorded['dataset'][name]
     record.write_json(str(workdir / record.CONFIG), recorded)
     record.write_json(str(workdir / record.CLASSES), list(run.train_data.class_names))
-    (workdir / 'checkpoints' / '5').mkdir(parents=True)
 
 
 def test_a_class_without_training_images_is_refused(tmp_path):
@@ -399,7 +399,6 @@ def test_a_run_of_an_earlier_version_resumes_with_its_images_in_their_order(tmp_
     }
     new = resolve(tmp_path / 'new', **fields)
     begun = tmp_path / 'begun'
-    begun.mkdir()
     begin(begun, new, without=['stratify'])
     resumed = resolve(begun, **fields)
     assert resumed.config.dataset.stratify is False
