@@ -629,13 +629,14 @@ def test_help_is_the_usage(tmp_path):
     assert 'error' not in result.stderr
 
 
+@pytest.mark.parametrize('test_split', ['', 'test'])  # recipes have the second
 @pytest.mark.parametrize('part', ['', 'train/'])
 def test_a_directory_with_no_split_but_one_is_cut_into_three(
-    part, config, tmp_path, monkeypatch, caplog
+    part, test_split, config, tmp_path, monkeypatch, caplog
 ):
     write_images(tmp_path / 'data' / part, ['ant', 'bee'], 20)
     config.dataset.update(name=str(tmp_path / 'data'), train_split='train', num_examples=0)
-    config.dataset.update(eval_split='', test_split='')
+    config.dataset.update(eval_split='', test_split=test_split)
     runs = pretend(monkeypatch, lambda config: 0.5)
     assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path / 'sweep')) == 0
     splits = [(run['dataset.train_split'], run['dataset.eval_split']) for run in runs.values()]
@@ -675,10 +676,15 @@ def test_what_gives_a_sweep_a_test_split(folders, splits, advice, config, tmp_pa
         write_images(tmp_path / 'data' / folder, ['ant', 'bee'], 20, seed=number)
     config.dataset.update(name=str(tmp_path / 'data'), train_split='train', num_examples=0)
     config.dataset.update(splits, test_split='')
-    with pytest.raises(UserError, match='dataset.test_split is empty') as error:
-        sweep.run(config.copy_and_resolve_references(), {LR: [0.1, 0.2]}, str(tmp_path / 'sweep'))
     options = [f'--config.dataset.{name}_split={split}' for name, split in advice.items()]
-    assert str(error.value).endswith(f'as in {" ".join(options)}')
+    for missing, message in (
+        ('', 'test_split is empty'),
+        ('tset', "test_split is 'tset': no split"),
+    ):
+        config.dataset.test_split = missing
+        with pytest.raises(UserError, match=f'dataset.{message}') as error:
+            sweep.run(config.copy_and_resolve_references(), {LR: [0.1, 0.2]}, str(tmp_path / 's'))
+        assert str(error.value).endswith(' '.join(options))
     pretend(monkeypatch, lambda config: 0.5)
     config.dataset.update({f'{name}_split': split for name, split in advice.items()})
     assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path / 'sweep')) == 0

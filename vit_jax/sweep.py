@@ -274,15 +274,16 @@ def _with_splits(config):
 def _cut_in_three(config):
     """The config with three parts of the training split, where a directory has no other split.
 
-    Only if the config leaves all splits but that one open.
+    Only if the config leaves all splits but that one open; recipes name the test split 'test'.
     """
     from vit_jax.data import folders
 
     dataset = config.dataset
     train = dataset.train_split
-    is_open = not (dataset.eval_split or dataset.final_split or dataset.test_split)
+    is_open = not (dataset.eval_split or dataset.final_split) and dataset.test_split in ('', 'test')
     if not is_open or '[' in train or '+' in train or folders.held_out_splits(dataset.name) != []:
         return config
+    folders.split_folder(os.path.expanduser(dataset.name), train)  # or it says which one fits
     parts = {
         f'dataset.{field}_split': f'{train}{part}' for field, part in _parts(in_three=True).items()
     }
@@ -326,6 +327,7 @@ def _check_splits(dataset):
 
     That is so where it does not exist, or shares images with those that trained or chose.
     """
+    from vit_jax.data import folders
     from vit_jax.data.sources import open_split, shared_split, split_name
 
     trained = split_name(dataset.train_split.partition('+')[0])
@@ -340,7 +342,10 @@ def _check_splits(dataset):
         try:
             opened(dataset[field])
         except UserError as error:
-            raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}') from error
+            advice = ''
+            if folders.held_out_splits(dataset.name) is not None:
+                advice = f'. For a sweep: {_test_split_advice(dataset, trained)}'
+            raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}{advice}') from error
 
     for scoring, used, why in (
         ('test_split', 'eval_split', 'choose the winner'),
