@@ -3,6 +3,7 @@ import csv
 import dataclasses
 import io
 import json
+import pathlib
 import re
 import shutil
 
@@ -214,9 +215,36 @@ def test_table(run, image_directory, capsys):
     assert evaluate.main([f'--workdir={run}']) == 0
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 4
-    accuracy, mean = re.match('accuracy (.+ %)  mean of classes (.+ %)  loss ', out[-1]).groups()
+    accuracy, mean = re.match(
+        'accuracy (.+ %)  mean of 3 classes (.+ %)  worst class .* of 4 images  loss ', out[-1]
+    ).groups()
     assert accuracy == mean  # of classes of four images each
     assert out[-1].endswith(f' on 12 images of {image_directory}, test')
+
+
+def test_a_class_without_images_is_warned_of(run, tmp_path, capsys, caplog):
+    write_images(tmp_path / 'test', ['ant', 'bee'], 4, seed=2)
+    (tmp_path / 'test' / 'cat').mkdir()
+    code, result = command(capsys, f'--workdir={run}', f'--dataset={tmp_path}')
+    assert code == 0
+    assert result['classes']['cat'] == {'accuracy': None, 'num_examples': 0}
+    text = 'has no images of 1 of 3 classes: cat: accuracies say nothing about them'
+    assert any(message.endswith(text) for message in caplog.messages)
+
+
+def test_slices_are_those_of_the_run_however_its_weights_are_named(run, image_directory, tmp_path):
+    old = tmp_path / 'old'
+    shutil.copytree(run, old)
+    recorded = json.loads((old / 'config.json').read_text())
+    del recorded['dataset']['stratify']  # as earlier versions left it
+    (old / 'config.json').write_text(json.dumps(recorded))
+    other = {'name': str(image_directory), 'eval_split': 'train[90%:]'}
+    for workdir, stratify in ((run, True), (old, False)):
+        checkpoint = max((pathlib.Path(workdir) / 'checkpoints').iterdir())
+        assert dataset_of(str(workdir), {'name': None})['stratify'] == stratify
+        assert dataset_of(None, other, str(workdir))['stratify'] == stratify
+        assert dataset_of(None, other, str(checkpoint))['stratify'] == stratify
+    assert dataset_of(None, other, 'hf:google/vit-base-patch16-224')['stratify']
 
 
 def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):

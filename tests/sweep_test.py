@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.support.datasets import write_images
 from tests.support.pages import check, write_workdir
 from tests.support.runs import ROOT, TINY, begin, check_message, load, run_here
 from vit_jax import config as config_lib
@@ -626,3 +627,76 @@ def test_help_is_the_usage(tmp_path):
     result = command(tmp_path, '--help')
     assert 'python -m vit_jax.sweep --config=configs/finetune.py' in result.stdout
     assert 'error' not in result.stderr
+
+
+@pytest.mark.parametrize('test_split', ['', 'test'])  # recipes have the second
+@pytest.mark.parametrize('part', ['', 'train/'])
+def test_a_directory_with_no_split_but_one_is_cut_into_three(
+    part, test_split, config, tmp_path, monkeypatch, caplog
+):
+    write_images(tmp_path / 'data' / part, ['ant', 'bee'], 20)
+    config.dataset.update(name=str(tmp_path / 'data'), train_split='train', num_examples=0)
+    config.dataset.update(eval_split='', test_split=test_split)
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path / 'sweep')) == 0
+    splits = [(run['dataset.train_split'], run['dataset.eval_split']) for run in runs.values()]
+    assert splits == [('train[:80%]', 'train[80%:90%]')] * 2 + [('train[:90%]', 'train[90%:]')]
+    assert 'which is cut into three parts: members train on train[:80%]' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ('folders', 'splits', 'advice'),
+    [
+        (
+            ['train', 'test'],
+            {'train_split': 'train[:90%]', 'eval_split': 'train[90%:]'},
+            {'test': 'test'},
+        ),
+        (['train', 'val', 'test'], {'eval_split': ''}, {'test': 'test'}),
+        (
+            ['train', 'val'],
+            {'eval_split': ''},
+            {'train': 'train[:90%]', 'final': 'train[:90%]', 'test': 'train[90%:]'},
+        ),
+        (
+            ['train'],
+            {'train_split': 'train[:90%]', 'eval_split': 'train[90%:]'},
+            {
+                'train': 'train[:80%]',
+                'eval': 'train[80%:90%]',
+                'final': 'train[:90%]',
+                'test': 'train[90%:]',
+            },
+        ),
+    ],
+)
+def test_what_gives_a_sweep_a_test_split(folders, splits, advice, config, tmp_path, monkeypatch):
+    """And a sweep can follow it."""
+    for number, folder in enumerate(folders):
+        write_images(tmp_path / 'data' / folder, ['ant', 'bee'], 20, seed=number)
+    config.dataset.update(name=str(tmp_path / 'data'), train_split='train', num_examples=0)
+    config.dataset.update(splits, test_split='')
+    options = [f'--config.dataset.{name}_split={split}' for name, split in advice.items()]
+    for missing, message in (
+        ('', 'test_split is empty'),
+        ('tset', "test_split is 'tset': no split"),
+    ):
+        config.dataset.test_split = missing
+        with pytest.raises(UserError, match=f'dataset.{message}') as error:
+            sweep.run(config.copy_and_resolve_references(), {LR: [0.1, 0.2]}, str(tmp_path / 's'))
+        assert str(error.value).endswith(' '.join(options))
+    pretend(monkeypatch, lambda config: 0.5)
+    config.dataset.update({f'{name}_split': split for name, split in advice.items()})
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path / 'sweep')) == 0
+
+
+def test_members_of_a_sweep_of_an_earlier_version_have_its_slices(config, tmp_path, monkeypatch):
+    """Else members would be compared on different images."""
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    begin(tmp_path / 'lr=0.2', config)
+    path = tmp_path / 'lr=0.2' / 'config.json'
+    recorded = valid_json(path.read_text())
+    del recorded['dataset']['stratify']
+    path.write_text(json.dumps(recorded))
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 0
+    assert [run['dataset.stratify'] for run in runs.values()] == [False] * 3

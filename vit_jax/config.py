@@ -47,7 +47,9 @@ MAY_DIFFER = (
 
 # A run keeps the values that it began with when a later version has others. By dotted field:
 # the value that reproduces a run which does not record the field, because the field is newer;
-UNRECORDED: dict[str, Any] = {}
+UNRECORDED: dict[str, Any] = {
+    'dataset.stratify': False,
+}
 # and pairs of a recipe's value in an earlier version and its value now, as JSON has them.
 CHANGED_VALUES: dict[str, list[tuple[Any, Any]]] = {
     # The recipes have their sources' sizes since then.

@@ -68,6 +68,12 @@ FIELDS = {  # by dotted name
         'what is taken of train_split, by a fixed permutation, so that a smaller subset is '
         'contained in a larger one; empty: all',
     ),
+    'dataset.stratify': Field(
+        True,
+        SWITCH,
+        'slices and subsets of a directory, as train[:90%], have every class in proportion; '
+        'False: the order of earlier versions, in which a slice may lack a class',
+    ),
     'dataset.num_examples': Field(0, whole(0), 'of train_split or its subset; 0: ask the data'),
     'dataset.num_classes': Field(0, whole(0), '0: ask the data'),
     'dataset.multi_label': Field(

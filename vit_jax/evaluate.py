@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 'eval_split': scored,
                 'label': options.label,
             },
+            options.pretrained,
         )
         given = loaded, model, params, dataset
         if options.fewshot is None:

@@ -179,7 +179,9 @@ def run(
     Raises DivergedError when training diverges with all members, or with the winner.
     """
     check_at_least('--repeats', repeats, 1)
-    members, config = combinations(grid), _with_splits(config)
+    members = combinations(grid)
+    config = _as_begun(config, [os.path.join(directory, name_of(member)) for member in members])
+    config = _with_splits(config)
     final_split, eval_split = config.dataset.final_split, config.dataset.eval_split
     config.dataset.final_split = ''  # a run has nothing to do with it
     configs = [config_lib.changed(config, member) for member in members]
@@ -220,6 +222,18 @@ def run(
     return code
 
 
+def _as_begun(config, workdirs):
+    """The config with what the first of the workdirs that has a run began with.
+
+    All members are then compared on the same images, also where an earlier version trained some.
+    """
+    for workdir in workdirs:
+        if os.path.isfile(os.path.join(workdir, record.CONFIG)):
+            recorded, _ = record.read(workdir)
+            return config_lib.as_begun(config, recorded)
+    return config
+
+
 def _part(members, part):
     """Those members that 'I/N' names."""
     found = re.fullmatch(r'(\d+)/(\d+)', part)
@@ -237,6 +251,7 @@ def _with_splits(config):
     from vit_jax.data.folders import choose_splits  # imports TensorFlow
     from vit_jax.data.sources import split_name
 
+    config = _cut_in_three(config)
     dataset = config.dataset
     train, scoring = choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
     if '+' in train and not dataset.final_split:
@@ -256,27 +271,81 @@ def _with_splits(config):
     return config
 
 
+def _cut_in_three(config):
+    """The config with three parts of the training split, where a directory has no other split.
+
+    Only if the config leaves all splits but that one open; recipes name the test split 'test'.
+    """
+    from vit_jax.data import folders
+
+    dataset = config.dataset
+    train = dataset.train_split
+    is_open = not (dataset.eval_split or dataset.final_split) and dataset.test_split in ('', 'test')
+    if not is_open or '[' in train or '+' in train or folders.held_out_splits(dataset.name) != []:
+        return config
+    folders.split_folder(os.path.expanduser(dataset.name), train)  # or it says which one fits
+    parts = {
+        f'dataset.{field}_split': f'{train}{part}' for field, part in _parts(in_three=True).items()
+    }
+    log.info(
+        "'%s' has no split but %s, which is cut into three parts: members train on %s and are "
+        'compared on %s; the winner trains on %s and is scored on %s. To choose other parts, set '
+        '%s.',
+        dataset.name,
+        train,
+        *(parts[f'dataset.{field}_split'] for field in ('train', 'eval', 'final', 'test')),
+        ', '.join(parts),
+    )
+    return config_lib.changed(config, parts)
+
+
+def _parts(in_three):
+    """The slices of one split that take its place, by kind of split."""
+    if in_three:
+        return dict(train='[:80%]', eval='[80%:90%]', final='[:90%]', test='[90%:]')
+    return dict(train='[:90%]', eval='[90%:]', final='')
+
+
+def _test_split_advice(dataset, trained):
+    """The options that give a sweep a test split."""
+    from vit_jax.data import folders
+    from vit_jax.data.sources import split_name
+
+    held_out = folders.held_out_splits(dataset.name)
+    others = [name for name in held_out or [] if name != split_name(dataset.eval_split)]
+    if held_out is None or others:
+        tests = [name for name in others if name not in folders.VALIDATION]
+        return f'--config.dataset.test_split={(tests or others or ["test"])[0]}'
+    parts = _parts(in_three=True)
+    if held_out:  # which scores the members
+        parts = dict(train='[:90%]', final='[:90%]', test='[90%:]')
+    return ' '.join(f'--config.dataset.{x}_split={trained}{part}' for x, part in parts.items())
+
+
 def _check_splits(dataset):
     """Raises UserError, now and not after hours of training, when a split cannot be used.
 
     That is so where it does not exist, or shares images with those that trained or chose.
     """
+    from vit_jax.data import folders
     from vit_jax.data.sources import open_split, shared_split, split_name
 
+    trained = split_name(dataset.train_split.partition('+')[0])
     if not dataset.test_split:
         raise UserError(
             'dataset.test_split is empty: name the split that scores the winner, as in '
-            '--config.dataset.test_split=test'
+            f'{_test_split_advice(dataset, trained)}'
         )
-
-    trained = split_name(dataset.train_split.partition('+')[0])
     classes = open_split(dataset, trained).class_names
     opened = functools.cache(functools.partial(open_split, dataset, class_names=classes))
     for field in ('test_split', 'final_split'):
         try:
             opened(dataset[field])
         except UserError as error:
-            raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}') from error
+            advice = ''
+            if folders.held_out_splits(dataset.name) is not None:
+                advice = f'. For a sweep: {_test_split_advice(dataset, trained)}'
+            raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}{advice}') from error
 
     for scoring, used, why in (
         ('test_split', 'eval_split', 'choose the winner'),
@@ -285,9 +354,7 @@ def _check_splits(dataset):
         ('eval_split', 'train_split', 'all members train on'),
     ):
         if shared_split(dataset[used], dataset[scoring], opened):
-            parts = dict(train='[:90%]', eval='[90%:]', final='')
-            if trained in map(split_name, dataset.test_split.split('+')):
-                parts = dict(train='[:80%]', eval='[80%:90%]', final='[:90%]', test='[90%:]')
+            parts = _parts(in_three=trained in map(split_name, dataset.test_split.split('+')))
             raise UserError(
                 f'dataset.{scoring} {dataset[scoring]!r} has images of dataset.{used} '
                 f'{dataset[used]!r}, which {why}: hold out a part, as in '
@@ -305,7 +372,8 @@ def _score(config, name, folder):
     mark = os.path.join(folder, 'diverged.json')  # contains the config with which it did
     if os.path.exists(mark):
         marked = record.read_json(mark, dict)
-        newer = {k: v for k, v in config_lib.flatten(config_lib.base()).items() if k in fields}
+        defaults = config_lib.flatten(config_lib.base()) | config_lib.UNRECORDED
+        newer = {k: v for k, v in defaults.items() if k in fields}
         if newer | marked == fields:
             log.warning('%s has diverged before: remove %s to try it again', name, mark)
             return 0, None

@@ -190,3 +190,55 @@ def test_a_long_listing_reports_its_progress(tmp_path, monkeypatch, caplog):
     sources.open_source(str(tmp_path), 'train')
     lines = [line for line in caplog.messages if line.startswith('listing')]
     assert lines[-1] == f"listing '{tmp_path}/train': 2 of 2 class folders"
+
+
+@pytest.mark.parametrize(
+    ('given', 'split', 'right'),
+    [
+        ('.', 'train', 'data'),  # a level too high
+        ('.', 'test', 'data'),
+        ('data/train', 'test', 'data'),  # too low
+        ('data/train/ant', 'train', 'data'),  # two levels too low
+        ('flat/ant', 'train', 'flat'),
+        ('twice', 'train', 'twice/photos'),  # as archives are unpacked
+    ],
+)
+def test_a_directory_a_level_too_high_or_too_low(given, split, right, tmp_path):
+    for part in ('data/train', 'data/test', 'twice/photos', 'flat'):
+        write(tmp_path / part, 'ant/0.png', 'bee/1.png')
+    if given != '.':
+        message = refused(os.path.normpath(tmp_path / given), split)
+    else:
+        for other in ('twice', 'flat'):
+            shutil.rmtree(tmp_path / other)
+        message = refused(tmp_path, split)
+    assert f'Did you mean --config.dataset.name={tmp_path / right} ' in message
+
+
+def test_classes_a_level_too_deep(tmp_path):
+    write(tmp_path / 'train', 'images/ant/0.png', 'images/bee/1.png')
+    assert f'Did you mean --config.dataset.name={tmp_path}/train/images ' in refused(tmp_path)
+    write(tmp_path / 'other', 'data/train/ant/0.png', 'notes/1.png')
+    assert f'Did you mean --config.dataset.name={tmp_path}/other/data ' in refused(
+        tmp_path / 'other'
+    )
+
+
+def test_no_other_directory_is_named_where_none_fits(tmp_path):
+    write(tmp_path / 'here', 'a/b/c/d/0.png')
+    assert 'Did you mean' not in refused(tmp_path / 'here')
+    write(tmp_path / 'classes', 'train/animal/cat/1.png', 'train/plant/rose/1.png')
+    assert 'Did you mean' not in refused(tmp_path / 'classes')
+
+
+def test_one_split_of_several_as_the_whole_is_a_warning(tmp_path, caplog):
+    root = write(tmp_path, *(f'{part}/ant/{k}.png' for part in ('train', 'test') for k in range(9)))
+    sources.open_source(f'{root}/train', 'train[:90%]')
+    assert any(
+        f"'{root}/train' is one split of '{root}', which has test, train. Did you mean" in message
+        for message in caplog.messages
+    )
+    caplog.clear()
+    alone = write(tmp_path / 'alone', 'train/ant/0.png')
+    sources.open_source(f'{alone}/train', 'train')
+    assert 'Did you mean' not in caplog.text

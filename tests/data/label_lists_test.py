@@ -140,7 +140,11 @@ def test_a_table_beside_folders_of_classes_changes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ('row', 'expected'),
     [
-        ('gone.png,ant', "line 4 names 'gone.png': there is no image of that name beside it"),
+        (
+            'gone.png,ant\nalso-gone.png,bee',
+            "Correct or remove these rows:\n  line 4 names 'gone.png'\n"
+            "  line 5 names 'also-gone.png'",
+        ),
         ('filename,label', 'and in a header file,labels or file,label'),
         ('000.png,ant', "line 4 names '000.png' again"),
         ('003.png,', "line 4 has an empty label for '003.png': expected one name or more"),

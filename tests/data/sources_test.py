@@ -1,5 +1,6 @@
 """Sources: which examples and labels they hold, and what they say about bad input."""
 
+import hashlib
 import io
 import os
 from types import SimpleNamespace
@@ -112,24 +113,99 @@ def test_files_of_other_endings_are_named_once(tmp_path, caplog):
     ]
 
 
-def test_directory_slices_hold_every_class_and_each_file_once(tmp_path):
-    write_images(tmp_path / 'train', {'a': 60, 'b': 60, 'c': 60})
-    parts = [sources.open_source(str(tmp_path), s) for s in ('train[:80%]', 'train[80%:]')]
-    items = [all_items(part) for part in parts]
-    assert [len(part) for part in items] == [144, 36]
-    assert all({label for _, label in part} == {0, 1, 2} for part in items)
-    assert sorted(int(i[0, 0, 0]) for part in items for i, _ in part) == list(range(180))
+def names(source):
+    return [source.name_of(index) for index in range(source.num_examples)]
 
 
-def test_a_new_file_moves_no_other(tmp_path):
-    def values():
-        source = sources.open_source(str(tmp_path), 'train')
-        return [int(image[0, 0, 0]) for image, _ in all_items(source)]
+CUTS = [
+    ('train[:80%]', 'train[80%:]'),
+    ('train[:80%]', 'train[80%:90%]', 'train[90%:]'),
+    ('train[:90%]', 'train[90%:]'),
+    ('train[:10%]', 'train[10%:]'),
+    ('train[:30]', 'train[30:150]', 'train[150:]'),
+]
+# Among them classes of one image and of two, and classes with more than half of all images.
+SIZES = [
+    {'a': 60, 'b': 60, 'c': 60},
+    {'a': 100, 'b': 50, 'c': 10, 'd': 5, 'e': 2, 'f': 1},
+    {f'class{number:02}': 8 + number for number in range(12)},
+]
 
-    write_images(tmp_path / 'train', {'a': 20})
-    before = values()
+
+@pytest.mark.parametrize('sizes', SIZES)
+@pytest.mark.parametrize('splits', CUTS)
+def test_slices_of_a_directory_are_stratified(splits, sizes, tmp_path):
+    write_images(tmp_path / 'train', sizes)
+    whole = sources.open_source(str(tmp_path), 'train')
+    parts = [sources.open_source(str(tmp_path), split) for split in splits]
+    assert sum(map(names, parts), []) == names(whole)  # each image once, in the order of the whole
+    counts = np.stack([np.bincount(part.labels, minlength=len(sizes)) for part in parts])
+    total = counts.sum(axis=0)
+    np.testing.assert_array_equal(total, list(sizes.values()))
+    for split, part, count in zip(splits, parts, counts, strict=True):
+        first, last = sources.split_range(split, total.sum())
+        assert part.num_examples == last - first
+        share = total * part.num_examples / total.sum()
+        large = total >= 10
+        assert (abs(count - share)[large] <= 2).all(), (split, count, share)
+    # Both sides of a cut have every class of two images or more, where they have enough images.
+    for side in (parts[0], parts[-1]):
+        if side.num_examples >= len(sizes):
+            assert set(side.labels) >= set(np.flatnonzero(total > 1))
+
+
+def test_one_held_out_image_of_each_class(tmp_path):
+    """The case of the monkeys: the order of the names alone leaves out classes at random."""
+    sizes = {f'class{number:02}': 10 for number in range(17)}
+    write_images(tmp_path / 'train', sizes)
+    held_out = sources.open_source(str(tmp_path), 'train[90%:]')
+    assert sorted(held_out.labels) == list(range(17))
+    unstratified = sources.open_source(str(tmp_path), 'train[90%:]', stratify=False)
+    assert len(set(unstratified.labels)) < 17
+
+
+def test_single_labels_of_a_table_are_stratified_as_class_folders_are(tmp_path):
+    (tmp_path / 'train').mkdir()
+    rows = ['file,label']
+    for number in range(40):
+        (tmp_path / 'train' / f'{number}.png').write_bytes(encoded(number))
+        rows.append(f'{number}.png,{"rare" if number % 10 == 0 else "frequent"}')
+    (tmp_path / 'train' / 'labels.csv').write_text('\n'.join(rows))
+    for split, expected in (('train[:75%]', [27, 3]), ('train[75%:]', [9, 1])):
+        source = sources.open_source(str(tmp_path), split)
+        np.testing.assert_array_equal(np.bincount(source.labels), expected)
+
+
+def test_a_new_file_moves_few_others_across_a_cut(tmp_path):
+    sizes = {'a': 20, 'b': 31, 'c': 7}
+    write_images(tmp_path / 'train', sizes)
+    before = set(names(sources.open_source(str(tmp_path), 'train[90%:]')))
+    for name in sizes:
+        for number in range(5):
+            path = tmp_path / 'train' / name / f'new{number}.png'
+            path.write_bytes(encoded(255))
+            after = set(names(sources.open_source(str(tmp_path), 'train[90%:]')))
+            assert len(before ^ after - {str(path)}) <= 4
+            path.unlink()
+
+
+def test_without_stratification_the_order_is_that_of_earlier_versions(tmp_path):
+    """By the hash of CLASS/NAME: runs of earlier versions go on with it."""
+    write_images(tmp_path / 'train', {'a': 20, 'b': 13, 'c': 2})
+    paths = [os.path.relpath(path, tmp_path / 'train') for path in tmp_path.glob('train/*/*')]
+    paths.sort(key=lambda path: hashlib.blake2b(path.encode()).digest())
+    for split, expected in (('train', paths), ('train[:90%]', paths[:32])):
+        source = sources.open_source(str(tmp_path), split, stratify=False)
+        assert names(source) == [str(tmp_path / 'train' / path) for path in expected]
+    assert names(sources.open_source(str(tmp_path), 'train')) != [
+        str(tmp_path / 'train' / path) for path in paths
+    ]
+    # A new file moves no other.
     (tmp_path / 'train' / 'a' / 'new.png').write_bytes(encoded(255))
-    assert [value for value in values() if value != 255] == before
+    again = names(sources.open_source(str(tmp_path), 'train', stratify=False))
+    assert [name for name in again if not name.endswith('new.png')] == [
+        str(tmp_path / 'train' / path) for path in paths
+    ]
 
 
 def test_relative_directory_without_separator_is_a_directory(tmp_path, monkeypatch):

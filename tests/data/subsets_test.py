@@ -82,7 +82,7 @@ def test_a_fixed_permutation():
     counts = np.bincount(subsets.subset(sources.open_source('digits', 'train'), '50%', '').labels)
     assert (abs(counts - 72) < 20).all()
     train, test = fewshot.open_sources(
-        dict(name='digits', data_dir='', eval_split='test', label=''), 'train', '100'
+        dict(name='digits', data_dir='', eval_split='test', label='', stratify=True), 'train', '100'
     )
     assert (train.num_examples, test.num_examples) == (100, 360)
 

@@ -57,6 +57,10 @@ def test_eval_step_counts_what_the_mask_leaves():
     assert float(sums['correct']) == (logits.argmax(-1) == labels).sum()
     assert float(sums['correct_top5']) == 5  # of three classes every label is among the first five
     np.testing.assert_allclose(sums['loss'], loss.sum(), rtol=1e-5)
+    counts = np.bincount(labels, minlength=3)
+    correct = np.bincount(labels[logits.argmax(-1) == labels], minlength=3)
+    np.testing.assert_array_equal(sums['class_count'], counts)
+    np.testing.assert_array_equal(sums['class_correct'], correct)
 
 
 @pytest.mark.parametrize('accum_steps', [1, 4])

@@ -155,6 +155,30 @@ def test_several_labels_have_no_confusion():
     assert 'Confusion' not in read.text
 
 
+def test_the_first_card_names_classes_without_images_and_another_the_worst():
+    found = made()
+    names = found['classes']
+    classes = found['predictions']['classes']
+    classes[names[0]] = {'accuracy': 0.125, 'num_examples': 8}
+    classes[names[1]] = {'accuracy': None, 'num_examples': 0}
+    classes[names[2]] = {'accuracy': 0.5, 'num_examples': 8}
+    cards = page.cards(found)
+    assert cards[0][2].endswith(
+        f'; evaluation has no images of 1 of {len(names)} classes: {names[1]}'
+    )
+    assert ('Worst class', page.percent(0.125), f'{names[0]}, 8 images') in cards
+    found['data']['splits'][0]['counts'][2] = 0
+    assert (
+        f'; training has no images of 1 of {len(names)} classes: {names[2]}'
+        in page.cards(found)[0][2]
+    )
+    # Of a part of the images, it is not known which classes the others have.
+    found['predictions']['of'] += 1
+    assert 'evaluation' not in page.cards(found)[0][2]
+    found['data']['splits'][1]['counts'] = [0, 3, 3]
+    assert page.cards(found)[0][2].endswith(f'classes: {names[0]}')
+
+
 def test_runs_side_by_side():
     other = made()
     other = other | {

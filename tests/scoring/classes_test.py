@@ -37,6 +37,25 @@ def test_top_5_is_told_of_ten_classes_or_more():
         }
         told = 'top-5 90.00 %  ' * (count == 10)
         assert classes.table(result).splitlines()[-1] == (
-            f'accuracy 50.00 %  {told}mean of classes 40.00 %  loss 1.0000  on 30 images of DATA, '
-            'test'
+            f'accuracy 50.00 %  {told}mean of {count} classes 40.00 %  '
+            "worst class '0': 50.00 % of 3 images  loss 1.0000  on 30 images of DATA, test"
         )
+
+
+def test_a_class_without_images_is_named_and_the_mean_says_of_how_many():
+    rows = {'label': np.array([0, 0, 1, 1, 1]), 'predicted': np.array([0, 0, 0, 1, 1])}
+    result = classes.by_class(rows, ['ape', 'baboon', 'squirrel monkey']) | {
+        'broken': [],
+        'calibration': {'expected_error': None},
+        'dataset': 'DATA',
+        'split': 'test',
+        'eval/accuracy': 0.8,
+        'eval/accuracy_top5': 1.0,
+        'eval/loss': 1.0,
+        'eval/num_examples': 5,
+    }
+    *_, missing, last = classes.table(result).splitlines()
+    assert missing == 'no images of 1 of 3 classes: squirrel monkey'
+    assert "mean of 2 of 3 classes 83.33 %  worst class 'baboon': 66.67 % of 3 images" in last
+    mapped = classes.table(result | {'mapping': 'FILE'})  # weights have more classes than the data
+    assert 'squirrel monkey' not in mapped

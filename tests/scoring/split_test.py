@@ -16,7 +16,13 @@ def test_a_mapping_takes_a_thousand_classes_without_names_for_those_of_imagenet(
     image_directory, tmp_path, caplog
 ):
     """Ants are number 310, bees 309."""
-    dataset = {'name': str(image_directory), 'eval_split': 'test', 'data_dir': '', 'label': ''}
+    dataset = {
+        'name': str(image_directory),
+        'eval_split': 'test',
+        'data_dir': '',
+        'label': '',
+        'stratify': True,
+    }
     mapping = tmp_path / 'mapping.json'
     mapping.write_text(json.dumps({'ant': 'ant, emmet', 'bee': 'bee; ant'}))
     source = split.open_mapped_source(

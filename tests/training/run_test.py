@@ -1,16 +1,21 @@
 import dataclasses
+import hashlib
 import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.support.batches import make
+from tests.support.batches import encoded, make
 from tests.support.runs import TINY, load
 from vit_jax import config as config_lib
 from vit_jax import machine, models
+from vit_jax.data import order, sources, subsets
 from vit_jax.errors import UserError
+from vit_jax.reporting import collect
+from vit_jax.scoring import split
 from vit_jax.training import run as run_lib
 from vit_jax.training import sharding
 from vit_jax.workdir import record
@@ -336,3 +341,117 @@ def test_a_directory_is_found_from_elsewhere(image_directory, tmp_path, monkeypa
     assert found.config.dataset.name == str(image_directory)
     few = resolve(tmp_path / 'other', **{'evals.fewshot.dataset': image_directory.name})
     assert few.config.evals.fewshot.dataset == str(image_directory)
+
+
+def folder(root, counts):
+    """DIR/SPLIT/CLASS with so many images, by split and class; returns the fields of such a run."""
+    for part, classes in counts.items():
+        for name, count in classes.items():
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                (root / part / name / f'{number}.png').write_bytes(encoded(number))
+    return {
+        'dataset.name': str(root),
+        'dataset.train_split': 'train',
+        'dataset.eval_split': 'test',
+        'batch_size': 8,
+    }
+
+
+def begin(workdir, run, without=()):
+    """Leaves what a run has written that has saved a checkpoint."""
+    (workdir / 'checkpoints' / '5').mkdir(parents=True)
+    recorded = run.config.to_dict()
+    for name in without:
+        del recorded['dataset'][name]
+    record.write_json(str(workdir / record.CONFIG), recorded)
+    record.write_json(str(workdir / record.CLASSES), list(run.train_data.class_names))
+
+
+def test_a_class_without_training_images_is_refused(tmp_path):
+    full = {'ant': 8, 'bee': 8, 'cat': 8}
+    fields = folder(tmp_path / 'data', {'train': full, 'test': full})
+    run = resolve(tmp_path / 'full', **fields)
+    for path in (tmp_path / 'data' / 'train' / 'cat').iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match='train .*no images of 1 of 3 classes: cat') as error:
+        resolve(tmp_path / 'new', **fields)
+    assert 'dataset.train_split' in str(error.value)
+    # Neither of these learns classes from labels.
+    resolve(
+        tmp_path / 'masked',
+        **fields,
+        **{
+            'masked.target': 'mean_color',
+            'model.pool': 'gap',
+            'model.representation_size': 0,
+        },
+    )
+    assert run.train_data.num_examples == 24
+
+
+def test_a_run_that_has_begun_without_images_of_a_class_resumes_with_a_warning(tmp_path, caplog):
+    full = {'ant': 8, 'bee': 8, 'cat': 8}
+    fields = folder(tmp_path / 'data', {'train': full | {'cat': 0}, 'test': full})
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:  # as earlier versions did
+        patch.setattr(run_lib, '_require_training_images', lambda *_: None)
+        begin(tmp_path, resolve(tmp_path, **fields))
+    again = resolve(tmp_path, **fields)
+    run_lib.announce(again, again.program.initial_state())
+    assert 'dataset.train_split train has no images of 1 of 3 classes: cat: the' in caplog.text
+
+
+def test_a_class_without_evaluation_images_is_a_warning(tmp_path, caplog):
+    full = {'ant': 8, 'bee': 8, 'cat': 8}
+    fields = folder(tmp_path / 'data', {'train': full, 'test': full | {'bee': 0}})
+    run = resolve(tmp_path, **fields)
+    run_lib.announce(run, run.program.initial_state())
+    assert 'dataset.eval_split test has no images of 1 of 3 classes: bee: acc' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ('balance', 'weights', 'is_said'),
+    [(1.0, ('balanced',), True), (1.0, (), False), (0.0, ('balanced',), False)],
+)
+def test_classes_that_are_balanced_twice_are_a_warning(balance, weights, is_said, tmp_path, caplog):
+    run = resolve(tmp_path, **{'dataset.balance': balance, 'loss.class_weights': weights})
+    run_lib.announce(run, run.program.initial_state())
+    assert ('dataset.balance is 1 and loss.class_weights are set' in caplog.text) == is_said
+
+
+def test_a_run_of_an_earlier_version_resumes_with_its_images_in_their_order(tmp_path, caplog):
+    """Its slices were cut from the files by the hash of their names."""
+    fields = folder(tmp_path / 'data', {'train': {'ant': 31, 'bee': 17, 'cat': 6}})
+    fields |= {
+        'dataset.train_split': 'train[:90%]',
+        'dataset.eval_split': 'train[90%:]',
+        'dataset.subset': '50%',
+    }
+    new = resolve(tmp_path / 'new', **fields)
+    begun = tmp_path / 'begun'
+    begin(begun, new, without=['stratify'])
+    resumed = resolve(begun, **fields)
+    assert resumed.config.dataset.stratify is False
+    assert 'dataset.stratify stays False' in caplog.text
+
+    def names(source):
+        return [source.name_of(index) for index in range(source.num_examples)]
+
+    paths = [f'{path.parent.name}/{path.name}' for path in (tmp_path / 'data').glob('train/*/*')]
+    paths.sort(key=lambda path: hashlib.blake2b(path.encode()).digest())
+    by_hash = [str(tmp_path / 'data' / 'train' / path) for path in paths]
+    assert names(resumed.eval_data) == by_hash[49:]
+    subset = order.permute(tf.range(24, dtype=tf.int64), subsets._KEY, 49).numpy()
+    assert names(resumed.train_data) == [by_hash[index] for index in subset]
+    assert names(new.eval_data) != by_hash[49:]
+    assert len(set(new.train_data.labels)) == len(set(new.eval_data.labels)) == 3
+    # All other commands open the slices of the run, too.
+    dataset = split.dataset_of(str(begun), {'name': None})
+    assert names(sources.open_split(dataset, dataset['eval_split'])) == by_hash[49:]
+    config, _ = collect.read(str(begun))
+    assert config['dataset']['stratify'] is False
+    # Who asks for another order asks for another run.
+    begin(tmp_path / 'new', new)
+    with pytest.raises(UserError, match='dataset.stratify: True in the workdir, False now'):
+        resolve(tmp_path / 'new', **fields, **{'dataset.stratify': False})

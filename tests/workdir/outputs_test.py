@@ -108,6 +108,19 @@ def test_how_a_run_ends(outputs, state, tmp_path, caplog):
     ]
 
 
+def test_a_class_without_images_and_the_worst_class_are_next_to_the_accuracy(
+    outputs, state, tmp_path, caplog
+):
+    outputs.save(4, state, FINITE)
+    missing = 'no images of 1 of 10 classes: squirrel monkey'
+    worst = "worst class 'marmoset': 12.50 % of 8 images"
+    outputs.log_evaluation(4, EVALUATION, 0.25, missing=missing, worst=worst)
+    assert f'eval accuracy 50.00 % ({missing})  top-5' in caplog.messages[-1]
+    outputs.conclude(4, None)
+    assert caplog.messages[-1].splitlines()[0].endswith(f'50.00 % ({missing}), {worst}')
+    assert rows(tmp_path)[-1].keys() == {'step', 'eval/seconds', *EVALUATION}
+
+
 def test_top_5_and_training_rows_are_said_where_they_say_something(tmp_path, outputs, caplog):
     outputs.log_evaluation(1, EVALUATION, 0.25)
     assert 'eval accuracy 50.00 %  top-5 100.00 %  loss 0.7000' in caplog.text

@@ -18,9 +18,12 @@ from vit_jax.errors import UserError, composed, is_utf8, some
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.
 _say_once = functools.cache(logger.info)
+_warn_once = functools.cache(logger.warning)
 
 VALIDATION = ('val', 'valid', 'validation')  # the first of these that exists is taken
 SILENCE = 5  # seconds of a scan from one line of the log to the next
+_LEVELS = 2  # below a directory, in which one that fits is looked for
+_MOST_LISTED = 200  # folders of one level
 _SPLITS = {'train', 'training', 'test', 'testing', 'eval', 'evaluation', *VALIDATION}
 
 
@@ -80,17 +83,19 @@ def split_folder(root: str, name: str) -> str:
     if not _is_flat(root, folders):
         raise UserError(
             f"no split folder '{name}' in '{root}'; the folders there are: "
-            f'{", ".join(folders) or "none"}. Name one of them, or a slice such as '
-            'train[:90%], in dataset.train_split, dataset.eval_split and dataset.test_split of a '
-            'config or in --split of vit_jax.evaluate'
+            f'{", ".join(folders) or "none"}. {_did_you_mean(_fitting(root, name))}Name one of '
+            'them, or a slice such as train[:90%], in dataset.train_split, dataset.eval_split and '
+            'dataset.test_split of a config or in --split of vit_jax.evaluate'
         )
     if name == 'train':
         _say_once(
             "'%s' has no split folders: 'train' is all of its %d class folders", root, len(folders)
         )
+        _warn_of_other_splits(root)
         return root
     raise UserError(
-        f"no split folder '{name}' in '{root}', whose folders {some(folders)} are classes. Either "
+        f"no split folder '{name}' in '{root}', whose folders {some(folders)} are classes. "
+        f'{_did_you_mean(_fitting(root, name))}Either '
         f'make folders {root}/train/CLASS/ and {root}/{name}/CLASS/ and move the images there, or '
         'cut splits from all images: --config.dataset.train_split=train[:90%] '
         '--config.dataset.eval_split=train[90%:] (vit_jax.evaluate: --split=train[90%:])'
@@ -103,6 +108,84 @@ def _is_flat(root, folders):
         for folder in folders
         for name, kind in entries(os.path.join(root, folder)).items()
     )
+
+
+def _warn_of_other_splits(root):
+    """Warns if the directory is itself one of several splits."""
+    above = _above(root, 'train')
+    if above and len(_splits_in(above[0])) > 1:
+        _warn_once(
+            "'%s' is one split of '%s', which has %s. %s",
+            root,
+            above[0],
+            ', '.join(_splits_in(above[0])),
+            _did_you_mean(above).strip(),
+        )
+
+
+def _did_you_mean(directories):
+    """A question that names these directories, '' if there are none."""
+    if not directories:
+        return ''
+    names = ' or '.join(f'--config.dataset.name={path}' for path in directories[:3])
+    return f'Did you mean {names} (vit_jax.evaluate: --dataset)? '
+
+
+def _fitting(root, split):
+    """The directories above or below `root` that have the split."""
+    return _above(root, split) or _below(root, split)
+
+
+def _above(root, split):
+    """The directory of which `root` is a split, a class of a split, or a class; [] if none is."""
+    if '://' in root:
+        return []
+    parent, name = os.path.split(os.path.abspath(root))
+    grandparent, name_of_parent = os.path.split(parent)
+    if name_of_parent.lower() in _SPLITS and split in _folders(grandparent):
+        return [grandparent]
+    if name.lower() in _SPLITS and split in _folders(parent):
+        return [parent]
+    is_class = any(is_image(file) for file in entries(root))
+    if is_class and split == 'train' and _looks_flat(parent):
+        return [parent]
+    return []
+
+
+def _below(root, split):
+    """The directories that have the split, of the first level below `root` with one; [] if none."""
+    if '://' in root:  # listing folders takes long there
+        return []
+    level = [root]
+    for _ in range(_LEVELS):
+        level = [os.path.join(path, name) for path in level for name in _folders(path)]
+        level = level[:_MOST_LISTED]
+        fitting = [path for path in level if split in _folders(path)]
+        if not fitting and split == 'train':
+            fitting = [path for path in level if _looks_flat(path)]
+        if fitting:
+            return fitting
+    return []
+
+
+def _splits_in(root):
+    return [name for name in _folders(root) if name.lower() in _SPLITS]
+
+
+def _looks_flat(root):
+    """Whether the directory has classes and no splits; False where a part of it cannot be read."""
+    try:
+        return _is_flat(root, _folders(root))
+    except (UserError, OSError):
+        return False
+
+
+def _folders(path):
+    """The first folders in a folder, [] where it cannot be read."""
+    try:
+        return subfolders(path)[:_MOST_LISTED]
+    except (UserError, OSError):
+        return []
 
 
 def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, str]:
@@ -135,6 +218,14 @@ def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, st
         f": there is no folder {', '.join(VALIDATION)} in '{root}'" if folders else '',
     )
     return f'{train_split}[:90%]', f'{train_split}[90%:]'
+
+
+def held_out_splits(name: str) -> list[str] | None:
+    """The split folders of a directory besides those of training; None if it is no directory."""
+    root = os.path.expanduser(name)
+    if name == 'digits' or not tf.io.gfile.isdir(root):
+        return None
+    return [folder for folder in _splits_in(root) if folder.lower() not in ('train', 'training')]
 
 
 def class_contents(
@@ -171,9 +262,13 @@ def class_contents(
         if kind == 'folder' and has_image(os.path.join(folder, name, inner))
     ]
     if nested:
+        inner_directories = _below(folder, 'train')
+        if len(classes) > 1:  # a class may have folders of kinds, which are no classes
+            inner_directories = [path for path in inner_directories if _splits_in(path)]
         raise UserError(
             f"the class folders of '{folder}' have images in folders of their own: "
-            f'{some(nested)}. Each class is one folder with its images directly in it: move them '
+            f'{some(nested)}. {_did_you_mean(inner_directories)}Each class is one folder with its '
+            'images directly in it: move them '
             f'to {folder}/CLASS/'
         )
     return contents, classes

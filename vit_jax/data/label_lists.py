@@ -19,6 +19,7 @@ from vit_jax.errors import UserError, composed, some
 
 TABLE, CLASSES = 'labels.csv', 'classes.txt'
 _HEADERS = ['file', 'labels'], ['file', 'label']  # the second one of single labels
+_LISTED = 1000  # files in a message
 # In the message of the operation that fails; data/broken.py makes one for users of it.
 OUT_OF_RANGE = 'the label is none of the classes'
 
@@ -124,6 +125,7 @@ def _rows(path, images):
     """
     rows, several = {}, True
     by_form = {composed(name): name for name in images}
+    unknown = {}  # name of a file that does not exist: where
     lines = csv.reader(io.StringIO(_read(path), newline=''), strict=True)
     try:
         for row in lines:
@@ -140,11 +142,8 @@ def _rows(path, images):
             if name not in images:  # the disk may have it in another Unicode normalisation
                 name = by_form.get(composed(name), name)
             if name not in images:
-                raise UserError(
-                    f'{where} names {name!r}: there is no image of that name beside '
-                    f"it. Expected the name of a file in '{os.path.dirname(path)}', "
-                    'and in a header file,labels or file,label.'
-                )
+                unknown[name] = lines.line_num
+                continue
             if name in rows:
                 raise UserError(f'{where} names {name!r} again: put all its labels into one row.')
             if not all(labels):
@@ -163,6 +162,14 @@ def _rows(path, images):
         raise UserError(
             f'{path}, line {lines.line_num}: {error}; expected FILE,LABEL;LABEL.'
         ) from error
+    if unknown:
+        rows_of_unknown = [f'line {line} names {name!r}' for name, line in unknown.items()]
+        raise UserError(
+            f'{path} names {len(unknown)} file(s) that are no image beside it. Expected the name '
+            f"of an image in '{os.path.dirname(path)}' in each row, and in a header file,labels or "
+            'file,label. Correct or remove these rows:\n  '
+            + some(rows_of_unknown, _LISTED, between='\n  ')
+        )
     return rows, several
 
 

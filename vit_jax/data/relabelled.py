@@ -119,7 +119,7 @@ def _with_labels(source, class_names, targets):
 
     result = copy.copy(source)
     result.class_names, result.multi_label, result.load = tuple(class_names), True, load
-    result.labels = None  # known when they are read
+    result.labels = result.label_lists = None  # known when they are read
     return result
 
 

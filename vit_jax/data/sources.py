@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from vit_jax.data import folders, label_lists
+from vit_jax.data import folders, label_lists, stratify
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES, is_image
 from vit_jax.data.sequential import Pieces
@@ -44,6 +44,8 @@ class Source(Protocol):
     multi_label: bool
     pieces: Pieces | None
     labels: Int32[np.ndarray, ' num_examples'] | None  # None: known when they are read
+    label_lists: Sequence[Sequence[int]] | None  # of several labels, where they are known
+    stratified: bool  # whether slices of the split have every class in proportion
     unreadable: dict[int, str]  # known from the start: why, by index
 
     def fetch(self, indices: Int64[tf.Tensor, ' k']) -> Item:
@@ -78,6 +80,7 @@ def open_source(
     data_dir: str = '',
     class_names: Sequence[str] | None = None,
     label: str = '',
+    stratify: bool = True,
 ) -> Source:
     """Opens a split of a data set; UserError if it does not exist or cannot be used.
 
@@ -89,6 +92,7 @@ def open_source(
       class_names: for a directory, the classes in the order of their labels; give those of the
         training split when opening another one.
       label: of a TFDS set, see tfds_labels.image_and_label; '' is its own.
+      stratify: of a directory, see DirectorySource.
     """
     if not name:
         raise UserError(
@@ -104,7 +108,7 @@ def open_source(
     if name == 'digits':
         source = DigitsSource(split)
     elif is_directory:
-        source = DirectorySource(os.path.expanduser(name), split, class_names)
+        source = DirectorySource(os.path.expanduser(name), split, class_names, stratify)
     else:
         from vit_jax.data import tfds_source  # here, because the import is slow
 
@@ -116,7 +120,14 @@ def open_source(
 
 def open_split(dataset: Mapping, split: str, class_names: Sequence[str] | None = None) -> Source:
     """A split of what `dataset`, that section of a config, names; the rest is as in open_source."""
-    return open_source(dataset['name'], split, dataset['data_dir'], class_names, dataset['label'])
+    return open_source(
+        dataset['name'],
+        split,
+        dataset['data_dir'],
+        class_names,
+        dataset['label'],
+        dataset['stratify'],
+    )
 
 
 def _is_directory(name):
@@ -129,6 +140,24 @@ def _is_directory(name):
     from vit_jax.data import tfds_source
 
     return not tfds_source.is_registered(first)
+
+
+def examples_per_class(source: Source) -> Int64[np.ndarray, ' classes'] | None:
+    """The number of examples of each class; None if labels are known only when they are read."""
+    labels = source.labels
+    if source.label_lists is not None:
+        labels = np.concatenate([np.zeros(0, np.int32), *source.label_lists]).astype(np.int32)
+    if labels is None:
+        return None
+    return np.bincount(labels, minlength=len(source.class_names))
+
+
+def classes_without_examples(source: Source) -> list[str]:
+    """The names of the classes that have none; [] if labels are known only when they are read."""
+    counts = examples_per_class(source)
+    if counts is None:
+        return []
+    return [source.class_names[k] for k in np.flatnonzero(counts == 0)]
 
 
 def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
@@ -147,14 +176,13 @@ def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
             'directory SPLIT/CLASS/images, or loss.class_weights=NUMBER,... for each '
             'class, without dataset.balance.'
         )
-    counts = np.bincount(source.labels, minlength=len(source.class_names))
-    if empty := [source.class_names[k] for k in np.flatnonzero(counts == 0)]:
+    if empty := classes_without_examples(source):
         raise UserError(
-            f'{field} needs examples of every class, and {len(empty)} of {len(counts)} '
-            f'have none: {some(empty)}. Take a larger split, or remove empty '
-            'folders.'
+            f'{field} needs examples of every class, and {len(empty)} of '
+            f'{len(source.class_names)} have none: {some(empty)}. Take a larger split, or remove '
+            'empty folders.'
         )
-    return counts
+    return examples_per_class(source)
 
 
 def split_name(split: str) -> str:
@@ -205,10 +233,12 @@ class _Table:
 
     pieces = None
     multi_label = False
+    stratified = False
 
     def __init__(self, label, **columns):
         self.num_examples, self.unreadable = len(label), {}
         self.labels = None if self.multi_label else np.asarray(label, np.int32)
+        self.label_lists = label if self.multi_label else None
         label = label_lists.pack(label) if self.multi_label else tf.constant(label, tf.int32)
         self._columns = {**columns, 'label': label}
 
@@ -255,12 +285,18 @@ class DirectorySource(_Table):
     """Image files in DIR/SPLIT/CLASS/, or DIR/CLASS/; only their paths are held in memory.
 
     Labels are positions in `class_names`, by default all class folders of the split in sorted
-    order, including empty ones. Files are in a pseudo-random order that depends on their names
-    only, so that every slice has all classes and a new file moves no other. Without class folders
-    DIR/SPLIT/labels.csv has the labels, see label_lists.
+    order, including empty ones. Without class folders DIR/SPLIT/labels.csv has the labels, see
+    label_lists.
+
+    The order of the files depends on the names and labels of all files of the split. Files of one
+    class are in a pseudo-random order that depends on their names only. Where every file has one
+    label and `stratify` is set, the classes are mixed as in stratify.stratified_order, so that
+    slices have every class in proportion: a new file moves others of its class by up to one place
+    among these, and so a few files across a cut. Otherwise all files are in the pseudo-random
+    order, in which a new file moves no other, and a slice may lack a class.
     """
 
-    def __init__(self, root, split, class_names=None):
+    def __init__(self, root, split, class_names=None, stratify=True):
         folder = folders.split_folder(root, split_name(split))
         self.class_names, images, self.multi_label = (
             label_lists.images(root, folder, class_names)
@@ -273,6 +309,9 @@ class DirectorySource(_Table):
                 f'files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}'
             )
         images.sort(key=lambda image: (hashlib.blake2b(os.fsencode(image[0])).digest(), image[0]))
+        self.stratified = stratify and not self.multi_label
+        if self.stratified:
+            images = _stratified(images)
         images = images[slice(*split_range(split, len(images)))]
         self._folder = folder
         paths = [os.fsencode(os.path.join(folder, path)) for path, *_ in images]
@@ -336,6 +375,11 @@ def _size(path):
         return os.stat(path).st_size
     except OSError:
         return -1
+
+
+def _stratified(images):
+    labels = np.array([label for _, label, _ in images])
+    return [images[index] for index in stratify.stratified_order(labels)]
 
 
 def _images_of_classes(folder, class_names):

@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 
-from vit_jax.data import order
+from vit_jax.data import order, stratify
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sequential import Pieces
 from vit_jax.data.sources import Source
@@ -17,9 +17,10 @@ _KEY = (1_523_766_341, -822_190_767, 417_089_203)
 def subset(source: Source, size: str, split: str) -> Source:
     """The first examples of a permutation that only depends on how many there are.
 
-    Of files that are read in sequence, the first of each file in proportion to its length: TFDS has
-    shuffled them when it wrote them. `size` is '1000' or '10%', '' for all, and `split` a name for
-    messages. Raises UserError where these are none, or more than there are.
+    Of a stratified source they are the first of stratify.stratified_order, in which every class is
+    in proportion. Of files that are read in sequence, they are the first of each file in proportion
+    to its length: TFDS has shuffled them when it wrote them. `size` is '1000' or '10%', '' for all,
+    and `split` a name for messages. Raises UserError where these are none, or more than there are.
     """
     if not size:
         return source
@@ -30,6 +31,8 @@ def subset(source: Source, size: str, split: str) -> Source:
             f'dataset.subset is {size}, which are {count} images, and {split} has '
             f'{total}: expected 1 to {total}, or a share of them.'
         )
+    if source.stratified:
+        return _part(source, stratify.stratified_order(source.labels)[:count])
     if pieces is None:
         return _part(source, order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy())
     take = _shares(pieces.take, count)
@@ -58,6 +61,8 @@ def _part(source, indices, pieces=None):
     table, part = tf.constant(indices), copy.copy(source)
     part.num_examples, part.pieces = len(indices), pieces
     part.labels = None if source.labels is None else source.labels[indices]
+    if source.label_lists is not None:
+        part.label_lists = [source.label_lists[index] for index in indices]
     part.unreadable = {
         int(k): source.unreadable[int(indices[k])]
         for k in np.flatnonzero(np.isin(indices, list(source.unreadable)))

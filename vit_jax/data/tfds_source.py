@@ -29,7 +29,8 @@ class TfdsSource:
     is that of tfds_labels.image_and_label.
     """
 
-    unreadable, labels = {}, None
+    unreadable, labels, label_lists = {}, None, None
+    stratified = False
 
     def __init__(self, name: str, data_dir: str, split: str, label: str):
         info = _builder(name, os.path.expanduser(data_dir) or None).info

@@ -109,16 +109,24 @@ def logit_sums(
 ) -> dict[str, Any]:
     """The sums of eval_step from the logits of a batch.
 
-    Returns float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss. An
-    example with several labels is right if one of them is found; one without any is left out, as
-    in big_vision (evaluators/classification.py). Of these `rows` has logits, label (bool) and mask.
+    Returns float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss. Examples
+    with one label also have class_count and class_correct, float32 [classes]: count and correct of
+    the examples of each class. An example with several labels is right if one of them is found; one
+    without any is left out, as in big_vision (evaluators/classification.py). Of these `rows` has
+    logits, label (bool) and mask.
     """
     labels, mask = batch['label'], batch['mask'].astype(jnp.float32)
-    rows = {}
+    more = {}
     if labels.ndim == 2:
         mask = mask * (labels > 0).any(axis=-1)
-        rows = {'rows': {'logits': logits, 'label': labels > 0, 'mask': mask}}
+        more['rows'] = {'logits': logits, 'label': labels > 0, 'mask': mask}
     hits = top_hits(logits, labels)
+    if labels.ndim == 1:
+        by_class = functools.partial(
+            jax.ops.segment_sum, segment_ids=labels, num_segments=logits.shape[-1]
+        )
+        more['class_count'] = by_class(mask)
+        more['class_correct'] = by_class(mask * hits[:, 0])
     values = loss(logits, labels)
     summed = functools.partial(jnp.sum, where=mask > 0)
     return {
@@ -126,7 +134,7 @@ def logit_sums(
         'correct': summed(hits[:, 0].astype(jnp.float32)),
         'correct_top5': summed(hits.any(axis=-1).astype(jnp.float32)),
         'loss': summed(values),
-        **rows,
+        **more,
     }
 
 

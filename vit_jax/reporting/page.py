@@ -18,6 +18,7 @@ import numpy as np
 from markupsafe import Markup
 
 from vit_jax.errors import UserError
+from vit_jax.evaluators import per_class
 from vit_jax.reporting import charts, collect, pictures
 
 HERE = pathlib.Path(__file__).parent
@@ -208,6 +209,16 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if 'eval/accuracy' in last:
         note = f'step {last["step"]:,}' + (', the best' if best['step'] == last['step'] else '')
         found.append((f'Last {what}', percent(last['eval/accuracy']), note))
+    missing = _missing_classes(run)
+    if found and missing:
+        label, accuracy, note = found[0]
+        found[0] = (label, accuracy, '; '.join([note, *missing]))
+    lowest = None
+    if run['predictions']:
+        lowest = per_class.from_table(run['predictions']['classes']).lowest()
+    if lowest:
+        name, score, num_examples = lowest
+        found.append(('Worst class', percent(score), f'{name}, {num_examples:,} images'))
     if 'eval/mean_average_precision' in last:
         found.append(('Mean average precision', percent(last['eval/mean_average_precision']), ''))
     if 'eval/loss' in last:
@@ -238,6 +249,27 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             )
         )
     return found
+
+
+def _missing_classes(run):
+    """What to say of classes without training images and without evaluation images."""
+    if _is_masked(run):
+        return []
+    counts = [None, None]
+    if run['data']:
+        counts = [split['counts'] for split in run['data']['splits']]
+    predictions = run['predictions']
+    if counts[1] is None and predictions and predictions['num_images'] == predictions['of']:
+        counts[1] = [row['num_examples'] for row in predictions['classes'].values()]
+    texts = []
+    for count, purpose in zip(counts, ('training', 'evaluation'), strict=True):
+        without = [
+            name for name, number in zip(run['classes'], count or (), strict=False) if not number
+        ]
+        missing = per_class.missing_classes(without, len(run['classes']))
+        if missing:
+            texts.append(f'{purpose} has {missing}')
+    return texts
 
 
 def _numbers(run):

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from vit_jax.data import table_cells
 from vit_jax.errors import UserError, check_destination, counted, writing
-from vit_jax.evaluators import average_precision, classification
+from vit_jax.evaluators import average_precision, classification, per_class
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.models.kernels import compiler_options
 from vit_jax.models.parts import fastest, in_parts
@@ -212,7 +212,10 @@ def save_table(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
 
 
 def table(result: dict) -> str:
-    """The result as a table, worst class first."""
+    """The result as a table, worst class first, with the classes that have no images named."""
+    summary = per_class.from_table(result['classes'])
+    # With --mapping, the weights have many classes that the data set does not have.
+    missing = '' if 'mapping' in result else summary.missing()
     scores = {
         name: (c.get('accuracy', c.get('average_precision')), c['num_examples'])
         for name, c in result['classes'].items()
@@ -232,15 +235,17 @@ def table(result: dict) -> str:
     numbers = [
         f'accuracy {100 * result["eval/accuracy"]:.2f} %',
         *([f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %'] * (len(scores) >= 10)),
-        f'mAP {100 * precision:.2f} %'
+        f'mAP of {summary.count()} {100 * precision:.2f} %'
         if precision is not None
-        else f'mean of classes {100 * result["mean_class_accuracy"]:.2f} %',
+        else f'mean of {summary.count()} {100 * result["mean_class_accuracy"]:.2f} %',
+        summary.worst(),
         f'loss {result["eval/loss"]:.4f}',
         *([f'calibration error {100 * error:.2f} %'] if error is not None else []),
     ]
     return '\n'.join(
         [
             *lines,
+            *([missing] if missing else []),
             (
                 f'{"  ".join(numbers)}  on {counted(result["eval/num_examples"], "image")} of '
                 f'{result["dataset"]}, {result["split"]}{by}{broken}'

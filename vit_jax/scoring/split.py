@@ -9,6 +9,7 @@ import jax
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least, composed, nearest_names, some
+from vit_jax.evaluators import per_class
 from vit_jax.processes import consensus
 from vit_jax.training import sharding
 from vit_jax.weights import Weights, description
@@ -17,11 +18,14 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 
-def dataset_of(workdir: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def dataset_of(
+    workdir: str | None, given: Mapping[str, Any], pretrained: str | None = None
+) -> dict[str, Any]:
     """The section `dataset` of the config of a run, or the defaults.
 
-    Values of `given` that are not empty, by field of `dataset`, replace those of the config. Raises
-    UserError where neither says what to score.
+    Where there is no `workdir` and the weights at `pretrained` are those of a run, slices are those
+    of that run (dataset.stratify). Values of `given` that are not empty, by field of `dataset`,
+    replace those of the config. Raises UserError where neither says what to score.
     """
     dataset = config_lib.base().dataset.to_dict()
     if workdir:
@@ -36,6 +40,10 @@ def dataset_of(workdir: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
             dataset['label'] = dataset['subset'] = ''  # the run's are of its own data set
     elif not (given['name'] and given['eval_split']):
         raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
+    elif pretrained:
+        run = record.find(pretrained)
+        if run:
+            dataset['stratify'] = record.read(run[0])[0]['dataset']['stratify']
     return dataset | {field: value for field, value in given.items() if value}
 
 
@@ -57,6 +65,8 @@ def open_labelled_source(
     )
     if labels:
         source = relabelled(source, record.read_json(labels, list), labels)
+    elif not mapping:
+        _warn_of_missing_classes(source, dataset)
     if source.multi_label and loaded.loss != 'sigmoid':
         log.info(
             'images have several labels and %s was trained for one: an image is right if the '
@@ -72,6 +82,19 @@ def open_labelled_source(
         )
     check_equal_data(source)
     return source
+
+
+def _warn_of_missing_classes(source, dataset):
+    from vit_jax.data.sources import classes_without_examples  # imports TensorFlow
+
+    empty = classes_without_examples(source)
+    if empty:
+        log.warning(
+            '%s of %s has %s: accuracies say nothing about them',
+            dataset['eval_split'],
+            dataset['name'],
+            per_class.missing_classes(empty, len(source.class_names)),
+        )
 
 
 def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):

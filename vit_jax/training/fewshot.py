@@ -89,7 +89,13 @@ def open_data(
             'evals.fewshot.train_split and evals.fewshot.test_split, its splits.'
         )
     name, label = (config.dataset, '') if config.dataset else (dataset.name, dataset.label)
-    opened = functools.partial(sources.open_source, name, data_dir=dataset.data_dir, label=label)
+    opened = functools.partial(
+        sources.open_source,
+        name,
+        data_dir=dataset.data_dir,
+        label=label,
+        stratify=dataset.stratify,
+    )
     try:
         if sources.shared_split(train_split, test_split, opened):
             raise UserError(

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from vit_jax import config as config_lib
-from vit_jax.evaluators import classification
+from vit_jax.evaluators import classification, per_class
 from vit_jax.processes import consensus, launch
 from vit_jax.training import chips, sharding
 from vit_jax.training import run as run_lib
@@ -157,6 +157,13 @@ def evaluate(
         few = run.fewshot(params, interrupts.anywhere)
         values = few and values | few
     if values:
-        outputs.log_evaluation(int(state.step), values, time.perf_counter() - begin)
+        classes = per_class.from_sums(sums, run.train_data.class_names)
+        outputs.log_evaluation(
+            int(state.step),
+            values,
+            time.perf_counter() - begin,
+            missing=classes.missing() if classes else '',
+            worst=classes.worst() if classes else '',
+        )
     outputs.meter.pause(time.perf_counter() - begin)
     return values

@@ -19,7 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax import machine
 from vit_jax.data import broken, cached, folders, pipeline, sequential, sources, subsets
 from vit_jax.errors import UserError, some
-from vit_jax.evaluators import classification
+from vit_jax.evaluators import classification, per_class
 from vit_jax.processes import consensus
 from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
 from vit_jax.training import teacher as teacher_lib
@@ -116,6 +116,8 @@ def resolve(
     )
     check_shuffle_memory(train_data, dataset.shuffle_buffer, share[1])
     _check_best_metric(config)
+    if not begun:
+        _require_training_images(config, train_data)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
     program = Program(config, mesh, teacher=teacher)
@@ -224,6 +226,26 @@ def _class_counts(config, data):
         if needs:
             return sources.class_counts(data, field).tolist()
     return None
+
+
+def _learns_labels(config):
+    uses_teacher_alone = config.teacher.weights and config.teacher.share == 1
+    return config.masked.target == 'none' and not uses_teacher_alone
+
+
+def _require_training_images(config, data):
+    """Raises UserError if a class has no training images, and so cannot be learned.
+
+    Of images with several labels, such a class is one that no image shows.
+    """
+    empty = sources.classes_without_examples(data)
+    if empty and _learns_labels(config) and not data.multi_label:
+        raise UserError(
+            f'dataset.train_split {config.dataset.train_split} of {config.dataset.name!r} has '
+            f'{per_class.missing_classes(empty, len(data.class_names))}. A model cannot learn a '
+            'class without images: take a larger split or dataset.subset, add images, or remove '
+            'the class (its folder in every split, or its line in classes.txt).'
+        )
 
 
 def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
@@ -438,6 +460,8 @@ def announce(run: Run, state: TrainState) -> None:
             config.dataset.eval_split,
             config.dataset.train_split,
         )
+    if config.masked.target == 'none':
+        _warn_of_classes(run)
     if config.optimizer.warmup_steps > num_steps / 2:
         log.warning(
             'optimizer.warmup_steps is %d of %d steps: the learning rate reaches its peak '
@@ -466,6 +490,31 @@ def announce(run: Run, state: TrainState) -> None:
         )
     if 0 < step < num_steps:
         log.info('continuing from the checkpoint of step %d of %d', step, num_steps)
+
+
+def _warn_of_classes(run):
+    """Warns of classes without images, and of weights that classes have twice."""
+    dataset = run.config.dataset
+    for source, field, consequence in (
+        (run.train_data, 'train_split', 'the model cannot learn them'),
+        (run.eval_data, 'eval_split', 'accuracies say nothing about them'),
+    ):
+        empty = sources.classes_without_examples(source)
+        if empty:
+            log.warning(
+                'dataset.%s %s has %s: %s. Take a larger split, or add images.',
+                field,
+                dataset[field],
+                per_class.missing_classes(empty, len(source.class_names)),
+                consequence,
+            )
+    if dataset.balance and run.config.loss.class_weights:
+        log.warning(
+            'dataset.balance is %g and loss.class_weights are set: rare classes are shown more '
+            'often and also weigh more, which makes up for their number twice. Leave out one of '
+            'them.',
+            dataset.balance,
+        )
 
 
 def _splits_share_images(dataset):

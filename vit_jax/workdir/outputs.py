@@ -47,6 +47,8 @@ class Outputs:
         interval = checkpoints.restored.get('interval', {})
         self._sum, self._steps = interval.get('sum', 0.0), interval.get('steps', 0)
         self._counted = step
+        # Of the last evaluation, as log_evaluation takes them.
+        self._missing = self._worst = ''
         self._line = LiveLine()
         self._trackers = Trackers((), workdir, {})
 
@@ -104,8 +106,21 @@ class Outputs:
             self._counted, self._steps = step, self._steps + 1
             self._sum += float(values['loss'])
 
-    def log_evaluation(self, step: int, values: dict[str, float], seconds: float) -> None:
-        """Writes the result and duration of an evaluation, and draws the curves."""
+    def log_evaluation(
+        self,
+        step: int,
+        values: dict[str, float],
+        seconds: float,
+        missing: str = '',
+        worst: str = '',
+    ) -> None:
+        """Writes the result and duration of an evaluation, and draws the curves.
+
+        The log also says which classes have no images (`missing`) and, at the end of the run, which
+        class is the `worst`, both in words of per_class.PerClass, '' if there is nothing to say.
+        """
+        self._missing = f' ({missing})' if missing else ''
+        self._worst = f', {worst}' if worst else ''
         values = consensus.from_main(lambda: values)  # what follows from them is to be the same
         before = [*metrics.scores(self._metrics.rows, 'eval/num_examples').values()][-1:]
         if before and before != [values['eval/num_examples']]:
@@ -133,10 +148,11 @@ class Outputs:
         )
         top5 = f'  top-5 {100 * values[TOP5]:.2f} %' if self._num_classes >= 10 else ''
         log.info(
-            'step %d/%d  eval accuracy %.2f %%%s%s  loss %.4f%s  on %d images in %.1f s',
+            'step %d/%d  eval accuracy %.2f %%%s%s%s  loss %.4f%s  on %d images in %.1f s',
             step,
             self._num_steps,
             100 * values[ACCURACY],
+            self._missing,
             top5,
             more,
             values['eval/loss'],
@@ -257,7 +273,7 @@ class Outputs:
         return '\n'.join(
             [
                 f'done: {step} steps in {progress.duration(seconds)}, eval accuracy '
-                f'{100 * accuracy:.2f} %',
+                f'{100 * accuracy:.2f} %{self._missing}{self._worst}',
                 f'  best        {metric} {value} at step {best}',
                 *(f'  {name:10}  {path}' for name, path in files.items() if os.path.exists(path)),
             ]
