@@ -112,9 +112,9 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     begin = time.perf_counter()
     outputs.show('compiling the training step')
     train_step = program.train_step
-    seconds = time.perf_counter() - begin
-    if seconds > 0.05:  # else choosing accum_steps has compiled it
-        log.info('compiled the training step in %.1f s', seconds)
+    compile_seconds = time.perf_counter() - begin
+    if compile_seconds > 0.05:  # else choosing accum_steps has compiled it
+        log.info('compiled the training step in %.1f s', compile_seconds)
     run_lib.require_memory(program)
     interrupts.check_alone()
     outputs.meter.start(step)
@@ -134,7 +134,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
             )
             break
         if is_first:
-            outputs.begin_first_step(step, seconds)
+            outputs.begin_first_step(step, compile_seconds)
         state, values = train_step(state, batch, *run.constants)
         step += 1
         if is_first:

@@ -87,13 +87,11 @@ class Outputs:
         `compile_seconds` is what it took to compile it.
         """
         now = time.perf_counter()
-        read_seconds = self.meter.seconds()
         self._started = step, now
-        log.info(
-            'waiting for the first step (compiled in %.1f s, the first batch was read in %.1f s)',
-            compile_seconds,
-            read_seconds,
-        )
+        done = [f'the first batch was read in {self.meter.seconds():.1f} s']
+        if compile_seconds > 0.05:  # else choosing accum_steps has compiled it
+            done.insert(0, f'compiled in {compile_seconds:.1f} s')
+        log.info('waiting for the first step (%s)', ', '.join(done))
         self.wait_for_first_step(0.0)
 
     def wait_for_first_step(self, seconds: float) -> None:
