@@ -1,6 +1,7 @@
 """The command as a user types it: exit codes and messages without a traceback."""
 
 import resource
+import shlex
 import subprocess
 
 import pytest
@@ -15,8 +16,10 @@ from tests.support.runs import (
     environment,
     run_here,
 )
+from vit_jax import cli, main
 from vit_jax import config as config_lib
 from vit_jax.training import accumulation
+from vit_jax.training import run as run_lib
 from vit_jax.workdir import record
 
 
@@ -60,6 +63,100 @@ from vit_jax.workdir import record
 )
 def test_bad_input(kwargs, message, run_main, tmp_path):
     check_message(run_main(tmp_path / 'run', **kwargs), message)
+
+
+def without_data(config, folder, monkeypatch):
+    """The lines of the answer of a recipe that was typed on a machine without its data set."""
+    monkeypatch.chdir(folder)
+    result = run_here(f'--config={ROOT}/configs/{config}', '--config.dataset.data_dir=/nowhere')
+    assert result.returncode == 1
+    return result.stderr.splitlines()
+
+
+def test_a_recipe_without_its_data_says_what_runs_here(tmp_path, monkeypatch):
+    lines = without_data('vit.py:b16', tmp_path, monkeypatch)
+    assert '  make quickstart' in lines
+    assert any('--config.dataset.name=DATA' in line for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_the_user_named_are_not_replaced(run_main, tmp_path):
+    fields = {'dataset.name': 'cifar11', 'dataset.data_dir': '/nowhere'}
+    result = run_main(tmp_path / 'run', fields=fields)
+    assert 'make quickstart' not in result.stderr
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+def test_the_command_for_own_images_trains_on_a_small_folder(tmp_path, monkeypatch):
+    """As it is pasted; here with a smaller model and fewer steps."""
+    lines = without_data('vit.py:b16', tmp_path, monkeypatch)
+    command = next(line for line in lines if 'DATA ' in line and 'vit_jax.main' in line)
+    for typed, small in (
+        ('=DATA', f'={tmp_path}/data'),
+        ('num_steps=1000', 'num_steps=20'),
+        ('warmup_steps=100', 'warmup_steps=2'),
+    ):
+        assert typed in command
+        command = command.replace(typed, small)
+    model = {name: TINY[name] for name in TINY if name.startswith('model.')}
+    small = model | {'image_size': 16, 'model.patch_size': 4, 'model.representation_size': 0}
+    write_images(tmp_path / 'data', ['ant', 'bee'], 12)
+    result = run_here(
+        *shlex.split(command)[3:], *(f'--config.{name}={small[name]}' for name in small)
+    )
+    assert result.returncode == 0, result.stderr
+    assert 'done: 20 steps' in result.stderr
+
+
+@pytest.mark.parametrize(
+    'recipe',
+    [
+        'vit.py:b16',
+        'vit.py:l16,imagenet21k',
+        'plain.py:s16,300',
+        'augreg.py:s16,imagenet2012,medium1',
+        'masked.py:b16',
+        'cifar10.py',
+        'finetune.py:b16,cifar10',
+        'bit.py:r50x1,cifar10',
+        'bit_pretrain.py:r50x1',
+    ],
+)
+def test_every_recipe_becomes_one_for_a_small_folder(recipe):
+    config = cli.read_config([f'--config={ROOT}/configs/{recipe}'])
+    changes = main.for_a_directory(config)
+    arguments = [f'--config.{field}={value}' for field, value in changes.items()]
+    changed = config_lib.checked(cli.override(config, arguments))
+    complete = config_lib.complete(changed, num_examples=22, num_classes=2)
+    assert config_lib.total_steps(complete) == 1000
+    assert complete.batch_size == 16
+    assert complete.dataset.name == 'DATA'
+
+
+def test_a_batch_larger_than_the_training_split(run_main, image_directory, tmp_path):
+    fields = TINY | {'dataset.name': image_directory, 'batch_size': 64}
+    check_message(
+        run_main(tmp_path / 'run', fields=fields),
+        'has 60 images: expected at most 60, as in --config.batch_size=32',
+    )
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_began_with_such_a_batch_resumes(
+    run_main, image_directory, tmp_path, monkeypatch
+):
+    """As earlier versions began it."""
+    fields = TINY | {'dataset.name': image_directory, 'image_size': 16, 'batch_size': 64}
+    fields |= {'num_steps': 2, 'optimizer.warmup_steps': 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(run_lib, 'check_batch_size', lambda *_, **__: None)
+        assert run_main(tmp_path, fields=fields).returncode == 0
+    result = run_main(tmp_path, fields=fields | {'num_steps': 4})
+    assert result.returncode == 0, result.stderr
+    assert 'batch_size is 64, and dataset.train_split' in result.stderr
+    assert 'done: 4 steps' in result.stderr
 
 
 def test_missing_config_file(run_main, tmp_path):

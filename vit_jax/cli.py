@@ -11,7 +11,9 @@ import logging
 import os
 import re
 import runpy
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -24,7 +26,7 @@ from ml_collections import ConfigDict, FrozenConfigDict, config_flags
 from vit_jax import config as config_lib
 from vit_jax import errors, machine, terminal, weights
 from vit_jax.errors import UserError, nearest_names
-from vit_jax.processes import consensus, launch
+from vit_jax.processes import consensus, launch, watchdog
 from vit_jax.weights import description
 
 LOGGER = terminal.LOGGER
@@ -62,10 +64,6 @@ def make_parser(
     )
 
 
-class AtOnce(int):
-    """An exit code of a command that was cut off: nothing that still runs is waited for."""
-
-
 def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Decorates a function of the arguments: an error becomes one message, and exit code 1."""
 
@@ -74,14 +72,23 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
         machine.as_usual()
         terminal.log_to_terminal()
         before = LOGGER.handlers[:]
+        # With arguments from Python the process is that of another program, such as a notebook.
+        is_own_process = argv is None and threading.current_thread() is threading.main_thread()
+        watching = watchdog.watching() if is_own_process else contextlib.nullcontext()
         try:
-            with launch.leave_on_error():
+            with watching, launch.leave_on_error():
                 return function(argv) or 0
         except KeyboardInterrupt:
-            return AtOnce(130)
+            return 128 + signal.SIGINT
+        except SystemExit as end:
+            if end.code not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+                raise
+            return end.code
         except Exception as error:
+            if _hides_interrupt(error):
+                return 128 + signal.SIGINT
             errors.report(error)
-            return AtOnce(1)
+            return 1
         finally:  # the next command of this process has another train.log, or none
             for handler in set(LOGGER.handlers).difference(before):
                 LOGGER.removeHandler(handler)
@@ -90,13 +97,26 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
     return main
 
 
+def _hides_interrupt(error):
+    """Whether a library in C++ has made another error of the KeyboardInterrupt in its midst."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or 'KeyboardInterrupt' in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def leave(code: int) -> NoReturn:
     """Ends the process with the exit code of a command.
 
     An ordinary exit waits for all threads: Orbax has some that wait five minutes for a folder which
-    a full disk has refused. During a compilation it ends in a stack trace of XLA.
+    a full disk has refused, TensorFlow some that wait for ever for a pipe. During a compilation it
+    ends in a stack trace of XLA. Only success has an ordinary exit.
     """
-    if isinstance(code, AtOnce):
+    for signum in (signal.SIGINT, signal.SIGTERM):  # nothing is left to save
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    if code:
         logging.shutdown()
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()

@@ -190,6 +190,7 @@ def run(
         config_lib.checked(each, {'seed': each.seed + repeats - 1})
     record.require_no_run(directory)
     record.require_apart(directory, config.dataset)
+    _check_largest_batch(members, configs, directory)
     record.log_to(directory)
     log.info('the sweep tries %s', '  '.join(map(name_of, members)))
     scores = []
@@ -232,6 +233,20 @@ def _as_begun(config, workdirs):
             recorded, _ = record.read(workdir)
             return config_lib.as_begun(config, recorded)
     return config
+
+
+def _check_largest_batch(members, configs, directory):
+    """Raises UserError, before the first member trains, if a batch exceeds the training split."""
+    from vit_jax.data.sources import open_split
+    from vit_jax.data.subsets import subset
+    from vit_jax.training.run import check_batch_size
+
+    largest = max(range(len(configs)), key=lambda number: configs[number].batch_size)
+    if record.begun(os.path.join(directory, name_of(members[largest]))):
+        return
+    dataset = configs[largest].dataset
+    train = subset(open_split(dataset, dataset.train_split), dataset.subset, dataset.train_split)
+    check_batch_size(configs[largest], train.num_examples)
 
 
 def _part(members, part):

@@ -1,6 +1,8 @@
 import concurrent.futures
 import os
 import signal
+import threading
+import time
 
 import pytest
 
@@ -41,6 +43,7 @@ def test_first_signal_is_remembered_and_a_later_interrupt_acts(clock):
 
 def test_ctrl_c_twice_in_a_moment_is_one_wish(clock, caplog):
     with Interrupts() as interrupts:
+        interrupts.have_steps()
         for _ in range(4):
             os.kill(os.getpid(), signal.SIGINT)
             clock[0] += 0.2
@@ -48,7 +51,7 @@ def test_ctrl_c_twice_in_a_moment_is_one_wish(clock, caplog):
     lines = [record.message for record in caplog.records]
     assert lines == [
         'SIGINT: finishing this step and saving; Ctrl-C (again, later) stops at once',
-        'Ctrl-C again: this step is still finished and saved, please wait',
+        'Ctrl-C again: this step is saved if it is finished within 6 seconds',
     ]
 
 
@@ -74,3 +77,52 @@ def test_handlers_are_put_back():
     with Interrupts():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_is_waited_for_may_raise_and_end():
+    with Interrupts() as interrupts:
+        assert interrupts.wait_for(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            interrupts.wait_for(divmod, 7, 0)
+        assert list(interrupts.each(iter('abc'))) == ['a', 'b', 'c']
+
+
+def test_after_a_signal_nothing_is_waited_for_any_longer(monkeypatch):
+    monkeypatch.setattr(interrupts, 'PATIENCE', 0.2)
+    never = threading.Event()
+
+    def batches():
+        yield 'first'
+        never.wait(60)
+
+    waits = []
+    with Interrupts() as received:
+        received.have_steps()
+        each = received.each(batches(), meanwhile=waits.append)
+        assert next(each) == 'first'
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(interrupts.Abandoned):
+            next(each)
+        assert waits
+        never.set()
+        assert received.wait_for(time.sleep, 0.5, gives_up=False) is None
+
+
+def test_closing_batches_that_are_blocked_takes_no_time(monkeypatch):
+    """As TensorFlow waits for files that it reads ahead."""
+    monkeypatch.setattr(interrupts, '_CLOSING', 0.1)
+    never = threading.Event()
+
+    def batches():
+        try:
+            yield from 'ab'
+        finally:
+            never.wait(60)
+
+    with Interrupts() as received:
+        each = received.each(batches())
+        next(each)
+        begin = time.monotonic()
+        each.close()
+        assert time.monotonic() - begin < 10
+    never.set()

@@ -34,7 +34,8 @@ def test_one_live_line_on_a_terminal(tmp_path):
     assert code == 0, text
     for line in (
         'compiling the training step',
-        r'0/12 0%\s',
+        'reading the first batch',
+        r'0/12 0%  waiting for the first step',
         r'6/12 50%  loss 2\.\d{4}  accuracy \S+ %  [\d,]+ images/s  ETA \S+',
         'evaluating after step 12',
     ):

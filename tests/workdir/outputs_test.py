@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.steps import setup
 from vit_jax.errors import DivergedError
+from vit_jax.workdir import outputs as outputs_lib
 from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.outputs import Outputs
 from vit_jax.workdir.progress import Meter
@@ -42,6 +43,28 @@ def outputs(tmp_path):
 
 def rows(tmp_path):
     return [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+
+
+def test_the_log_says_what_is_waited_for_and_how_long_it_takes(tmp_path, monkeypatch, caplog):
+    """Before the first step ends, and once it has."""
+    now = [50.0]
+    monkeypatch.setattr(outputs_lib.time, 'perf_counter', lambda: now[0])
+    checkpoints = Checkpointer(str(tmp_path), 2, False)
+    meter = Meter(8, 500, 1e6, None, 1, 3)
+    opened = Outputs(str(tmp_path), 0, 500, checkpoints, meter, 10)
+    opened.meter.start(0)
+    opened.wait_for_batch(61.0)
+    assert 'the first batch has not come for 61 s' in caplog.text
+    now[0] += 62
+    opened.begin_first_step(0, 10.2)
+    assert 'waiting for the first step (compiled in 10.2 s' in caplog.text
+    now[0] += 60
+    opened.advance(1, FINITE)
+    assert 'about 8 h 20 min for the 499 steps' in caplog.text
+    opened.advance(2, FINITE)
+    assert caplog.text.count('about') == 1
+    opened.close()
+    checkpoints.close()
 
 
 @pytest.mark.pictures

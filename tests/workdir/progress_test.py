@@ -61,3 +61,20 @@ def test_the_live_line():
 )
 def test_duration(seconds, text):
     assert progress.duration(seconds) == text
+
+
+def test_the_estimate_has_steps_and_evaluations():
+    meter = progress.Meter(32, 500, 1e9, None, evaluations=10, batches_per_evaluation=12)
+    seconds = 15.0 * (499 + 10 * 12 / 3)  # an evaluation computes the forward pass alone
+    text = meter.estimate(1, 15.0)
+    assert progress.rough_duration(seconds) == '2 h 15 min'
+    assert 'about 2 h 15 min for the 499 steps' in text
+    assert '10 evaluations' in text
+
+
+@pytest.mark.parametrize(
+    ('seconds', 'text'),
+    [(8.4, '8 s'), (540, '9 min'), (7_800, '2 h 10 min'), (30 * 3600, '1 d 6 h')],
+)
+def test_rough_duration(seconds, text):
+    assert progress.rough_duration(seconds) == text

@@ -86,6 +86,12 @@ def finish() -> None:
         _last_words.drop()
 
 
+def say_nothing_more() -> None:
+    """Drops the last line of one of several processes, which the end of a process would print."""
+    if _last_words is not None:
+        _last_words.drop()
+
+
 @contextlib.contextmanager
 def leave_on_error() -> Iterator[None]:
     """In this context an error ends one of several processes at once, with exit code 1 (or 130).

@@ -17,7 +17,7 @@ from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
 from vit_jax.workdir import data_record, record
 from vit_jax.workdir.checkpoint import Checkpointer
-from vit_jax.workdir.interrupts import Interrupts
+from vit_jax.workdir.interrupts import Abandoned, Interrupts
 from vit_jax.workdir.outputs import Outputs
 from vit_jax.workdir.progress import Meter
 
@@ -69,6 +69,8 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
             num_steps,
             run.program.flops_per_step(),
             chips.peak_flops(jax.devices()[0].device_kind),
+            run.evaluations_left(step),
+            len(run.eval_batches),
         )
         outputs = Outputs(
             workdir,
@@ -113,19 +115,43 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
         evaluate(run, state, outputs, interrupts)  # the run was interrupted before it
     if step == program.num_steps or outputs.has_lost_patience():
         return state
+    interrupts.check_alone()
     begin = time.perf_counter()
     outputs.show('compiling the training step')
     train_step = program.train_step
-    if (seconds := time.perf_counter() - begin) > 0.05:  # else choosing accum_steps has compiled it
-        log.info('compiled the training step in %.1f s', seconds)
+    compile_seconds = time.perf_counter() - begin
+    if compile_seconds > 0.05:  # else choosing accum_steps has compiled it
+        log.info('compiled the training step in %.1f s', compile_seconds)
     run_lib.require_memory(program)
+    interrupts.check_alone()
     outputs.meter.start(step)
-    batches = sharding.feed(outputs.meter.timed(run.train_batches(start_step=step)), program.mesh)
+    outputs.show('reading the first batch')
+    batches = interrupts.each(
+        sharding.feed(outputs.meter.timed(run.train_batches(start_step=step)), program.mesh),
+        meanwhile=outputs.wait_for_batch,
+    )
     while step < program.num_steps and not (outputs.has_lost_patience() or interrupts.anywhere()):
         before = values
-        state, values = train_step(state, next(batches), *run.constants)
+        is_first = values is None
+        try:
+            batch = next(batches)
+        except Abandoned:
+            log.warning(
+                'the next batch does not come: the data are slow, or a file does not answer'
+            )
+            break
+        if is_first:
+            outputs.begin_first_step(step, compile_seconds)
+        state, values = train_step(state, batch, *run.constants)
         step += 1
-        outputs.advance(step - 1, before)
+        if is_first:
+            interrupts.wait_for(
+                jax.block_until_ready, values, meanwhile=outputs.wait_for_first_step, gives_up=False
+            )
+            interrupts.have_steps()
+            outputs.advance(step, values)
+        else:
+            outputs.advance(step - 1, before)
         if run.due('log', step):
             outputs.log(step, values)
         evaluation = None
@@ -149,13 +175,21 @@ def evaluate(
     outputs.show(f'evaluating after step {int(state.step)}')
     params = state.params if state.ema_params is None else state.ema_params
     batches = sharding.feed(run.eval_batches, run.program.mesh)
-    sums = classification.total(run.program.eval_step, params, batches, interrupts.anywhere)
-    values = sums and classification.metrics(sums)
-    if values:  # of an update that was too large, and finite itself
-        outputs.require_finite(int(state.step), values)
-    if values and run.fewshot:
-        few = run.fewshot(params, interrupts.anywhere)
-        values = few and values | few
+    values = None
+    try:
+        sums = interrupts.wait_for(
+            classification.total, run.program.eval_step, params, batches, interrupts.anywhere
+        )
+        if sums:
+            values = classification.metrics(sums)
+            # Not finite after an update that was too large, and finite itself.
+            outputs.require_finite(int(state.step), values)
+        if values and run.fewshot:
+            few = interrupts.wait_for(run.fewshot, params, interrupts.anywhere)
+            values = few and values | few
+    except Abandoned:
+        log.warning('the evaluation is not finished: the next start repeats it')
+        values = None
     if values:
         classes = per_class.from_sums(sums, run.train_data.class_names)
         outputs.log_evaluation(

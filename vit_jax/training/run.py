@@ -57,6 +57,14 @@ class Run:
         every = self.config[f'{what}_every']
         return step > 0 and (step == self.program.num_steps or (every > 0 and step % every == 0))
 
+    def evaluations_left(self, step: int) -> int:
+        """How many evaluations come after a step, the one at the end of the run among them."""
+        every = self.config.eval_every
+        last = self.program.num_steps
+        regular = last // every - step // every if every else 0
+        ends_with_one_more = last > step and not (every and last % every == 0)
+        return regular + 1 if ends_with_one_more else regular
+
     def number_kept(self, step: int, saved: Sequence[int]) -> int:
         """How many checkpoints there may be at the end, if those of `saved` are there at `step`."""
         config, every = self.config, self.config.keep_every
@@ -96,14 +104,18 @@ def resolve(
     share = sharding.data_share(mesh)
     dataset = config.dataset
     _complete(config, begun)
+    check_alone = check if consensus.count() == 1 else _do_nothing
+    check_alone()
     train_data, eval_data = open_data(dataset)
+    check_alone()
     data = described_data(train_data, eval_data)
     if begun:
         data_record.require_same(workdir, begun[0], config, data)
     if not begun:
         train_data, eval_data = without_broken(
-            {'train': train_data, 'eval': eval_data}, data, dataset, share, check
+            {'train': train_data, 'eval': eval_data}, data, dataset, share, check_alone
         )
+    check_alone()
     teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(
@@ -120,10 +132,13 @@ def resolve(
         _require_training_images(config, train_data)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
+    check_batch_size(config, train_data.num_examples, has_begun=bool(begun))
+    check_alone()
     program = Program(config, mesh, teacher=teacher)
     # Before steps are compiled to choose their parts: weights of another model are told at once.
     params = weights and pretrained.initial_params(weights, config, program.abstract_state.params)
     program = program_that_fits(program)
+    check_alone()
     constants = tuple(
         pretrained.place_params(abstract, teacher_params) for abstract in program.abstract_constants
     )
@@ -163,6 +178,31 @@ def resolve(
         constants,
         data,
     ), params
+
+
+def _do_nothing():
+    """In place of a check."""
+
+
+def check_batch_size(config: ConfigDict, num_examples: int, has_begun: bool = False) -> None:
+    """Raises UserError for a batch that is larger than the training split.
+
+    A run that `has_begun` with an earlier version, which allowed it, gets a warning.
+    """
+    if config.batch_size <= num_examples:
+        return
+    problem = (
+        f'batch_size is {config.batch_size}, and dataset.train_split '
+        f'{config.dataset.train_split} of {config.dataset.name!r} has {num_examples} images'
+    )
+    if has_begun:
+        log.warning('%s: each step shows images more than once', problem)
+        return
+    possible = 2 ** (num_examples.bit_length() - 1)
+    raise UserError(
+        f'{problem}: expected at most {num_examples}, as in --config.batch_size={possible}. With '
+        'another batch also see optimizer.learning_rate, num_steps and optimizer.warmup_steps.'
+    )
 
 
 def program_that_fits(program: Program) -> Program:

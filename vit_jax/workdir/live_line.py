@@ -25,10 +25,12 @@ class LiveLine:
             leave=False,
         )
         self.shown = shown
+        self._text = ''
 
     def show(self, text: str, at_once: bool = False) -> None:
         """Replaces the line, unless it has just been: then only if it must be `at_once`."""
-        if not self._bar.disable:
+        if not self._bar.disable and text != self._text:
+            self._text = text
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             self._bar.set_description_str(text[: width - 1], refresh=at_once)
             self._bar.update(0)

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 
 from jaxtyping import Array, PyTree
@@ -20,6 +21,10 @@ from vit_jax.workdir.metrics import ACCURACY, MetricsLog
 from vit_jax.workdir.trackers import Trackers
 
 log = logging.getLogger(__name__)
+
+_LONG_READ = 2  # seconds for a batch after which the live line says so
+_TOO_LONG_READ = 60  # and the log
+_TELLING = 3  # seconds of steps that tell how long the run takes
 
 FINITE = ('loss', 'grad_norm', 'update_norm', 'eval/loss')  # else training has diverged
 
@@ -50,6 +55,10 @@ class Outputs:
         # Of the last evaluation, as log_evaluation takes them.
         self._missing = self._worst = ''
         self._line = LiveLine()
+        self._started = None  # (step, time) at which the first step of this start began
+        self._evaluation_seconds = 0.0
+        self._has_estimate = False
+        self._has_warned_of_data = False
         self._trackers = Trackers((), workdir, {})
 
     def track(self, config: ConfigDict) -> None:
@@ -60,6 +69,48 @@ class Outputs:
         """Says on a terminal what is being done, when it is not a step of training."""
         self._line.show(what, at_once=True)
 
+    def wait_for_batch(self, seconds: float) -> None:
+        """Says that the next batch has not come for some seconds."""
+        which = 'first' if self._started is None else 'next'
+        if seconds > _LONG_READ:
+            self.show(f'waiting for the {which} batch, {seconds:.0f} s')
+        if seconds > _TOO_LONG_READ and not self._has_warned_of_data:
+            self._has_warned_of_data = True
+            log.warning(
+                'the %s batch has not come for %.0f s: the data are slow, or a file does not '
+                'answer. Ctrl-C saves and stops.',
+                which,
+                seconds,
+            )
+
+    def begin_first_step(self, step: int, compile_seconds: float) -> None:
+        """Says what is waited for from now on: the first step after `step`, the first of a start.
+
+        `compile_seconds` is what it took to compile it.
+        """
+        now = time.perf_counter()
+        self._started = step, now
+        done = [f'the first batch was read in {self.meter.seconds():.1f} s']
+        if compile_seconds > 0.05:  # else choosing accum_steps has compiled it
+            done.insert(0, f'compiled in {compile_seconds:.1f} s')
+        log.info('waiting for the first step (%s)', ', '.join(done))
+        self.wait_for_first_step(0.0)
+
+    def wait_for_first_step(self, seconds: float) -> None:
+        """Shows for how long the first step has been computed."""
+        step = self._started[0]
+        done = f'{step}/{self._num_steps} {step / self._num_steps:.0%}'
+        self.show(f'{done}  waiting for the first step, {seconds:.0f} s')
+
+    def _estimate(self, step):
+        """Says once how long the run takes, as soon as the steps until `step` tell."""
+        first, begin = self._started
+        seconds = time.perf_counter() - begin - self._evaluation_seconds
+        if self._has_estimate or step == first or step == self._num_steps or seconds < _TELLING:
+            return
+        self._has_estimate = True
+        log.info('%s', self.meter.estimate(step, seconds / (step - first)))
+
     def advance(self, step: int, values: dict[str, Array] | None) -> None:
         """Shows that a new step has started; `values` of the one before, `step`, must be finite.
 
@@ -67,6 +118,8 @@ class Outputs:
         """
         if values is not None:
             self._take(step, values)
+        if self._started is not None:
+            self._estimate(step)
         self._line.show(
             progress.live(
                 step,
@@ -121,6 +174,7 @@ class Outputs:
         """
         self._missing = f' ({missing})' if missing else ''
         self._worst = f', {worst}' if worst else ''
+        self._evaluation_seconds += seconds
         values = consensus.from_main(lambda: values)  # what follows from them is to be the same
         before = [*metrics.scores(self._metrics.rows, 'eval/num_examples').values()][-1:]
         if before and before != [values['eval/num_examples']]:

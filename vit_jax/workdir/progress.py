@@ -7,17 +7,29 @@ import jax
 
 from vit_jax.workdir import memory
 
+# Time of a batch in evaluation, in training steps: the forward pass is a third of the products.
+FORWARD = 1 / 3
+
 
 class Meter:
     """Measures a training loop between two reports."""
 
     def __init__(
-        self, batch_size: int, num_steps: int, flops_per_step: float, peak_flops: float | None
+        self,
+        batch_size: int,
+        num_steps: int,
+        flops_per_step: float,
+        peak_flops: float | None,
+        evaluations: int = 0,
+        batches_per_evaluation: int = 0,
     ):
         """For a model of `flops_per_step`, forward and backward.
 
-        `peak_flops` is the FLOP/s of one device, None where it is not known.
+        `peak_flops` is the FLOP/s of one device, None where it is not known. So many `evaluations`
+        are left, for `estimate`.
         """
+        self._evaluations = evaluations
+        self._batches_per_evaluation = batches_per_evaluation
         self.batch_size, self._num_steps = batch_size, num_steps
         self._flops_per_step, self._peak_flops = flops_per_step, peak_flops
         self.start(0)
@@ -39,6 +51,10 @@ class Meter:
         """Excludes time that was not training, such as an evaluation, from the interval."""
         self._paused += seconds
 
+    def seconds(self) -> float:
+        """Seconds since `start`."""
+        return time.perf_counter() - self._since
+
     def speed(self, step: int) -> dict[str, float]:
         """What `report` says of the time since `start`, which goes on."""
         seconds = max(time.perf_counter() - self._since - self._paused, 1e-9)
@@ -49,6 +65,17 @@ class Meter:
             'eta_sec': (self._num_steps - step) / steps_per_sec if steps_per_sec else 0.0,
             'flops_per_sec': steps_per_sec * self._flops_per_step,
         }
+
+    def estimate(self, step: int, seconds_per_step: float) -> str:
+        """How long the run takes after `step`, evaluations included, whose time follows."""
+        left = self._num_steps - step
+        forward_steps = self._evaluations * self._batches_per_evaluation * FORWARD
+        total = seconds_per_step * (left + forward_steps)
+        evaluations = 'evaluation' if self._evaluations == 1 else f'{self._evaluations} evaluations'
+        return (
+            f'about {rough_duration(total)} for the {left} steps left and the {evaluations}: '
+            f'{seconds_per_step:.2g} s a step of {self.batch_size} images'
+        )
 
     def report(self, step: int) -> dict[str, float]:
         """Speed per second of training since `start`, and starts again.
@@ -119,3 +146,16 @@ def duration(seconds: float) -> str:
     days, rest = divmod(int(seconds), 86_400)
     clock = f'{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}'
     return f'{days}d {clock}' if days else clock
+
+
+def rough_duration(seconds: float) -> str:
+    """'2 h 10 min', of the two largest units that matter."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f'{round(seconds)} s'
+    if minutes < 60:
+        return f'{minutes} min'
+    if minutes < 24 * 60:
+        return f'{minutes // 60} h {minutes % 60} min'
+    hours = round(seconds / 3600)
+    return f'{hours // 24} d {hours % 24} h'

@@ -10,7 +10,7 @@ import pathlib
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -117,6 +117,42 @@ def log_to(workdir: str) -> logging.Handler:
     # First, so that what it has to say of itself stands before the line that it could not write.
     logging.getLogger('vit_jax').handlers.insert(0, handler)
     return handler
+
+
+@contextlib.contextmanager
+def removed_if_refused(workdir: str) -> Iterator[None]:
+    """A context for a run whose workdir does not stay when a UserError ends it before it begins.
+
+    A directory that was there before stays. So does one with any file but the log and the lock.
+    """
+    missing = []  # the directories that the run makes, from the workdir upwards
+    path = os.path.abspath(workdir)
+    while '://' not in workdir and is_utf8(path) and not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    try:
+        yield
+    except UserError:
+        if missing and consensus.is_main():
+            _remove_empty_run(missing)
+        raise
+
+
+def _remove_empty_run(directories):
+    """Removes a workdir and the directories above it, as far as they hold nothing else."""
+    workdir = directories[0]
+    if not os.path.isdir(workdir) or not {LOG, LOCK} >= set(os.listdir(workdir)):
+        return
+    logger = logging.getLogger('vit_jax')
+    for handler in logger.handlers[:]:  # they would open the file again
+        if isinstance(handler, LogFile) and os.path.dirname(handler.baseFilename) == workdir:
+            logger.removeHandler(handler)
+            handler.close()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(workdir):
+            os.remove(os.path.join(workdir, name))
+        for directory in directories:
+            os.rmdir(directory)
 
 
 def lock(workdir: str) -> contextlib.ExitStack:

@@ -1,0 +1,197 @@
+"""No command outlives two Ctrl-C, or SIGTERM, whatever it waits for: real processes that block."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.support.datasets import write_images
+from tests.support.forked import UNDRAWN, Forked
+from tests.support.runs import TINY, arguments
+
+# Threads of TensorFlow open a pipe, and the main thread waits for them in C++, where Python runs no
+# handler of a signal.
+BLOCK = """
+import sys
+from vit_jax.data.host_tensorflow import tf
+def block(*_, **__):
+    print('blocked', file=sys.stderr, flush=True)
+    list(tf.data.Dataset.from_tensors(PIPE).map(tf.io.read_file).prefetch(1))
+"""
+COMMAND = """
+from vit_jax import cli
+from vit_jax.processes import watchdog
+watchdog.GRACE = 1.0
+@cli.command
+def main(argv=None):
+    BODY
+cli.leave(main())
+"""
+BARE = 'block()'
+TRAINING = """
+    from vit_jax.workdir.interrupts import Interrupts
+    with Interrupts() as interrupts:
+        block()
+"""
+WITH_STEPS = """
+    from vit_jax.workdir.interrupts import Interrupts
+    with Interrupts() as interrupts:
+        interrupts.have_steps()
+        block()
+"""
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    path = tmp_path / 'pipe'
+    os.mkfifo(path)
+    return path
+
+
+def wait_until(process, log, text, seconds=240):
+    deadline = time.monotonic() + seconds
+    while text not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+
+
+def ends_after(process, log, signals, pause=1.2, seconds=20):
+    """Sends the signals; the exit code. Fails when the process is still there after `seconds`."""
+    for number, signum in enumerate(signals):
+        if number:
+            time.sleep(pause)
+        process.send_signal(signum)
+    try:
+        return process.wait(seconds)
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ('body', 'signals', 'code'),
+    [
+        (BARE, [signal.SIGINT], 130),
+        (BARE, [signal.SIGTERM], -signal.SIGTERM),
+        (TRAINING, [signal.SIGINT], 130),
+        (TRAINING, [signal.SIGTERM], 143),
+        (WITH_STEPS, [signal.SIGTERM, signal.SIGINT], 130),
+        (WITH_STEPS, [signal.SIGINT, signal.SIGINT], 130),
+    ],
+)
+def test_a_command_that_is_blocked_ends(body, signals, code, pipe, tmp_path):
+    log = tmp_path / 'log'
+    source = BLOCK.replace('PIPE', repr(str(pipe))) + COMMAND.replace('BODY', body)
+    process = Forked([], log, code=source)
+    wait_until(process, log, 'blocked')
+    time.sleep(0.2)
+    assert ends_after(process, log, signals) == code
+    assert 'Traceback' not in log.read_text()
+
+
+def test_two_ctrl_c_in_a_moment_end_it_too(pipe, tmp_path):
+    """They may be one press of a key, after which a step has some seconds."""
+    log = tmp_path / 'log'
+    source = BLOCK.replace('PIPE', repr(str(pipe))) + COMMAND.replace('BODY', WITH_STEPS)
+    process = Forked([], log, code=source)
+    wait_until(process, log, 'blocked')
+    time.sleep(0.2)
+    assert ends_after(process, log, [signal.SIGINT] * 2, pause=0.1) == 130
+
+
+def test_one_signal_waits_for_what_is_to_be_saved(pipe, tmp_path):
+    log = tmp_path / 'log'
+    source = BLOCK.replace('PIPE', repr(str(pipe))) + COMMAND.replace('BODY', WITH_STEPS)
+    process = Forked([], log, code=source)
+    wait_until(process, log, 'blocked')
+    process.send_signal(signal.SIGTERM)
+    time.sleep(2.5)
+    try:
+        assert process.poll() is None, log.read_text()
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('signum', 'code'), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130)]
+)
+@pytest.mark.parametrize(
+    'place',
+    [
+        'vit_jax.training.run:open_data',
+        'vit_jax.training.accumulation:bytes_needed',
+        'vit_jax.training.program:Program.trace_train_step',
+        'vit_jax.training.run:initial_or_restored_state',
+    ],
+)
+def test_a_signal_in_any_phase_of_the_start(place, signum, code, pipe, tmp_path):
+    module, _, path = place.partition(':')
+    source = (
+        BLOCK.replace('PIPE', repr(str(pipe)))
+        + f'import {module}\n{module}.{path} = block\n'
+        + UNDRAWN
+    )
+    log = tmp_path / 'log'
+    process = Forked(arguments(tmp_path / 'run', fields=TINY | {'accum_steps': 0}), log, source)
+    wait_until(process, log, 'blocked')
+    begin = time.monotonic()
+    assert ends_after(process, log, [signum]) == code
+    assert time.monotonic() - begin < 10
+    assert 'To continue' in log.read_text()
+
+
+def photos(folder):
+    write_images(folder / 'train', ['ant', 'bee'], 40, seed=1)
+    write_images(folder / 'test', ['ant', 'bee'], 20, seed=2)
+    return TINY | {'dataset.name': folder, 'eval_every': 1_000_000, 'num_steps': 1_000_000}
+
+
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_a_photo_that_becomes_a_pipe_does_not_hold_a_run(split, tmp_path):
+    """A signal saves the steps that are trained, also when an evaluation waits for the photo."""
+    fields = photos(tmp_path / 'data') | {'checkpoint_every': 1_000_000}
+    if split == 'test':
+        fields['eval_every'] = 30
+    log = tmp_path / 'log'
+    process = Forked(arguments(tmp_path / 'run', fields=fields), log, UNDRAWN, optimized=False)
+    wait_until(process, log, 'step 5/')
+    replace_by_pipe(tmp_path / 'data' / split / 'bee' / '003.png')
+    wait_until_silent(log)
+    assert ends_after(process, log, [signal.SIGTERM], seconds=60) == 143
+    assert 'and saved. To continue' in log.read_text()
+    checkpoints = [path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()]
+    assert len(checkpoints) == 1
+    assert int(checkpoints[0]) >= 5
+
+
+def wait_until_silent(log):
+    """Returns once a second has brought no line."""
+    size = -1
+    while log.stat().st_size > size:
+        size = log.stat().st_size
+        time.sleep(1)
+
+
+@pytest.mark.slow
+def test_photos_that_are_pipes_do_not_hold_an_evaluation(pipe, tmp_path):
+    source = (
+        BLOCK.replace('PIPE', repr(str(pipe)))
+        + 'from vit_jax import cli, evaluate\n'
+        + 'from vit_jax.scoring import classes\nclasses.score = block\n'
+        + 'cli.leave(evaluate.main())'
+    )
+    log = tmp_path / 'log'
+    fields = TINY | {'num_steps': 6, 'report': False}
+    run = Forked(arguments(tmp_path / 'run', fields=fields), log, UNDRAWN, optimized=False)
+    assert run.wait(300) == 0
+    process = Forked([f'--workdir={tmp_path}/run', '--split=test'], log, source)
+    wait_until(process, log, 'blocked')
+    assert ends_after(process, log, [signal.SIGINT] * 2) == 130
