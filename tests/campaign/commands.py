@@ -19,7 +19,7 @@ import time
 
 from tests.campaign.cases import Failure
 from tests.support.forked import Forked
-from tests.support.runs import arguments
+from tests.support.runs import ROOT, arguments
 
 LOG = 'command.log'
 ENDED = 0.02  # seconds between two looks at a process
@@ -55,7 +55,7 @@ def explain_on_request():
 
 def as_typed(module, **variables):
     """Replaces this process by `python -m vit_jax.MODULE` with its arguments."""
-    os.environ.update(variables)
+    os.environ.update(variables, PYTHONPATH=str(ROOT))
     os.execv(sys.executable, [sys.executable, '-m', f'vit_jax.{module}', *sys.argv[1:]])
 
 

@@ -18,7 +18,6 @@ from PIL import Image
 
 from tests.campaign import cases, commands, mutate, runs
 from tests.campaign.cases import Failure
-from tests.support.datasets import write_images
 from tests.support.forked import Forked
 
 SECONDS, GIGABYTES, QUOTA = 600, 4, 60
@@ -76,12 +75,11 @@ PLACES = (
     'vit_jax.training.loop:evaluate',
     'vit_jax.workdir.checkpoint:Checkpointer.save',
 )
-SPLITS = ('train', 'train', 'test')
 
 
 def prepare(bases):
-    write_images(bases / 'data/train', CLASSES, 24, seed=1)
-    write_images(bases / 'data/test', CLASSES, 6, seed=2)
+    write_photos(bases / 'data/train', 24, seed=1)
+    write_photos(bases / 'data/test', 6, seed=2)
     here = os.getcwd()
     os.chdir(bases)  # paths of the fields are from there
     for name, fields in BASES.items():
@@ -93,22 +91,33 @@ def prepare(bases):
     os.chdir(here)
 
 
+def write_photos(folder, per_class, seed):
+    """Pictures of noise whose files differ in size, also from class to class."""
+    rng = np.random.default_rng(seed)
+    for k, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for i in range(per_class):
+            pixels = rng.integers(0, 255, (16 + i, 17 + k, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f'{i:03}.png')
+
+
 def draw(rng, bases):
     base = rng.choice(list(BASES))
     photo = rng.randrange(1 << 30)
     if rng.random() < 0.4:
         when = ('during', rng.choice(PLACES), rng.choice((1, 1, 2, 3)))
-        return base, [when, *_changes(rng, DURING, photo)]
+        return base, [when, *_changes(rng, DURING, photo, base)]
     if base == 'cache' and rng.random() < 0.7:
         operation, seed = mutate.draw_in_place(rng, 0.5)
         return base, [('between',), ('kept', photo, operation, seed)]
     kinds = KEEPING if rng.random() < 0.3 else CHANGING
-    return base, [('between',), *_changes(rng, kinds, photo)]
+    return base, [('between',), *_changes(rng, kinds, photo, base)]
 
 
-def _changes(rng, kinds, photo):
+def _changes(rng, kinds, photo, base):
     number = rng.choice((1, 1, 1, 2))
-    return [(rng.choice(kinds), rng.choice(SPLITS), photo + k) for k in range(number)]
+    splits = ('train',) if base == 'slices' else ('train', 'train', 'test')
+    return [(rng.choice(kinds), rng.choice(splits), photo + k) for k in range(number)]
 
 
 def make(case, bases):
@@ -153,11 +162,12 @@ def change(operation, path):
     if operation == 'touch':
         os.utime(path, (1, 1))
     elif operation == 'link':
-        path.rename('elsewhere.png')
-        path.symlink_to(os.path.abspath('elsewhere.png'))
+        target = pathlib.Path(f'elsewhere-{folder.name}-{path.name}').absolute()
+        path.rename(target)
+        path.symlink_to(target)
     elif operation == 'copy':
-        shutil.copy(path, 'elsewhere.png')
-        os.replace('elsewhere.png', path)
+        shutil.copy(path, 'copy.png')
+        os.replace('copy.png', path)
     elif operation == 'hidden':
         (folder / '.hidden.png').write_bytes(data)
     elif operation == 'no image':

@@ -166,10 +166,12 @@ def _first(case, module):
     """The code that runs before the command."""
     kind, moment, *when = case.changes[0]
     lines = []
-    if case.base == 'slow to compile':
+    cache = case.base != 'slow to compile'  # which would be fast in the second case
+    if not cache:
         lines.append('import jax; jax.config.update("jax_enable_compilation_cache", False)')
     if kind == 'typed':
-        lines.append(f'commands.as_typed({module!r})')
+        variable = f'JAX_ENABLE_COMPILATION_CACHE={str(cache).lower()!r}'
+        lines.append(f'commands.as_typed({module!r}, {variable})')
     elif moment == 'place':
         reach_here = 'reach_with_pipes' if case.base == 'pipe' else 'reach'
         lines.append(
