@@ -94,9 +94,9 @@ def make(case, bases):
 
 def redirect(stream, encoding, error):
     """Lets this process write its output to OUT, /dev/full, a pipe without a reader, or nothing."""
+    sys.stdout.reconfigure(encoding=encoding, errors='strict')
     _redirect(1, stream, OUT)
     _redirect(2, error, None)
-    sys.stdout.reconfigure(encoding=encoding, errors='strict')
     if stream == 'closed':
         sys.stdout = None
     if error == 'closed':
