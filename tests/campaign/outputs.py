@@ -164,8 +164,6 @@ def _judged(command, code, stream, encoding, error):
         if error == 'file':
             commands.require_one_message(written)
         return 'refused'
-    if code == 1 and error in UNWRITABLE:
-        return 'refused'  # what it says cannot be read
     if code:
         raise Failure('abort', f'exit code {code}: {written[-300:]}')
     if stream in UNWRITABLE and command in PRINTING:
