@@ -16,13 +16,15 @@ import os
 import pathlib
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
 from multiprocessing.connection import wait
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+# What TensorFlow prints is judged: its level is the one that a command sets, see `main`.
+os.environ.pop('TF_CPP_MIN_LOG_LEVEL', None)
 os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'  # or every process announces it
 os.environ['HF_HUB_OFFLINE'] = '1'
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
@@ -36,7 +38,9 @@ os.environ['JAX_NUM_CPU_DEVICES'] = '2'
 from tests.campaign import cases, preparation  # noqa: E402
 from tests.campaign.cases import KINDS, Case  # noqa: E402
 from tests.campaign.worker import Worker, clear  # noqa: E402
+from vit_jax import terminal  # noqa: E402
 
+LONG = ('kills', 'limits', 'workdirs', 'datasets', 'signals', 'outputs')  # cases of few changes
 GRACE = 300  # seconds that the cases under way have when the time is over
 
 
@@ -96,8 +100,8 @@ def run_all(workers, scheduler, seconds, corpus, seed):
 
 def minimised(worker, case, outcome):
     """The case with as few changes as fail in the same way; a hang is tried once more alone."""
-    if case.kind in ('kills', 'limits', 'workdirs'):
-        return case, outcome  # takes long, and has few changes
+    if case.kind in LONG:
+        return case, outcome
     shorter = [case] if outcome.word == 'hang' or len(case.changes) == 1 else []
     shorter += [
         Case(case.kind, case.base, (change,)) for change in case.changes if len(case.changes) > 1
@@ -160,6 +164,10 @@ def main(argv=None):
     kinds = options.only.split(',')
     corpus = pathlib.Path(options.corpus).resolve()
     corpus.mkdir(parents=True, exist_ok=True)
+    terminal.log_to_terminal()  # sets in the environment what every command sets
+    # A shell that starts the campaign in the background has it ignore Ctrl-C, and all its runs.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(
         prefix='vit_jax_campaign_', ignore_cleanup_errors=True

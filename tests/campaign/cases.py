@@ -12,7 +12,8 @@ A kind of faults is a module of this package with
 
 `check` raises UserError where the program refuses the input, and Failure where it does what it must
 not. Any other exception is a failure, too, and so are the end of the process, more time or memory
-than the kind allows, and a file `executed` in the working directory.
+than the kind allows, a file `executed` in the working directory, and lines that libraries or the
+interpreter print beside the messages (`noise`).
 """
 
 import dataclasses
@@ -23,10 +24,37 @@ import re
 import traceback
 import zipfile
 
-KINDS = ('weights', 'sidecars', 'configs', 'images', 'workdirs', 'kills', 'limits')
+KINDS = (
+    'weights',
+    'sidecars',
+    'configs',
+    'images',
+    'workdirs',
+    'kills',
+    'limits',
+    'numbers',
+    'datasets',
+    'signals',
+    'outputs',
+)
 CORPUS = pathlib.Path(__file__).parent / 'corpus'
 MARK = 'executed'  # the file that malicious inputs try to make
 _LONGEST_MESSAGE = 4000  # characters
+# What the interpreter, libraries and the C++ code below them print. No message of the project looks
+# like these.
+_NOISE = re.compile(
+    r'Traceback \(most recent call last\)'
+    r'|[\w./-]+\.(?:cc|cpp|cu|h):\d+\] '  # a log line of TensorFlow, XLA, gRPC or Gloo
+    r'|Begin stack trace|^\s+@ +0x[0-9a-f]+|PC: @ '
+    r'|terminate called|libc\+\+abi|Fatal Python error|Segmentation fault|core dumped'
+    r'|Exception ignored in|Task exception was never retrieved|--- Logging error ---'
+    r'|\.py:\d+: \w*Warning: '
+    r'|Corrupt JPEG data|Premature end of JPEG|libpng (?:error|warning)|WARNING: All log messages',
+    re.MULTILINE,
+)
+# XLA writes this of every program that it reads from the compilation cache of the campaign. A user
+# has another cache, with which machine.keep_compiled mutes it.
+_OF_THE_CAMPAIGN = re.compile(r'^.*(?:cpu_aot_loader|cpu_aot_compilation).*\n?', re.MULTILINE)
 
 
 class Failure(Exception):
@@ -68,10 +96,27 @@ class Outcome:
         return f'{case.kind}-{self.word}-{where}'.rstrip('-')
 
 
+def noise(printed):
+    """A Failure for what a library or the interpreter has printed; None where there is nothing."""
+    printed = _OF_THE_CAMPAIGN.sub('', printed)
+    found = _NOISE.search(printed)
+    if found is None:
+        return None
+    part = printed[max(found.start() - 200, 0) : found.start() + 1000]
+    word = 'traceback' if 'Traceback' in found[0] else 'noise'
+    return Failure(word, f'{found[0].strip()} was printed: {part}')
+
+
+def require_no_noise(printed):
+    """Raises Failure for what a library or the interpreter has printed."""
+    if failure := noise(printed):
+        raise failure
+
+
 def refused(error):
     """The outcome of an error that a user can mend."""
     message = str(error)
-    if len(message) > _LONGEST_MESSAGE or 'Traceback' in message or not message.strip():
+    if len(message) > _LONGEST_MESSAGE or noise(message) or not message.strip():
         return Outcome('no message', True, f'{len(message)} characters: {message[:300]}')
     return Outcome('refused', detail=message)
 

@@ -11,7 +11,7 @@ import resource
 import shutil
 import subprocess
 
-from tests.campaign import runs, workdirs
+from tests.campaign import cases, runs, workdirs
 from tests.campaign.cases import Failure
 from tests.support.forked import MAIN, Forked
 from tests.support.runs import arguments
@@ -142,8 +142,7 @@ def _run(argv, code):
 
 
 def _require_end(code, log):
-    if 'Traceback (most' in log:
-        raise Failure('traceback', log.strip().splitlines()[-1][:200])
+    cases.require_no_noise(log)
     if code not in (0, 1):
         raise Failure('abort', f'exit code {code}: {log[-200:]}')
     if code and sum(line.startswith('error: ') for line in log.splitlines()) != 1:

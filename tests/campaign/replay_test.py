@@ -9,7 +9,42 @@ from tests.campaign import cases, limits, preparation
 from tests.campaign.worker import Worker
 
 ENTRIES = sorted(path.parent for path in cases.CORPUS.glob('*/case.json'))
-SLOW = ('configs', 'workdirs', 'kills', 'limits', 'sidecars-hang', 'weights-hang')  # most train
+SLOW = (
+    'configs',
+    'datasets',
+    'kills',
+    'limits',
+    'numbers',
+    'outputs',
+    'sidecars-hang',
+    'signals',
+    'weights-hang',
+    'workdirs',
+)  # most train
+NOISE = (
+    '2026-11-28 10:00:00.123456: E tensorflow/core/lib/jpeg/jpeg_mem.cc:302] Uncompressed image',
+    'W0000 00:00:1764500000.123456   12345 cuda_executor.cc:1228] INTERNAL: CUDA Runtime error',
+    'E1128 10:00:00.123456   12345 coordination_service_agent.cc:402] Polled an error',
+    'F1128 10:00:00.1 123 client.h:80] Terminating process',
+    'WARNING: All log messages before absl::InitializeLog() is called are written to STDERR',
+    '*** Begin stack trace ***',
+    '    @     0x7f52d1e12345  (unknown)',
+    'Traceback (most recent call last):',
+    "Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w' encoding='utf-8'>",
+    'terminate called after throwing an instance of std::bad_alloc',
+    'Fatal Python error: Aborted',
+    '/usr/lib/python3.11/site-packages/numpy/core.py:12: RuntimeWarning: overflow in cast',
+    'Corrupt JPEG data: premature end of data segment',
+    'libpng error: IDAT: CRC error',
+    '--- Logging error ---',
+)
+QUIET = (
+    'error: data/train/ant/a.png cannot be read: not an image of BMP, GIF, JPEG, PNG.',
+    'skipped broken image data/a.jpg: Invalid JPEG data, size 12 (1 of 3)',
+    'step 8/8  eval accuracy 14.17 %  top-5 54.17 %  loss 2.2985  on 360 images in 5.8 s',
+    'photo.cc: there is no image',
+    'E1128 10:00:00.1 123 cpu_aot_loader.cc:210] Loading XLA:CPU AOT result',
+)
 
 
 @pytest.fixture(scope='module')
@@ -51,6 +86,25 @@ def worker(tmp_path_factory):
 )
 def test_case(entry, bases, worker):
     _require_end(worker, bases, cases.kept(entry), entry)
+
+
+@pytest.mark.parametrize('line', NOISE)
+def test_what_libraries_print_is_a_fault(line):
+    failure = cases.noise(f'step 1/8\n{line}\nstep 2/8\n')
+    assert failure is not None
+    assert failure.args[0] in ('noise', 'traceback')
+    assert line[:20] in failure.args[1]
+
+
+@pytest.mark.parametrize('line', QUIET)
+def test_messages_are_not_taken_for_lines_of_libraries(line):
+    assert cases.noise(f'step 1/8\n{line}\nstep 2/8\n') is None
+
+
+@pytest.mark.parametrize('kind', cases.KINDS)
+def test_a_kind_says_what_a_case_may_take(kind):
+    module = cases.Case(kind, '', ()).module
+    assert min(module.SECONDS, module.GIGABYTES, module.QUOTA) > 0
 
 
 @pytest.mark.nightly

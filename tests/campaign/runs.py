@@ -30,8 +30,8 @@ def train_here(workdir, steps=STEPS):
     return lines if word == 'done' else None
 
 
-def final_state(workdir):
-    path = pathlib.Path(workdir).resolve() / 'checkpoints' / str(STEPS) / 'state'
+def final_state(workdir, step=STEPS):
+    path = pathlib.Path(workdir).resolve() / 'checkpoints' / str(step) / 'state'
     with ocp.PyTreeCheckpointer() as checkpointer:
         # As arrays of this process, whatever number of processes they were saved from.
         arrays = jax.tree.map(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from tests.campaign.cases import MARK, Case, Failure, Outcome, failed, refused, unpack
+from tests.campaign.cases import MARK, Case, Failure, Outcome, failed, noise, refused, unpack
 from tests.support.forked import CONTEXT
 from vit_jax.errors import UserError
 
@@ -137,24 +137,26 @@ def run(case: Case, entry, folder, bases) -> Outcome:
 def _judged(case, outcome, folder, work):
     """The outcome, or what else was wrong: something was run, or printed, or took too much."""
     log = folder / 'log'
-    printed = log.read_text(errors='replace') if log.exists() else ''
+    printed = noise(log.read_text(errors='replace')) if log.exists() else None
     allowed = case.module
-    for wrong, word, detail in (
-        ((work / MARK).exists(), MARK, 'the input ran a command'),
-        ('Traceback (most' in printed, 'traceback', f'printed: {_around_traceback(printed)}'),
-        (outcome.gigabytes > allowed.GIGABYTES, 'memory', f'{outcome.gigabytes:.1f} GB'),
-        (outcome.seconds > allowed.SECONDS, 'hang', f'{outcome.seconds:.0f} s'),
-    ):
-        if wrong and not outcome.failed:
-            judged = failed(Failure(word, detail))
-            outcome.word, outcome.failed, outcome.detail = word, True, detail
-            outcome.where = judged.where if word == 'traceback' else ''
-    return outcome
-
-
-def _around_traceback(printed):
-    start = printed.find('Traceback (most')
-    return printed[max(start - 200, 0) : start + 1000]
+    if outcome.failed:
+        return outcome
+    if (work / MARK).exists():
+        failure = Failure(MARK, 'the input ran a command')
+    elif printed:
+        failure = printed
+    elif outcome.gigabytes > allowed.GIGABYTES:
+        failure = Failure('memory', f'{outcome.gigabytes:.1f} GB')
+    elif outcome.seconds > allowed.SECONDS:
+        failure = Failure('hang', f'{outcome.seconds:.0f} s')
+    else:
+        return outcome
+    judged = failed(failure)
+    judged.seconds = outcome.seconds
+    judged.gigabytes = outcome.gigabytes
+    if failure is not printed:  # the case says where, see Outcome.signature
+        judged.where = ''
+    return judged
 
 
 def _status(name):

@@ -1,0 +1,205 @@
+"""Streams that cannot take what a command prints, and names that terminals or spreadsheets obey.
+
+Standard output and standard error are a file of any encoding, a full disk, a pipe that nobody reads
+or closed. A command does its work and shows every name in characters that the stream has and that
+no terminal obeys; or it ends with one message and exit code 1 where what it prints is its result
+and cannot be written.
+"""
+
+import csv
+import os
+import pathlib
+import shutil
+import sys
+import unicodedata
+
+import numpy as np
+from PIL import Image
+
+from tests.campaign import cases, commands, runs
+from tests.campaign.cases import Failure
+from tests.support.datasets import write_images
+from tests.support.forked import Forked
+
+SECONDS, GIGABYTES, QUOTA = 300, 4, 60
+PATIENCE = 120
+OUT = 'stdout'
+# One class of each kind of name; all can be folders.
+CLASSES = (
+    'plain',
+    'Jos\u00e9 \u4e16\u754c \U0001f41c',
+    '=1+1',
+    '@x',
+    '\x1b[31mred\x1b[0m',
+    'right\u202eleft',
+    'a\tb',
+    'line\nbreak',
+)
+# Names of photos, as bytes, which need not be text.
+PHOTOS = (
+    b'plain.png',
+    'Jos\u00e9 \u4e16\u754c \U0001f41c.png'.encode(),
+    b'=1+1.png',
+    b'-dash.png',
+    b'\x1b]0;title\x07\x1b[2J.png',
+    'right\u202eleft.png'.encode(),
+    b'a\tb,"c".png',
+    b'line\nbreak.png',
+    b'not \xff\xfe utf-8.png',
+    b'\xc2\x9b31m.png',  # a control character beyond ASCII
+)
+COMMANDS = ('predict', 'predict json', 'predict csv', 'evaluate', 'evaluate json', 'train')
+PRINTING = ('predict', 'predict json', 'evaluate', 'evaluate json')
+ENCODINGS = ('utf-8', 'ascii', 'latin-1', 'cp1252')
+STREAMS = ('file', 'file', 'file', 'full', 'unread', 'closed')
+UNWRITABLE = ('full', 'unread')
+FIELDS = runs.FIELDS | {
+    'dataset.name': 'data',
+    'dataset.eval_split': 'test',
+    'batch_size': 8,
+    'num_steps': 2,
+    'optimizer.warmup_steps': 1,
+    'keep_best': False,
+}
+
+
+def prepare(bases):
+    write_images(bases / 'data/train', CLASSES, 3, seed=1)
+    write_images(bases / 'data/test', CLASSES, 1, seed=2)
+    os.mkdir(bases / 'photos')
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
+    for name in PHOTOS:
+        with open(os.path.join(os.fsencode(bases / 'photos'), name), 'wb') as file:
+            Image.fromarray(pixels).save(file, 'PNG')
+    here = os.getcwd()
+    os.chdir(bases)
+    if Forked(commands.training('run', FIELDS), 'log', optimized=False).wait():
+        raise RuntimeError(f'the run cannot be made: {pathlib.Path("log").read_text()}')
+    os.chdir(here)
+
+
+def draw(rng, bases):
+    command = rng.choice(COMMANDS)
+    stream = ('stdout', rng.choice(STREAMS), rng.choice(ENCODINGS))
+    error = ('stderr', rng.choice(STREAMS) if rng.random() < 0.3 else 'file')
+    start = ('typed', 'C') if rng.random() < 0.2 else ('fork',)
+    return command, [stream, error, start]
+
+
+def make(case, bases):
+    shutil.copytree(bases / 'run', 'runs')
+    shutil.copytree(bases / 'data', 'data')
+    shutil.copytree(os.fsencode(bases / 'photos'), b'photos')
+
+
+def redirect(stream, encoding, error):
+    """Lets this process write its output to OUT, /dev/full, a pipe without a reader, or nothing."""
+    sys.stdout.reconfigure(encoding=encoding, errors='strict')
+    _redirect(1, stream, OUT)
+    _redirect(2, error, None)
+    if stream == 'closed':
+        sys.stdout = None
+    if error == 'closed':
+        sys.stderr = None
+
+
+def _redirect(number, stream, path):
+    if stream == 'closed':
+        os.close(number)
+        return
+    if stream == 'full':
+        target = os.open('/dev/full', os.O_WRONLY)
+    elif stream == 'unread':
+        reader, target = os.pipe()
+        os.close(reader)
+    elif path:
+        target = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    else:
+        return  # the log of the process
+    os.dup2(target, number)
+    os.close(target)
+
+
+def check(case, bases):
+    (_, stream, encoding), (_, error), (kind, *_) = case.changes
+    first = (
+        f'from tests.campaign import outputs; outputs.redirect({stream!r}, {encoding!r}, {error!r})'
+    )
+    module = case.base.partition(' ')[0]
+    module = 'main' if module == 'train' else module
+    if kind == 'typed':
+        first += (
+            f'\ncommands.as_typed({module!r}, PYTHONIOENCODING={encoding!r}, LC_ALL="C", '
+            'PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")'
+        )
+    process = commands.start(_arguments(case.base), module, first)
+    try:
+        code = commands.end(process, commands.patience(PATIENCE))
+        if code is None:
+            raise Failure('hang', commands.stop(process))
+    finally:
+        process.kill()
+        process.wait()
+    return _judged(case.base, code, stream, encoding, error)
+
+
+def _arguments(command):
+    if command == 'train':
+        return commands.training('again', FIELDS)
+    if command.startswith('evaluate'):
+        options = ['--json'] if command.endswith('json') else []
+        return ['--workdir=runs', '--split=test', *options]
+    options = {'json': ['--json'], 'csv': ['--csv=out.csv']}.get(command.partition(' ')[2], [])
+    # Each by its name, as a shell gives them; './' stands before what looks like an option.
+    names = [os.fsdecode(b'photos/' + name) for name in PHOTOS]
+    return ['--workdir=runs', *options, *names]
+
+
+def _judged(command, code, stream, encoding, error):
+    written = commands.log()
+    cases.require_no_noise(written)
+    _require_harmless(written, 'stderr')
+    out = pathlib.Path(OUT).read_bytes() if stream == 'file' else b''
+    if code == 1 and stream in UNWRITABLE and command in PRINTING:
+        if error == 'file':
+            commands.require_one_message(written)
+        return 'refused'
+    if code:
+        raise Failure('abort', f'exit code {code}: {written[-300:]}')
+    if stream in UNWRITABLE and command in PRINTING:
+        raise Failure('silent', f'{command} could not write to {stream} and ended with 0')
+    if stream == 'file' and command in PRINTING:
+        _judge_printed(command, out.decode(encoding))  # raises where another encoding was taken
+    if command == 'predict csv':
+        _judge_csv()
+    return 'done'
+
+
+def _judge_printed(command, text):
+    if command.endswith('json'):
+        value = commands.read_finite_json(text.splitlines()[-1])
+        if command.startswith('predict'):
+            # In the locale C all bytes beyond ASCII are escaped, and none is lost.
+            found = [os.fsencode(image['image']) for image in value]
+            if found != [b'photos/' + name for name in PHOTOS]:
+                raise Failure('silent', f'names in JSON: {found}')
+    elif 'plain' not in text:
+        raise Failure('silent', f'the result is missing: {text[-200:]}')
+    _require_harmless(text, 'stdout')
+
+
+def _require_harmless(text, where):
+    """Raises Failure for the control characters that a terminal obeys, such as ESC."""
+    obeyed = [x for x in text if unicodedata.category(x) == 'Cc' and x not in '\n\t\r']
+    if obeyed:
+        raise Failure('obeyed', f'{where} has {obeyed[0]!r}')
+
+
+def _judge_csv():
+    with open('out.csv', newline='', encoding='utf-8', errors='surrogateescape') as file:
+        rows = list(csv.reader(file))
+    if len(rows) != 1 + len(PHOTOS):
+        raise Failure('silent', f'{len(rows) - 1} rows for {len(PHOTOS)} photos')
+    for cell in (cell for row in rows[1:] for cell in row):
+        if cell.startswith(('=', '+', '-', '@', '\t', '\r')):
+            raise Failure('obeyed', f'a cell of the CSV file begins with {cell[:1]!r}')
