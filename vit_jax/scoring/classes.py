@@ -15,7 +15,6 @@ from jaxtyping import PyTree
 from vit_jax.errors import UserError, check_destination, writing
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
-from vit_jax.models.kernels import compiler_options
 from vit_jax.models.parts import fastest, in_parts
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
@@ -123,7 +122,7 @@ def total(
         return sums | {'rows': rows | sums.get('rows', {})}
 
     everywhere = sharding.replicated(mesh)
-    step = jax.jit(step, out_shardings=everywhere, compiler_options=compiler_options(model))
+    step = model.backend.jit(step, out_shardings=everywhere)
     return classification.total(
         step, sharding.replicate(params, mesh), sharding.feed(batches, mesh)
     )
