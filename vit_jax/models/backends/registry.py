@@ -5,7 +5,6 @@ linear_kernel=gpu, which random numbers dropout draws.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +62,6 @@ ATTENTION = {
 LINEAR_ON_CPU = {'bfloat16': 'cpu', 'float32': 'xla'}
 
 
-@functools.cache
 def get(attention_kernel: str, linear_kernel: str) -> Backend:
     """The backend of two fields of `config.model`; their values are keys of the tables above."""
     return dataclasses.replace(LINEAR[linear_kernel], **ATTENTION[attention_kernel])
