@@ -79,6 +79,10 @@ TESTED_ELSEWHERE = {
         for name in ('data', 'looks', 'model', 'predictions')
     },
     'evaluators/batches.py': 'the name of a type',
+    **{
+        f'models/backends/{name}.py': 'compared: tests/models/backends/backend_test.py'
+        for name in ('cpu', 'gpu', 'layers', 'xla')
+    },
     'config_fields.py': 'a table: tests/config_test.py',
     'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
 }

@@ -12,6 +12,7 @@ from tests.support.vit import SMALL, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import attention
+from vit_jax.models.backends import gpu, registry
 
 
 def test_attention_dropout_acts_on_the_weights():
@@ -60,6 +61,11 @@ def assert_all_close(found, expected, rounding=1e-8):
     )
 
 
+def layer(kernel, **fields):
+    """Attention of two heads by an attention_kernel."""
+    return attention.Attention(2, 0.0, 'float32', registry.get(kernel, 'xla'), **fields)
+
+
 def by_jax(params, x, context):
     """The same layer, written with the function of JAX."""
     query, key, value = (
@@ -90,7 +96,7 @@ def asked(monkeypatch):
 def of_jax(queries, tokens):
     """(Queries, context, parameters of a layer, what `by_jax` makes of them)."""
     x, context = random_images(2, queries, 16), random_images(2, tokens, 16, seed=2)
-    init = functools.partial(attention.Attention(2, 0.0, 'float32', 'xla').init, context=context)
+    init = functools.partial(layer('xla').init, context=context)
     params = randomised(types.SimpleNamespace(init=init), x)
     return x, context, params, loss_and_gradients(by_jax, params, x, context)
 
@@ -103,11 +109,11 @@ def of_jax(queries, tokens):
 def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
     """Outputs and gradients. cuDNN gets self-attention only, and no number that it fails with."""
     x, context, params, by_itself = of_jax(queries, tokens)
-    module = attention.Attention(2, 0.0, 'float32', kernel, tokens=tokens)
+    module = layer(kernel, tokens=tokens)
     asked.clear()
 
     def filled_up(params, *inputs):
-        more = attention.padding_tokens(tokens) if kernel == 'cudnn' and expected else 0
+        more = gpu.padding(tokens) if kernel == 'cudnn' and expected else 0
         inputs = (jnp.pad(y, ((0, 0), (0, more), (0, 0))) for y in inputs)
         return module.apply({'params': params}, *inputs)[0][:, :queries]
 
@@ -120,7 +126,7 @@ def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
 def test_cudnn_does_not_get_what_it_fails_with(tokens, asked):
     """Where nothing was filled up, as when weights of every layer are asked for."""
     x = random_images(2, tokens, 16)
-    module = attention.Attention(2, 0.0, 'float32', 'cudnn')
+    module = layer('cudnn')
     module.apply(module.init(jax.random.key(0), x, x), x, x)
     assert not asked
 

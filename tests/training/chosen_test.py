@@ -6,7 +6,8 @@ from tests.support.runs import begin
 from vit_jax import config as config_lib
 from vit_jax import machine
 from vit_jax.errors import UserError
-from vit_jax.models import kernels, variants
+from vit_jax.models import variants
+from vit_jax.models.backends import registry
 from vit_jax.training import chosen
 from vit_jax.workdir import record
 
@@ -36,7 +37,7 @@ def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected)
     } | (
         {
             f'model.{field}': value
-            for field, value in kernels.fastest(config.model, platform).items()
+            for field, value in registry.fastest(config.model, platform).items()
         }
     )
 
@@ -111,7 +112,7 @@ def test_kernels_that_a_device_has(monkeypatch):
         r'.Accelerator X., which has: xla, cpu\.',
     ):
         chosen.check_kernel(model, DEVICE)
-    monkeypatch.setattr(kernels, 'has_cudnn', lambda device: device is DEVICE)
+    monkeypatch.setattr(registry, 'has_cudnn', lambda device: device is DEVICE)
     chosen.check_kernel(model, DEVICE)
 
 
@@ -128,7 +129,7 @@ def test_kernels_that_a_device_has(monkeypatch):
 )
 def test_what_is_chosen_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch):
     """Without a loop over layers, but for the residual units of a hybrid and many layers."""
-    monkeypatch.setattr(kernels, 'has_cudnn', lambda device: device is DEVICE)
+    monkeypatch.setattr(registry, 'has_cudnn', lambda device: device is DEVICE)
     config = config_lib.base(model.removesuffix('*5'))
     config.model.dtype = dtype
     if model.endswith('*5'):

@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, PyTree
 
 from vit_jax.errors import Inapplicable
 from vit_jax.models.attention import Attention
+from vit_jax.models.backends import registry
+from vit_jax.models.resnet import ResNet
 
 
 class Observed(NamedTuple):
@@ -58,7 +60,7 @@ def observer(model: nn.Module) -> Callable[[PyTree, Array], Observed]:
 
 def check(model: nn.Module) -> None:
     """Raises Inapplicable for a ResNet; an axial one attends between points of feature maps."""
-    if not hasattr(model, 'pool'):
+    if isinstance(model, ResNet):
         raise Inapplicable('a ResNet has no attention between patches')
 
 
@@ -74,7 +76,7 @@ def apply(
     weights = {name: x for name, x in outputs.items() if name.endswith('attention')}
     if model.pool == 'map':  # the weights of AttentionPool
         encoded, pool = outputs['encoded'][:, model.prefix :], params['pool']
-        attention = Attention(model.block.num_heads, 0.0, model.block.dtype)
+        attention = Attention(model.block.num_heads, 0.0, model.block.dtype, registry.XLA)
         probes = jnp.tile(pool['probe'].astype(encoded.dtype), (len(encoded), 1, 1))
         _, found = attention.apply(
             {'params': pool['attention']}, probes, encoded, return_weights=True

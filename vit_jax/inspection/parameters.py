@@ -9,6 +9,7 @@ from jaxtyping import Float, PyTree
 
 from vit_jax.errors import Inapplicable
 from vit_jax.models.position import Position
+from vit_jax.models.resnet import ResNet
 
 
 def filters(
@@ -39,7 +40,7 @@ def position_similarity(
     the embedding of the offset between two patches with that of offset zero. Raises Inapplicable
     where patches have no position embedding.
     """
-    if not hasattr(model, 'pool'):
+    if isinstance(model, ResNet):
         raise Inapplicable('a ResNet has no position embedding of patches')
     block = model.block
     if block.position == 'none':

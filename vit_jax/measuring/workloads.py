@@ -13,7 +13,6 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.models import kernels
 from vit_jax.models.parts import in_parts
 from vit_jax.training import accumulation, sharding
 from vit_jax.training.program import Program
@@ -87,13 +86,12 @@ def inference(program: Program) -> Workload:
     """Logits of one synthetic batch."""
     params, images = program.initial_state().params, synthetic(program)['image']
     with sharding.on_mesh(program.mesh):
-        logits = jax.jit(
+        logits = program.model.backend.jit(
             lambda params, images: in_parts(
                 functools.partial(program.model.apply, {'params': params}),
                 images,
                 program.eval_parts,
             ),
-            compiler_options=kernels.compiler_options(program.model),
         )
         about = {}
         lowered = logits.lower(params, images)
@@ -143,7 +141,7 @@ def matmul(program: Program) -> Workload:
     devices, dtype = program.mesh.local_devices, program.config.model.dtype
     ones = [jax.device_put(jnp.full((side, side), 1 / side, dtype), device) for device in devices]
     product = jax.jit(
-        lambda x, y: jnp.matmul(  # JAX's fastest, see models/linear.py
+        lambda x, y: jnp.matmul(  # JAX's fastest, see models/backends/cpu.py
             x, y, preferred_element_type=jnp.float32
         ).astype(dtype)
     )

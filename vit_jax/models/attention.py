@@ -6,11 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.models import cpu_attention, linear
+from vit_jax.models.backends.backend import Backend
 from vit_jax.models.dropout import Dropout
 from vit_jax.models.position import relative_logits
-
-KERNELS = ('auto', 'xla', 'cpu', 'cudnn')  # auto: as xla, where training/chosen.py does not choose
 
 
 class Attention(nn.Module):
@@ -19,9 +17,8 @@ class Attention(nn.Module):
     num_heads: int  # the hidden size is divided evenly among them
     dropout_rate: float  # of the attention weights; 0 in the paper
     dtype: jax.typing.DTypeLike  # of the computation, but for the softmax, which is in float32
-    kernel: str = 'auto'  # one of KERNELS
-    linear_kernel: str = 'auto'  # one of linear.KERNELS
-    tokens: int | None = None  # of the context; in _attend nothing attends to further ones
+    backend: Backend
+    tokens: int | None = None  # of the context that are attended to; None: all
 
     @nn.compact
     def __call__(
@@ -34,79 +31,65 @@ class Attention(nn.Module):
     ):
         """Returns tokens like `x`, and float32 weights [batch, heads, queries, tokens] or None.
 
-        Queries come from `x`, keys and values from `context`, which is `x` in self-attention, and
-        `relative` are embeddings of the offsets, see position.relative_logits. `return_weights`
-        also computes the weights, without dropout, separately.
+        Args:
+          x: what the queries are made of.
+          context: what keys and values are made of; `x` itself in self-attention.
+          relative: embeddings of the offsets between tokens, see position.relative_logits.
+          train: weights are dropped at random.
+          return_weights: also computes the weights, without dropout, separately.
         """
-        hidden_size, dense = x.shape[-1], linear.dense(self.linear_kernel)
-        drops = train and self.dropout_rate
-        # A bias of the keys does not change the weights; as these add up to 1, that of the values
-        # can be added to the result. Then neither needs a sum over all tokens for its gradient.
-        apart = self.linear_kernel == 'gpu' and train and not drops
+        return self.compute(x, context, relative, train, return_weights)
 
-        def project(name, tokens, **options):
-            y = dense(
-                (self.num_heads, hidden_size // self.num_heads),
-                kernel_init=nn.initializers.xavier_uniform(),
-                dtype=self.dtype,
-                name=name,
-                **options,
-            )(tokens)
-            y, bias = y if options else (y, None)
-            return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim')), bias
+    def compute(self, x, context, relative, train, return_weights):
+        """Equations 5 to 8; see __call__. A backend may compute them in another order."""
+        dense = self.backend.dense
+        query = self.project(dense, 'query', x)
+        key = self.project(dense, 'key', context)
+        value = self.project(dense, 'value', context)
+        y, weights = self.attend(query, key, value, relative, train, return_weights)
+        return self.joined(dense, y), weights
 
-        options = dict(return_bias=True) if apart else {}
-        query, _ = project('query', x)
-        key, _ = project('key', context, **options)
-        value, shift = project('value', context, **options)
+    def project(self, dense, name, tokens):
+        """Equation 5: queries, keys or values [batch, tokens, heads, head_dim] of the tokens."""
+        return self.keep_heads(self.heads(dense, name, tokens))
+
+    def heads(self, dense, name, tokens):
+        """What a linear layer of class `dense` returns, with a head for each part of its output."""
+        hidden_size = tokens.shape[-1]
+        layer = dense(
+            (self.num_heads, hidden_size // self.num_heads),
+            kernel_init=nn.initializers.xavier_uniform(),
+            dtype=self.dtype,
+            name=name,
+        )
+        return layer(tokens)
+
+    def keep_heads(self, y):
+        """The heads, each on the devices that have its parameters."""
+        return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim'))
+
+    def attend(self, query, key, value, relative, train, return_weights):
+        """Equations 6 and 7: (sums of the values [batch, queries, heads, head_dim], weights)."""
         bias = None if relative is None else relative_logits(query, relative)
         weights = attention_weights(query, key, bias) if return_weights else None
-        if drops:
-            dropped = Dropout(self.dropout_rate)(attention_weights(query, key, bias), train).astype(
-                value.dtype
-            )
-            y = jnp.einsum('bhqk,bkhd->bqhd', dropped, value)
-        else:
-            y = _attend(query, key, value, bias, self.kernel, self.tokens or key.shape[1])
-        y = dense(
-            hidden_size,
+        if train and self.dropout_rate:
+            dropout = Dropout(self.dropout_rate)
+            dropped = dropout(attention_weights(query, key, bias), train).astype(value.dtype)
+            return jnp.einsum('bhqk,bkhd->bqhd', dropped, value), weights
+        tokens = self.tokens or key.shape[1]
+        return self.backend.attend(query, key, value, bias, tokens), weights
+
+    def joined(self, dense, y, *shift):
+        """Equation 8: one linear layer of all heads; `shift` is for gpu.DenseOfShifted."""
+        num_heads, head_dim = y.shape[-2:]
+        layer = dense(
+            num_heads * head_dim,
             axis=(-2, -1),
             kernel_init=nn.initializers.xavier_uniform(),
             dtype=self.dtype,
             name='out',
-        )(y, *([shift] if apart else []))
-        return y, weights
-
-
-def _attend(query, key, value, bias, kernel, tokens):
-    """attention_weights(query, key, bias) value over the first `tokens`, by one of KERNELS.
-
-    'cpu' and 'cudnn' compute self-attention without a bias, 'cudnn' only where no tokens have to be
-    added. XLA computes the rest: that of the class token alone costs little.
-    """
-    plain = query.shape == key.shape and bias is None
-    if kernel == 'cpu' and plain:
-        return cpu_attention.attend(query, key, value)
-    lengths = {}
-    if key.shape[1] > tokens:  # of each image, on the device that has it
-        lengths = {
-            name: nn.with_logical_constraint(jnp.full(len(key), n, jnp.int32), ('batch',))
-            for name, n in (
-                ('query_seq_lengths', query.shape[1]),
-                ('key_value_seq_lengths', tokens),
-            )
-        }
-    by_cudnn = kernel == 'cudnn' and plain and not padding_tokens(key.shape[1])
-    return jax.nn.dot_product_attention(
-        query, key, value, bias, **lengths, implementation='cudnn' if by_cudnn else 'xla'
-    )
-
-
-def padding_tokens(tokens: int) -> int:
-    """How many tokens, to which nothing attends, cuDNN needs in addition."""
-    more = tokens % 2  # of an odd number JAX refuses gradients
-    # cuDNN's may be NaN: github.com/pytorch/pytorch/issues/196678
-    return more + 2 if (tokens + more) % 128 == 64 else more
+        )
+        return layer(y, *shift)
 
 
 def attention_weights(

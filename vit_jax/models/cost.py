@@ -1,6 +1,5 @@
 """What a model costs, in parameters and floating-point operations; nothing is run or allocated."""
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -18,25 +17,15 @@ class Cost(NamedTuple):
 
 
 def of_model(model: nn.Module, image_size: tuple[int, int]) -> Cost:
-    """Cost of a model from models.build for RGB images of (height, width) pixels."""
+    """Cost of a model from models.build for RGB images of (height, width) pixels.
+
+    Products are counted as XLA computes them: those of other backends cannot be counted.
+    """
     image = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
-    model = _by_xla(model)
+    model = model.by_xla()
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
     return Cost(
         sum(x.size for x in jax.tree.leaves(variables)), count_flops(model.apply, variables, image)
-    )
-
-
-def _by_xla(model):
-    """The model without kernels, in which products cannot be counted."""
-    if hasattr(model, 'vit'):  # masked.MaskedPatches
-        return model.clone(vit=_by_xla(model.vit))
-    return (
-        model
-        if not hasattr(model, 'block')
-        else model.clone(
-            block=dataclasses.replace(model.block, attention_kernel='xla', linear_kernel='xla')
-        )
     )
 
 

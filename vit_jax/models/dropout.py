@@ -1,16 +1,13 @@
 """What chance leaves out in training: single numbers, and the residual branches of whole images."""
 
-import functools
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, UInt32
 
-MASKS = 'dropout_masks'  # what jax.checkpoint_policies call those of random_masks
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
@@ -18,78 +15,41 @@ class Dropout(nn.Module):
     """Sets numbers to zero at random and scales the others, so that the mean stays.
 
     As nn.Dropout, whose random numbers have 32 bits for each; here they have 16, which takes half
-    the time, and `rate` is rounded to 2^-16. By kernel 'gpu' they are others, see random_masks.
+    the time, and `rate` is rounded to 2^-16.
     """
 
     rate: float
-    kernel: str = 'auto'  # one of linear.KERNELS
 
     @nn.compact
     def __call__(
         self, x: Float[Array, '... features'], train: bool
     ) -> Float[Array, '... features']:
         """Without `train` or with rate 0 it returns `x`; else it takes the PRNG key 'dropout'."""
-        threshold = min(round(self.rate * 2**16), 2**16 - 1)
+        threshold = threshold_of(self.rate)
         if not train or not threshold:
             return x
-        key, rate = self.make_rng('dropout'), threshold / 2**16
-        if self.kernel == 'gpu':
-            return drop(x, checkpoint_name(random_masks(key, x.shape, rate), MASKS), rate)
         *rows, features = x.shape
-        pairs = random_bits(key, (*rows, -(-features // 2)))
+        pairs = random_bits(self.make_rng('dropout'), (*rows, -(-features // 2)))
         # The upper halves after the lower ones: side by side a CPU would take them one by one.
         kept = jnp.concatenate(
             [half >= threshold for half in (pairs & 0xFFFF, pairs >> 16)], axis=-1
         )[..., :features]
-        return _scaled(x, kept, rate)
+        return scaled(x, kept, threshold / 2**16)
 
 
-def _scaled(x, kept, rate):
-    # In float32, because bfloat16 cannot represent the factor.
-    return jnp.where(kept, x.astype(jnp.float32) / (1 - rate), 0).astype(x.dtype)
+def threshold_of(rate: float) -> int:
+    """The rate in units of 2^-16, below 1."""
+    return min(round(rate * 2**16), 2**16 - 1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def drop(
-    x: Float[Array, '... features'], masks: UInt8[Array, '... eighths'], rate: float
+def scaled(
+    x: Float[Array, '... features'], kept: Bool[Array, '... features'], rate: float
 ) -> Float[Array, '... features']:
-    """x / (1 - rate), or 0 where the bit of random_masks(key, x.shape, rate) is 0.
+    """x / (1 - rate) where it is kept, else 0.
 
-    The backward pass reads these bits again, and not a mask of as many bytes.
+    Computed in float32, because bfloat16 cannot represent the factor.
     """
-    places = jax.lax.broadcasted_iota(jnp.uint32, (*masks.shape, 8), masks.ndim)
-    kept = masks[..., None].astype(jnp.uint32) >> places & 1
-    return _scaled(x, kept.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]] == 1, rate)
-
-
-def _drop_forward(x, masks, rate):
-    return drop(x, masks, rate), masks
-
-
-def _drop_backward(rate, masks, gradient):
-    # The barrier keeps the compiler from making masks of bytes in the forward pass, for both.
-    return drop(*jax.lax.optimization_barrier((gradient, masks)), rate), None
-
-
-drop.defvjp(_drop_forward, _drop_backward)
-
-
-def random_masks(key: Array, shape: tuple[int, ...], rate: float) -> UInt8[Array, '... eighths']:
-    """A bit for each number of `shape`, 1 with probability 1 - rate; eight of a row are a byte.
-
-    Eight bits need two words: the bits of a word, turned by 0, 8, 16 and 24 places, are four
-    numbers, each of which is below the rate with exactly its probability. As they begin with bits
-    of their own, two of a word depend on one another only where these equal those of the rate: they
-    correlate by 1 / 256 at most, with rate 0.1 by 0.0017. The barrier has XLA draw the bits once,
-    not in every operation that reads them.
-    """
-    *rows, features = shape
-    masks = jnp.zeros((*rows, -(-features // 8)), jnp.uint32)
-    for i, word in enumerate(_random_words(key, masks.shape)):
-        for j in range(4):
-            turned = word << 8 * j | word >> (32 - 8 * j) if j else word
-            masks |= (turned >= np.uint32(rate * 2**32)).astype(jnp.uint32) << 4 * i + j
-    return jax.lax.optimization_barrier(masks.astype(jnp.uint8))
+    return jnp.where(kept, x.astype(jnp.float32) / (1 - rate), 0).astype(x.dtype)
 
 
 def random_bits(key: Array, shape: tuple[int, ...]) -> UInt32[Array, '...']:
@@ -104,8 +64,11 @@ def random_bits(key: Array, shape: tuple[int, ...]) -> UInt32[Array, '...']:
     return a ^ b
 
 
-def _random_words(key, shape):
-    return _threefry(key, shape) if _is_threefry(key, shape) else jax.random.bits(key, (2, *shape))
+def random_words(key: Array, shape: tuple[int, ...]) -> tuple[UInt32[Array, '...'], ...]:
+    """Two arrays of random bits, from the same rounds as random_bits."""
+    if _is_threefry(key, shape):
+        return _threefry(key, shape)
+    return tuple(jax.random.bits(key, (2, *shape)))
 
 
 def _is_threefry(key, shape):

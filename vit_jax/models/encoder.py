@@ -12,9 +12,11 @@ from jaxtyping import Array, Float
 from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, number, one_of, whole
-from vit_jax.models import linear, position
-from vit_jax.models.attention import KERNELS, Attention
-from vit_jax.models.dropout import Dropout, StochasticDepth
+from vit_jax.models import position
+from vit_jax.models.backends import registry
+from vit_jax.models.backends.backend import Backend
+from vit_jax.models.backends.xla import GELU
+from vit_jax.models.dropout import StochasticDepth
 from vit_jax.models.position import ALL_PLACES, PLACES, Position
 from vit_jax.models.stack import Dtype
 
@@ -38,14 +40,14 @@ class BlockFields:
     attention_dropout_rate: Annotated[float, RATE, 'of the attention weights in the blocks'] = 0.0
     attention_kernel: Annotated[
         str,
-        one_of(*KERNELS),
+        one_of(*registry.ATTENTION),
         'what computes attention in the blocks; '
         'cpu: the fastest on a CPU; cudnn: flash attention of NVIDIA GPUs, '
         'in bfloat16; auto: chosen for the machine',
     ] = 'auto'
     linear_kernel: Annotated[
         str,
-        one_of(*linear.KERNELS),
+        one_of(*registry.LINEAR),
         'what computes linear layers and GELUs '
         'of patches and blocks, with cpu LayerNorms, with gpu dropout; '
         'cpu: the fastest in bfloat16 on a CPU; gpu: on an NVIDIA GPU; auto: '
@@ -55,10 +57,15 @@ class BlockFields:
         float, number(least=0), 'of learned factors of the residual branches; 0: no factors'
     ] = 0.0
     gelu: Annotated[
-        str, one_of(*linear.GELU), "as in Google's code; in timm and Hugging Face; in OpenAI's CLIP"
+        str, one_of(*GELU), "as in Google's code; in timm and Hugging Face; in OpenAI's CLIP"
     ] = 'tanh'
     layer_norm_epsilon: Annotated[float, number(0, 1), 'is added to the variance'] = 1e-6
     dtype: Dtype = 'float32'
+
+    @property
+    def backend(self) -> Backend:
+        """How the layers of blocks, stem, pool and norms are computed."""
+        return registry.get(self.attention_kernel, self.linear_kernel)
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
@@ -79,23 +86,23 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens hidden'], train: bool):
         fields = self.fields
+        backend = fields.backend
         dense = functools.partial(
-            linear.dense(fields.linear_kernel),
+            backend.dense,
             kernel_init=nn.initializers.xavier_uniform(),
             bias_init=nn.initializers.normal(stddev=1e-6),
             dtype=fields.dtype,
         )
 
-        def hidden(self, x):
-            x = nn.with_logical_constraint(
-                dense(fields.mlp_dim, name='dense1')(x), ('batch', 'tokens', 'mlp')
-            )
-            x = linear.gelu(fields.linear_kernel, fields.gelu, train)(x)
-            return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
+        def hidden_layer(self, x):
+            x = dense(fields.mlp_dim, name='dense1')(x)
+            x = nn.with_logical_constraint(x, ('batch', 'tokens', 'mlp'))
+            x = backend.gelu(fields.gelu, train)(x)
+            return backend.dropout(fields.dropout_rate)(x, train)
 
-        x = linear.remat_mlp(fields.linear_kernel, hidden)(self, x)
+        x = backend.remat_hidden(hidden_layer)(self, x)
         x = dense(fields.hidden_size, name='dense2')(x)
-        return Dropout(fields.dropout_rate, fields.linear_kernel)(x, train)
+        return backend.dropout(fields.dropout_rate)(x, train)
 
 
 class EncoderBlock(nn.Module):
@@ -118,49 +125,62 @@ class EncoderBlock(nn.Module):
     ):
         """Returns the tokens, and a dict of intermediates or None: what nn.scan collects.
 
-        `depth_rate` is of stochastic depth in this layer, `embedding` the position embedding that
-        all layers share; None for none.
+        Args:
+          depth_rate: of stochastic depth in this layer; None for none.
+          embedding: the position embedding that all layers share; None for none.
         """
-        fields = self.fields
         # On many devices every example stays where it is, and parameters come to it.
         x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
-        x, relative = Position(
-            fields.position,
-            fields.position_at,
+        x, relative = self.with_positions(x, embedding)
+        y = self.layer_norm('norm1')(x)
+        x = x[:, : self.wanted]
+        y, weights = self.self_attention(
+            y[:, : self.wanted], y, relative, train, return_intermediates
+        )
+        x = x + self.branch(y, depth_rate, train, 'scale1')
+        y = Mlp(self.fields, name='mlp')(self.layer_norm('norm2')(x), train)
+        x = x + self.branch(y, depth_rate, train, 'scale2')
+        return x, {'tokens': x, 'attention': weights} if return_intermediates else None
+
+    def with_positions(self, x, embedding):
+        """The tokens of this layer, and a table for relative_logits or None."""
+        position = Position(
+            self.fields.position,
+            self.fields.position_at,
             self.grid,
-            fields.num_heads,
+            self.fields.num_heads,
             self.prefix,
             name='position',
-        ).in_layer(x, embedding)
-        norm = functools.partial(
-            linear.layer_norm(fields.linear_kernel),
-            epsilon=fields.layer_norm_epsilon,
-            dtype=fields.dtype,
         )
-        y = norm(name='norm1')(x)
-        x = x[:, : self.wanted]
-        y, weights = Attention(
+        return position.in_layer(x, embedding)
+
+    def layer_norm(self, name):
+        """A LayerNorm."""
+        return self.fields.backend.norm(
+            epsilon=self.fields.layer_norm_epsilon, dtype=self.fields.dtype, name=name
+        )
+
+    def self_attention(self, queries, tokens, relative, train, return_weights):
+        """(tokens like `queries`, weights or None) of multi-head attention, with dropout."""
+        fields = self.fields
+        layer = fields.backend.attention(
             fields.num_heads,
             fields.attention_dropout_rate,
             fields.dtype,
-            fields.attention_kernel,
-            fields.linear_kernel,
+            fields.backend,
             math.prod(self.grid) + self.prefix,
             name='attention',
-        )(y[:, : self.wanted], y, relative, train, return_intermediates)
-        y = Dropout(fields.dropout_rate, fields.linear_kernel)(y, train)
-        x = x + self.branch(y, depth_rate, train, 'scale1')
-        y = Mlp(fields, name='mlp')(norm(name='norm2')(x), train)
-        x = x + self.branch(y, depth_rate, train, 'scale2')
-        return x, {'tokens': x, 'attention': weights} if return_intermediates else None
+        )
+        y, weights = layer(queries, tokens, relative, train, return_weights)
+        return fields.backend.dropout(fields.dropout_rate)(y, train), weights
 
     def branch(self, y, depth_rate, train, name):
         """LayerScale (arXiv 2103.17239) and stochastic depth of a residual branch, if enabled."""
         init = self.fields.layer_scale_init
         if init:
-            y = y * self.param(
-                name, nn.initializers.constant(init), y.shape[-1:], jnp.float32
-            ).astype(y.dtype)
+            constant = nn.initializers.constant(init)
+            scale = self.param(name, constant, y.shape[-1:], jnp.float32)
+            y = y * scale.astype(y.dtype)
         if depth_rate is not None and train:
             y = StochasticDepth()(y, depth_rate, len(y) // self.lines)
         return y
@@ -221,14 +241,11 @@ class AttentionPool(nn.Module):
             'probe', nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]), jnp.float32
         )
         probe = jnp.tile(probe.astype(x.dtype), (x.shape[0], 1, 1))
-        x, _ = Attention(
-            fields.num_heads,
-            0.0,
-            fields.dtype,
-            linear_kernel=fields.linear_kernel,
-            name='attention',
-        )(probe, x)
-        y = linear.layer_norm(fields.linear_kernel)(
+        attention = fields.backend.attention(
+            fields.num_heads, 0.0, fields.dtype, fields.backend, name='attention'
+        )
+        x, _ = attention(probe, x)
+        norm = fields.backend.norm(
             epsilon=fields.layer_norm_epsilon, dtype=fields.dtype, name='norm'
-        )(x)
-        return (x + Mlp(fields, name='mlp')(y, train=False))[:, 0]
+        )
+        return (x + Mlp(fields, name='mlp')(norm(x), train=False))[:, 0]

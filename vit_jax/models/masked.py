@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError
+from vit_jax.models.backends.backend import Backend
 from vit_jax.models.vit import ViT, as_pair
 
 # What is predicted of a patch: its mean colour of 3 bits for each of red, green and blue; the same
@@ -31,11 +32,23 @@ class Corruption(NamedTuple):
 class MaskedPatches(nn.Module):
     """Predicts what corrupted patches looked like, from the outputs at their places."""
 
+    # Patches are drawn by the place of an image in its batch.
+    rows_are_independent = False
+
     vit: ViT  # which returns every token; its parameters are those named vit
     target: str  # one of TARGETS
     rate: float  # share of the patches that are corrupted
     mean: tuple[float, ...]  # what images were normalised with, as in config.preprocess
     std: tuple[float, ...]
+
+    @property
+    def backend(self) -> Backend:
+        """That of the ViT."""
+        return self.vit.backend
+
+    def by_xla(self) -> 'MaskedPatches':
+        """The same model, computed by XLA's own layers."""
+        return self.clone(vit=self.vit.by_xla())
 
     @nn.compact
     def __call__(

@@ -32,7 +32,7 @@ def fastest(
     on other platforms are computed at once. The `platform` is by default that of this process, and
     `devices` share the batch.
     """
-    if (platform or jax.default_backend()) != 'cpu' or hasattr(model, 'vit'):  # MaskedPatches
+    if (platform or jax.default_backend()) != 'cpu' or not model.rows_are_independent:
         return 1
     has_resnet = model.resnet is not None
     tokens = (

@@ -90,7 +90,7 @@ class Position(nn.Module):
 
 
 def _add(x, embedding):
-    """Tokens that only fill up, see attention.padding_tokens, have no position."""
+    """Tokens that only fill up, see Backend.padded, have no position."""
     if more := x.shape[1] - embedding.shape[1]:
         embedding = jnp.pad(embedding, ((0, 0), (0, more), (0, 0)))
     return x + embedding.astype(x.dtype)

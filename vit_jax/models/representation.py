@@ -1,10 +1,13 @@
 """What a model makes of an image, by name, for classifiers that are trained on frozen features."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from vit_jax.errors import UserError, check_choice
+from vit_jax.models.resnet import ResNet
 
 # What images may be represented by.
 NAMES = {
@@ -18,7 +21,7 @@ NAMES = {
 def check(model: nn.Module, name: str) -> None:
     """Raises UserError unless the model has the representation."""
     check_choice('the representation', name, NAMES)
-    if name == 'patch_mean' and not hasattr(model, 'pool'):
+    if name == 'patch_mean' and isinstance(model, ResNet):
         raise UserError(
             'the representation is patch_mean, and this model has no patches: take pre_logits.'
         )
@@ -35,7 +38,8 @@ def of(
     head = {'pre_logits': ('num_classes',), 'logits': ()}.get(
         name, ('num_classes', 'representation_size')
     )
-    body = model.clone(**{field: 0 for field in head if hasattr(model, field)})
+    fields = {field.name for field in dataclasses.fields(model)}  # a ResNet has one layer
+    body = model.clone(**{field: 0 for field in head if field in fields})
     if name != 'patch_mean':
         return body.apply({'params': params}, images)
     _, outputs = body.apply({'params': params}, images, return_intermediates=True)

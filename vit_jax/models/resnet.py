@@ -19,6 +19,8 @@ from vit_jax import fields
 from vit_jax.errors import UserError, check_names
 from vit_jax.fields import SWITCH, number, one_of, several, whole
 from vit_jax.models.axial_resnet import AxialAttention
+from vit_jax.models.backends import registry
+from vit_jax.models.backends.backend import Backend
 from vit_jax.models.convolution import convolve
 from vit_jax.models.stack import Dtype, RematPolicy, Unroll, check_images, remat, stack
 
@@ -225,6 +227,8 @@ def stride(num_stages: int) -> int:
 class ResNet(nn.Module):
     """The paper's baseline (section 4.1), images to logits; other fields are as in ViT."""
 
+    rows_are_independent = True  # as in ViT
+
     num_classes: int
     resnet: dict  # fields of Backbone, without dtype and the following ones
     axial_heads: Annotated[
@@ -281,6 +285,15 @@ class ResNet(nn.Module):
             )(x)
         outputs = {'stages': stages, 'representation': representation}
         return (x, outputs) if return_intermediates else x
+
+    @property
+    def backend(self) -> Backend:
+        """XLA's: there is one way to compute a ResNet."""
+        return registry.XLA
+
+    def by_xla(self) -> 'ResNet':
+        """The model itself."""
+        return self
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """(rows, columns) of the last feature map; every halving rounds up, so every size fits."""

@@ -1,5 +1,6 @@
 """The Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4) and its variants."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Annotated
@@ -12,16 +13,21 @@ from jaxtyping import Array, Float
 from vit_jax import fields
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, SWITCH, number, one_of, whole
-from vit_jax.models import kernels, linear, resnet
-from vit_jax.models.attention import padding_tokens
-from vit_jax.models.dropout import Dropout
+from vit_jax.models import resnet
+from vit_jax.models.backends.backend import Backend
 from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
 from vit_jax.models.position import Position
 from vit_jax.models.stack import RematPolicy, Unroll, check_images, remat, stack
 
+# Of the call of a block, in which the module itself is argument 0: train, return_intermediates.
+STATIC_ARGUMENTS = (4, 5)
+
 
 class ViT(nn.Module):
     """Images to logits; `config.model` has these fields and those of `block` side by side."""
+
+    # An image has the same logits at every place of a batch, and in every batch.
+    rows_are_independent = True
 
     num_classes: int  # 0: without the last layer of the head
     patch_size: Annotated[
@@ -97,24 +103,26 @@ class ViT(nn.Module):
         images are whole numbers or not a batch.
         """
         check_images(images)
-        grid, block = self.grid(images.shape[1:3]), self.block
-        norm = functools.partial(
-            linear.layer_norm(block.linear_kernel),
-            dtype=block.dtype,
-            epsilon=block.layer_norm_epsilon,
-        )
+        grid = self.grid(images.shape[1:3])
+        block = self.block
+        backend = self.backend
+        norm = functools.partial(backend.norm, dtype=block.dtype, epsilon=block.layer_norm_epsilon)
         x = self.after_prefix(corrupt(self.embed(images)))
-        x, shared = Position(
+        position = Position(
             block.position, block.position_at, grid, block.num_heads, self.prefix, name='position'
-        ).at_stem(x)
-        x = Dropout(block.dropout_rate, block.linear_kernel)(x, train)
-        x = embedded = norm(name='stem_norm')(x) if self.stem_norm else x
+        )
+        x, shared = position.at_stem(x)
+        x = backend.dropout(block.dropout_rate)(x, train)
+        if self.stem_norm:
+            x = norm(name='stem_norm')(x)
+        embedded = x
         x, per_layer = self.encode(x, grid, shared, train, return_intermediates)
         norm = norm(name='norm')
         encoded = norm(x)
-        representation = (
-            norm(self.pool_tokens(x)) if self.norm_after_pool else self.pool_tokens(encoded)
-        )
+        if self.norm_after_pool:
+            representation = norm(self.pool_tokens(x))
+        else:
+            representation = self.pool_tokens(encoded)
         self.sow('intermediates', 'representation', representation)
         logits = self.classify(representation)
         if not return_intermediates:
@@ -166,7 +174,7 @@ class ViT(nn.Module):
                 remat_policy=self.remat_policy,
                 name='resnet',
             )(images)[-1]
-        x = linear.patches(self.block.linear_kernel)(
+        x = self.backend.patches(
             self.block.hidden_size,
             patch,
             strides=patch,
@@ -176,6 +184,16 @@ class ViT(nn.Module):
             name='embedding',
         )(images)
         return x.reshape(x.shape[0], -1, self.block.hidden_size)
+
+    @property
+    def backend(self) -> Backend:
+        """How the model is computed, but for the ResNet of a hybrid."""
+        return self.block.backend
+
+    def by_xla(self) -> 'ViT':
+        """The same model, computed by XLA's own layers."""
+        block = dataclasses.replace(self.block, attention_kernel='xla', linear_kernel='xla')
+        return self.clone(block=block)
 
     @property
     def prefix(self) -> int:
@@ -204,58 +222,67 @@ class ViT(nn.Module):
 
     def encode(self, x, grid, shared, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
-        block_class, layout = (
-            (AxialBlock, (grid,))
-            if self.attention == 'axial'
-            else (EncoderBlock, (grid, self.prefix))
-        )
-        static = (4, 5)  # train, return_intermediates
-        rates = (
-            jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
-            if self.stochastic_depth_rate
-            else None
-        )
+        length = x.shape[1]
+        needs_all_outputs = return_intermediates or self.is_initializing()
+        if not needs_all_outputs:
+            x = self.backend.padded(x)
+        if not needs_all_outputs and self.pool == 'cls' and self.block.position != 'relative':
+            return self.encode_class_token(x, length, grid, shared, train), {}
+        blocks = self.layers(self.num_layers, grid, name='blocks')
+        x, outputs = blocks(x, self.depth_rates, shared, train, return_intermediates)
+        return x[:, :length], outputs
 
-        # A loop begins with the same parameters, and compiles far faster.
-        unroll = 1 if self.is_initializing() else self.unroll
+    def encode_class_token(self, x, length, grid, shared, train):
+        """The class token alone after the last layer, which is all that the head reads.
 
-        def layers(count, **options):
-            return stack(
-                block_class,
-                count,
-                unroll=unroll,
-                remat_policy=self.remat_policy,
-                in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
-                static_argnums=static,
-            )(self.block, *layout, **options)
-
-        length, all_outputs = x.shape[1], return_intermediates or self.is_initializing()
-        if self.block.attention_kernel == 'cudnn' and not all_outputs:
-            # Once, as copies in every layer cost more. The last token again, because zeros are what
-            # a LayerNorm may divide by.
-            x = jnp.concatenate([x, jnp.repeat(x[:, -1:], padding_tokens(length), axis=1)], axis=1)
-        if self.pool != 'cls' or self.block.position == 'relative' or all_outputs:
-            x, out = layers(self.num_layers, name='blocks')(
-                x, rates, shared, train, return_intermediates
-            )
-            return x[:, :length], out
-        # The head reads the class token: of the last layer only that is computed.
-        stacked, tree = jax.tree.flatten(({'params': self.get_variable('params', 'blocks')}, rates))
+        Of the last layer only that token is computed. It attends to all others.
+        """
+        variables = {'params': self.get_variable('params', 'blocks')}
+        stacked, tree = jax.tree.flatten((variables, self.depth_rates))
         # Split, because the gradient of two slices would be the sum of two arrays of all layers.
         sizes = (self.num_layers - 1, 1) if self.num_layers > 1 else (1,)
-        *first, last = zip(*(jax.lax.split(p, sizes) for p in stacked), strict=True)
+        *first, last = zip(*(jax.lax.split(array, sizes) for array in stacked), strict=True)
 
-        def apply(block, part, x):
-            variables, depth_rates = tree.unflatten(part)
+        def apply(block, arrays, x):
+            variables, depth_rates = tree.unflatten(arrays)
             rngs = {'dropout': self.make_rng('dropout')} if self.has_rng('dropout') else {}
-            return block.apply(variables, x, depth_rates, shared, train, False, rngs=rngs)[0]
+            tokens, _ = block.apply(variables, x, depth_rates, shared, train, False, rngs=rngs)
+            return tokens
 
-        for part in first:
-            x = apply(layers(self.num_layers - 1, parent=None), part, x)
-        block = remat(block_class, self.remat_policy, static)(
-            self.block, *layout, wanted=1, parent=None
+        for arrays in first:
+            x = apply(self.layers(self.num_layers - 1, grid, parent=None), arrays, x)
+        block_class, layout = self.block_class(grid)
+        block_class = remat(block_class, self.remat_policy, STATIC_ARGUMENTS)
+        block = block_class(self.block, *layout, wanted=1, parent=None)
+        return apply(block, [array[0] for array in last], x[:, :length])
+
+    def layers(self, count, grid, **options):
+        """A module of `count` layers, one after the other."""
+        block_class, layout = self.block_class(grid)
+        # A loop begins with the same parameters, and compiles far faster.
+        unroll = 1 if self.is_initializing() else self.unroll
+        repeated = stack(
+            block_class,
+            count,
+            unroll=unroll,
+            remat_policy=self.remat_policy,
+            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+            static_argnums=STATIC_ARGUMENTS,
         )
-        return apply(block, [p[0] for p in last], x[:, :length]), {}
+        return repeated(self.block, *layout, **options)
+
+    def block_class(self, grid):
+        """The class of the layers, and its arguments after the fields."""
+        if self.attention == 'axial':
+            return AxialBlock, (grid,)
+        return EncoderBlock, (grid, self.prefix)
+
+    @property
+    def depth_rates(self) -> Float[Array, ' layers'] | None:
+        """The rate of stochastic depth of each layer; None without it."""
+        if not self.stochastic_depth_rate:
+            return None
+        return jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
 
     def pool_tokens(self, x):
         """Equation 4, or one of its alternatives (appendix D.3)."""
@@ -306,12 +333,11 @@ class ViT(nn.Module):
                 'attention, where the lengths of rows and columns may differ: set '
                 'model.position_at to every_layer.'
             )
-        if self.block.attention_kernel == 'cudnn' and (
-            wrong := kernels.beyond_cudnn(vars(self.block) | {'attention': self.attention})
-        ):
+        unfit = self.backend.unfit(vars(self.block) | {'attention': self.attention})
+        if unfit:
             raise UserError(
-                'model.attention_kernel is cudnn, which does not compute '
-                f'{", ".join(wrong)}. Change that, or take xla.'
+                f'model.attention_kernel is {self.block.attention_kernel}, which does not compute '
+                f'{", ".join(unfit)}. Change that, or take xla.'
             )
         if self.resnet is not None:
             resnet.check_backbone(self.resnet)

@@ -15,7 +15,6 @@ from vit_jax.data import table_cells
 from vit_jax.errors import UserError, check_destination, counted, writing
 from vit_jax.evaluators import average_precision, classification, per_class
 from vit_jax.evaluators.calibration import calibration
-from vit_jax.models.kernels import compiler_options
 from vit_jax.models.parts import fastest, in_parts
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
@@ -131,7 +130,7 @@ def total(
         return sums | {'rows': rows | sums.get('rows', {})}
 
     everywhere = sharding.replicated(mesh)
-    step = jax.jit(step, out_shardings=everywhere, compiler_options=compiler_options(model))
+    step = model.backend.jit(step, out_shardings=everywhere)
     return classification.total(
         step, sharding.replicate(params, mesh), sharding.feed(batches, mesh)
     )

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import jax
 from jaxtyping import PyTree
 
 from vit_jax import fields
 from vit_jax.errors import UserError, check_at_least, counted
 from vit_jax.evaluators import features, fewshot
-from vit_jax.models import kernels, parts, representation
+from vit_jax.models import parts, representation
 from vit_jax.scoring import split
 from vit_jax.training import sharding
 from vit_jax.weights import Weights
@@ -96,10 +95,9 @@ def _features(sources, model, params, name, mesh, settings):
     accum_steps = parts.fastest(
         model, settings['batch_size'], settings['image_size'], sharding.batch_parts(mesh)
     )
-    step = jax.jit(
+    step = model.backend.jit(
         functools.partial(features.step, model=model, name=name, accum_steps=accum_steps),
         out_shardings=sharding.replicated(mesh),
-        compiler_options=kernels.compiler_options(model),
     )
     params = sharding.replicate(params, mesh)
     found, broken = [], []

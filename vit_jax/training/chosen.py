@@ -14,7 +14,8 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from vit_jax import config as config_lib
 from vit_jax import machine
 from vit_jax.errors import UserError
-from vit_jax.models import OPEN, kernels
+from vit_jax.models import OPEN
+from vit_jax.models.backends import registry
 from vit_jax.workdir import record
 
 # Without their loops, models of many layers and ResNets take minutes to compile; on a GPU H/14, of
@@ -26,7 +27,7 @@ MOST_LAYERS = 12
 # TPU (v5e, by its compiler), B/16 in bfloat16: the activations of an image need 0.050 GiB with
 # `products` and 0.183 with `none`. GPU with attention by cudnn (H200, jax 0.11.2, B/16, bfloat16):
 # 1.27 times the speed without the loop, which copies what it keeps, and `products`. Other GPUs: as
-# TPU, not measured. models/kernels.py has the rest.
+# TPU, not measured. models/backends/registry.py has the rest.
 CHOICES = {
     'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
     'cudnn': {'unroll': 48, 'remat_policy': 'none'},
@@ -100,9 +101,10 @@ def for_platform(
 ) -> FrozenConfigDict:
     """The config with what it leaves open in `model` chosen for 'cpu', 'gpu' or 'tpu'.
 
-    Platforms that the table does not have are treated as GPUs. `device` is as in kernels.fastest.
+    Platforms that the table does not have are treated as GPUs. `device` is as in registry.fastest.
     """
-    model, fastest = config.model, kernels.fastest(config.model, platform, device)
+    model = config.model
+    fastest = registry.fastest(model, platform, device)
     has_resnet = model.resnet and model.resnet.units
     unroll = CHOICES['cudnn']['unroll'] if is_open(model, 'unroll') else model.unroll
     if (
@@ -123,7 +125,7 @@ def for_platform(
 
 def check_kernel(model: Mapping[str, Any], device: jax.Device) -> None:
     """Raises UserError for a model.attention_kernel that a device does not have."""
-    if model.get('attention_kernel') == 'cudnn' and not kernels.has_cudnn(device):
+    if model.get('attention_kernel') == 'cudnn' and not registry.has_cudnn(device):
         raise UserError(
             'model.attention_kernel is cudnn, which is for NVIDIA GPUs from compute '
             f'capability 8.0 (Ampere) on, with cuDNN; this is {device.platform} '

@@ -3,14 +3,13 @@
 import functools
 from collections.abc import Callable, Mapping
 
-import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators import features, fewshot
-from vit_jax.models import kernels, representation
+from vit_jax.models import representation
 from vit_jax.processes import consensus
 from vit_jax.training import sharding
 from vit_jax.training.program import Program
@@ -40,7 +39,7 @@ def evaluator(
     train, test, where = open_data(config, program.config.dataset, train, test)
     if train.labels is not None:
         fewshot.check_examples(train.labels, train.class_names, config.shots, where)
-    step = jax.jit(
+    step = program.encoder.backend.jit(
         functools.partial(
             features.step,
             model=program.encoder,
@@ -48,7 +47,6 @@ def evaluator(
             accum_steps=program.eval_parts,
         ),
         out_shardings=sharding.replicated(program.mesh),
-        compiler_options=kernels.compiler_options(program.encoder),
     )
     splits = [pipeline.eval_batches(source, **settings) for source in (train, test)]
 

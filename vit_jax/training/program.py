@@ -19,7 +19,7 @@ from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
-from vit_jax.models import cost, kernels, parts
+from vit_jax.models import cost, parts
 from vit_jax.models import masked as masked_patches
 from vit_jax.training import chosen, losses, masked, optimizer, sharding, steps
 from vit_jax.training import state as train_state
@@ -157,8 +157,7 @@ class Program:
                 jax.lax.with_sharding_constraint, shardings=self._shardings.params
             ),
         )
-        jit = functools.partial(jax.jit, compiler_options=kernels.compiler_options(self.model))
-        self._train_step = jit(
+        self._train_step = self.model.backend.jit(
             train_step, donate_argnums=0, out_shardings=(self._shardings, everywhere)
         )
         eval_step = functools.partial(
@@ -168,7 +167,7 @@ class Program:
             accum_steps=self.eval_parts,
             sums_of=self._sums_of,
         )
-        self._eval_step = jit(eval_step, out_shardings=everywhere)
+        self._eval_step = self.model.backend.jit(eval_step, out_shardings=everywhere)
         self._compiled = None
 
     def initial_state(self) -> TrainState:

@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from vit_jax import models
 from vit_jax.data import images as image_files
 from vit_jax.errors import UserError
-from vit_jax.models import kernels
+from vit_jax.models.backends import registry
 from vit_jax.models.parts import fastest, in_parts
 from vit_jax.weights import description
 from vit_jax.weights.model import Weights
@@ -51,7 +51,7 @@ def fastest_model(weights: Weights) -> nn.Module:
     return models.build(
         weights.model,
         weights.num_classes,
-        **kernels.fastest(weights.model, jax.default_backend(), jax.devices()[0]),
+        **registry.fastest(weights.model, jax.default_backend(), jax.devices()[0]),
     )
 
 
@@ -80,7 +80,7 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
         representation = sown['intermediates']['representation'][0]
         return representation.astype(jnp.float32), activation(logits)
 
-    @functools.partial(jax.jit, static_argnums=2, compiler_options=kernels.compiler_options(model))
+    @functools.partial(model.backend.jit, static_argnums=2)
     def forward(params, images, devices):
         return in_parts(
             functools.partial(outputs, params),

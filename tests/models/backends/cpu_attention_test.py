@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import cpu_attention
+from vit_jax.models.backends import cpu_attention
 
 
 def by_xla(*arrays):

@@ -4,7 +4,9 @@ import jax
 import pytest
 
 from vit_jax import models
-from vit_jax.models import kernels
+from vit_jax.models import masked
+from vit_jax.models.backends import gpu as gpu_backend
+from vit_jax.models.backends import registry
 
 
 @pytest.mark.parametrize(
@@ -20,35 +22,35 @@ from vit_jax.models import kernels
 def test_the_fastest_of_a_platform_and_a_dtype(platform, dtype, expected):
     fields = models.fields('ti16') | {'dtype': dtype}
     for device in (None, jax.devices()[0]):  # a CPU that stands for another device
-        found = kernels.fastest(fields, platform, device)
+        found = registry.fastest(fields, platform, device)
         assert (found['attention_kernel'], found['linear_kernel']) == expected
         models.build(fields, 3, **found)
 
 
 def test_a_resnet_has_none():
-    assert kernels.fastest(models.fields('r50x1'), 'cpu') == {}
+    assert registry.fastest(models.fields('r50x1'), 'cpu') == {}
 
 
 @pytest.mark.parametrize('flags', ['', '--xla_gpu_enable_triton_gemm=true'])
 def test_what_the_compiler_is_told(flags, monkeypatch):
     """What the user says about it stays."""
     monkeypatch.setenv('XLA_FLAGS', flags)
-    expected = dict(kernels.COMPILER)
+    expected = dict(gpu_backend.COMPILER_OPTIONS)
     if flags:
         del expected['xla_gpu_enable_triton_gemm']
     by = {
         kernel: models.build('ti16', 3, linear_kernel=kernel) for kernel in ('gpu', 'cpu', 'auto')
     }
-    assert kernels.compiler_options(by['gpu']) == expected
-    masked_patches = types.SimpleNamespace(vit=by['gpu'])
-    assert kernels.compiler_options(masked_patches) == expected
+    assert by['gpu'].backend.compiler_options() == expected
+    masked_patches = masked.MaskedPatches(by['gpu'], 'pixels', 0.5, (0.5,) * 3, (0.5,) * 3)
+    assert masked_patches.backend.compiler_options() == expected
     for other in (by['cpu'], by['auto'], models.build('r50x1', 3)):
-        assert kernels.compiler_options(other) is None
+        assert other.backend.compiler_options() is None
 
 
 def test_the_compiler_knows_what_it_is_told():
     """On a CPU, too; a version without one of the options would train on no GPU."""
-    assert jax.jit(lambda x: x + 1, compiler_options=kernels.COMPILER)(1) == 2
+    assert jax.jit(lambda x: x + 1, compiler_options=gpu_backend.COMPILER_OPTIONS)(1) == 2
 
 
 @pytest.fixture
@@ -63,9 +65,9 @@ def gpu(capability):
 
 def test_an_nvidia_gpu_has_cudnn_from_ampere_on(cudnn):
     """It tells its compute capability as a number, 8.0 being Ampere; AMD's are no numbers."""
-    assert all(map(kernels.has_cudnn, map(gpu, ('8.0', '8.9', '9.0', '10.3', '12.0'))))
-    assert not any(map(kernels.has_cudnn, map(gpu, ('7.5', '5.2', 'gfx90a'))))
-    assert not kernels.has_cudnn(jax.devices()[0])
+    assert all(map(registry.has_cudnn, map(gpu, ('8.0', '8.9', '9.0', '10.3', '12.0'))))
+    assert not any(map(registry.has_cudnn, map(gpu, ('7.5', '5.2', 'gfx90a'))))
+    assert not registry.has_cudnn(jax.devices()[0])
 
 
 def test_cudnn_may_not_be_installed(monkeypatch):
@@ -73,7 +75,7 @@ def test_cudnn_may_not_be_installed(monkeypatch):
         raise RuntimeError(f'{implementation} is not detected.')  # as JAX does
 
     monkeypatch.setattr(jax.nn, 'dot_product_attention', raises)
-    assert not kernels.has_cudnn(gpu('9.0'))
+    assert not registry.has_cudnn(gpu('9.0'))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,6 @@ def test_cudnn_may_not_be_installed(monkeypatch):
 )
 def test_cudnn_is_the_fastest_of_what_it_computes(fields, expected, cudnn):
     fields = models.fields('b16') | dict(dtype='bfloat16') | fields
-    found = kernels.fastest(fields, 'gpu', gpu('9.0'))
+    found = registry.fastest(fields, 'gpu', gpu('9.0'))
     assert (found['attention_kernel'], found['linear_kernel']) == expected
     models.build(fields, 3, **found)

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -11,7 +12,9 @@ from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
 from vit_jax.errors import UserError
-from vit_jax.models import dropout, encoder, linear, variants, vit
+from vit_jax.models import encoder, variants
+from vit_jax.models.backends import cpu, gpu, gpu_dropout, registry, xla
+from vit_jax.models.backends.layers import broadcast
 
 IMAGES = (2, 8, 12, 3)
 FIELDS = [
@@ -23,6 +26,13 @@ FIELDS = [
     dict(position='relative', position_at='every_layer', remat_policy='products'),
     dict(num_registers=2, stem_norm=True, gelu='quick'),
 ]
+
+SUMS = {'cpu': cpu.sum_of_rows, 'gpu': gpu.sum_of_rows}
+
+
+def backend(kernel):
+    """That of a linear_kernel."""
+    return registry.LINEAR[kernel]
 
 
 def build(kernel, **fields):
@@ -112,8 +122,8 @@ def test_dropout_by_a_gpu_changes_nothing_but_its_numbers(fields, monkeypatch):
     params = randomised(build('xla', **fields), images)
     found = loss_and_gradients(build('gpu', **fields), params, images)
     other = jax.jit(functools.partial(loss, build('xla', **fields)))(params, images)
-    for module in (encoder, vit):
-        monkeypatch.setattr(module, 'Dropout', lambda rate, kernel: dropout.Dropout(rate, 'gpu'))
+    backend = dataclasses.replace(registry.XLA, dropout=gpu_dropout.Dropout)
+    monkeypatch.setitem(registry.LINEAR, 'xla', backend)
     expected = loss_and_gradients(build('xla', **fields), params, images)
     assert abs(other - expected[0]) > 0.01 * expected[0]
     assert_all_close(found, expected)
@@ -142,10 +152,10 @@ def test_bfloat16_is_as_exact_as_by_xla(fields, kernel):
 def test_layers_are_those_of_flax(layer, shape):
     xavier, normal = nn.initializers.xavier_uniform(), nn.initializers.normal(0.1)
     make = {
-        'dense': lambda kernel: linear.dense(kernel)(7, kernel_init=xavier, bias_init=normal),
-        'heads': lambda kernel: linear.dense(kernel)((4, 2), kernel_init=xavier),
-        'joined': lambda kernel: linear.dense(kernel)(8, axis=(-2, -1), bias_init=normal),
-        'norm': lambda kernel: linear.layer_norm(kernel)(
+        'dense': lambda kernel: backend(kernel).dense(7, kernel_init=xavier, bias_init=normal),
+        'heads': lambda kernel: backend(kernel).dense((4, 2), kernel_init=xavier),
+        'joined': lambda kernel: backend(kernel).dense(8, axis=(-2, -1), bias_init=normal),
+        'norm': lambda kernel: backend(kernel).norm(
             epsilon=0.1, scale_init=normal, bias_init=normal
         ),
     }[layer]
@@ -166,7 +176,7 @@ def test_gradients_of_parameters_are_sums_in_float32(kernel):
     x, bias = random_images(4096, 16) + 1, jnp.zeros(16)
     rounded = x.astype(jnp.bfloat16)
     found = jax.grad(
-        lambda b: (linear.broadcast(b, x.shape, jnp.bfloat16, kernel) * rounded).sum(
+        lambda b: (broadcast(b, x.shape, jnp.bfloat16, SUMS[kernel]) * rounded).sum(
             dtype=jnp.float32
         )
     )(bias)
@@ -176,7 +186,7 @@ def test_gradients_of_parameters_are_sums_in_float32(kernel):
 
 def test_by_a_gpu_biases_are_added_to_matrices():
     """cuBLAS adds no other on the way."""
-    layer, x = linear.dense('gpu')((4, 2)), random_images(2, 3, 8)
+    layer, x = backend('gpu').dense((4, 2)), random_images(2, 3, 8)
     variables = layer.init(jax.random.key(0), x)
     sums = [
         each.outvars[0].aval.shape
@@ -203,10 +213,10 @@ def test_products_round_their_result_once():
     exact = np.asarray(a, np.float64) @ np.asarray(b.astype(jnp.bfloat16), np.float64)
     bias = 10 * random_images(4, seed=3)
     for expected, arguments in ((exact, (a, b)), (exact + bias, (a, b, bias))):
-        found = linear.product('ij,jk->ik', *arguments)
+        found = cpu.product('ij,jk->ik', *arguments)
         assert found.dtype == jnp.bfloat16
         np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=2**-8, atol=1e-5)
-    gradients = jax.grad(lambda *x: linear.product('ij,jk->ik', *x).sum(), (0, 1, 2))(a, b, bias)
+    gradients = jax.grad(lambda *x: cpu.product('ij,jk->ik', *x).sum(), (0, 1, 2))(a, b, bias)
     assert [x.dtype for x in gradients] == [jnp.bfloat16, jnp.float32, jnp.float32]
     np.testing.assert_allclose(gradients[1][:, 0], np.asarray(a, np.float64).sum(0), atol=1e-5)
     np.testing.assert_array_equal(gradients[2], [5, 5, 5, 5])
@@ -229,10 +239,10 @@ def test_unknown_kernel():
 
 
 @pytest.mark.parametrize('kernel', ['cpu', 'gpu'])
-@pytest.mark.parametrize('form', linear.GELU)
+@pytest.mark.parametrize('form', xla.GELU)
 def test_functions_of_single_numbers_are_rounded_once(form, kernel):
     x = jnp.linspace(-6, 6, 4001)
-    plain, found = linear.GELU[form], linear.gelu(kernel, form)
+    plain, found = xla.GELU[form], backend(kernel).gelu(form, True)
     np.testing.assert_allclose(found(x), plain(x), atol=1e-6, rtol=0)
     x = x.astype(jnp.bfloat16)
     exact, slope = jax.vmap(jax.value_and_grad(plain))(x.astype(jnp.float32))
@@ -245,11 +255,11 @@ def test_functions_of_single_numbers_are_rounded_once(form, kernel):
     np.testing.assert_allclose(gradient.astype(jnp.float32), slope, rtol=2**-8, atol=1e-5)
 
 
-@pytest.mark.parametrize('form', linear.GELU)
+@pytest.mark.parametrize('form', xla.GELU)
 def test_large_arguments_of_gelu(form):
     x = jnp.array([-1e4, -100, -20, 0, 20, 100, 1e4])
     for kernel in ('xla', 'gpu'):
-        y, slope = jax.vmap(jax.value_and_grad(linear.gelu(kernel, form)))(x)
+        y, slope = jax.vmap(jax.value_and_grad(backend(kernel).gelu(form, True)))(x)
         np.testing.assert_allclose(y, jnp.maximum(x, 0), atol=1e-6)
         np.testing.assert_allclose(slope, [0, 0, 0, 0.5, 1, 1, 1], atol=1e-6)
 
@@ -257,7 +267,7 @@ def test_large_arguments_of_gelu(form):
 @pytest.mark.parametrize('kernel', ['xla', 'cpu'])
 def test_the_backward_pass_keeps_the_argument_alone(kernel):
     """By xla it keeps four arrays and more."""
-    function, x = linear.gelu(kernel, 'tanh'), jnp.ones(64, jnp.bfloat16)
+    function, x = backend(kernel).gelu('tanh', True), jnp.ones(64, jnp.bfloat16)
     _, pull = jax.vjp(function, x)
     arrays = [a for a in jax.tree.leaves(pull) if a.shape == x.shape]
     assert (len(arrays) == 1) == (kernel == 'cpu')

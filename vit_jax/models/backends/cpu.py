@@ -1,0 +1,127 @@
+"""Layers in the form that a CPU computes fastest in bfloat16.
+
+With XLA's kernels for CPUs (jaxlib 0.10.1) a product of bfloat16 matrices with a bfloat16 result
+runs at half the speed of the same product with a float32 result that is rounded afterwards. The
+bias is added before that, because each rounding takes seven operations. A convolution is computed
+in float32. A sum over the rows of a batch, which is the gradient of every bias and scale, takes
+several times as long as a product with ones.
+"""
+
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.models.backends import cpu_attention, xla
+from vit_jax.models.backends.layers import (
+    broadcast,
+    cut_into_patches,
+    dense_parameters,
+    feature_axes,
+    leading_axes,
+    patch_parameters,
+)
+
+ROWS = 8  # of ones: a product with fewer is computed vector by vector, ten times as slowly
+_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+class Dense(nn.DenseGeneral):
+    """nn.DenseGeneral over the last axes of its input, with the same parameters."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'batch tokens ...']) -> Float[Array, 'batch tokens ...']:
+        kernel, bias = dense_parameters(self, x)
+        leading = leading_axes(self, x)
+        rows = 'abcd'[:leading]
+        summed = 'wxyz'[: x.ndim - leading]
+        columns = 'mnop'[: len(feature_axes(self))]
+        axes = f'{rows}{summed},{summed}{columns}->{rows}{columns}'
+        return product(axes, x.astype(self.dtype), kernel, bias)
+
+
+class Patches(nn.Conv):
+    """nn.Conv of patches that do not overlap, with the same parameters, as a product."""
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, 'batch height width channels']
+    ) -> Float[Array, 'batch rows columns features']:
+        x = cut_into_patches(images, self.kernel_size, self.dtype)
+        kernel, bias = patch_parameters(self, images.shape[-1])
+        return product('abcw,wm->abcm', x, kernel, bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm over the last axis, in float32, with the same parameters."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*batch hidden']) -> Float[Array, '*batch hidden']:
+        normalise = nn.LayerNorm(
+            epsilon=self.epsilon, use_scale=False, use_bias=False, dtype=jnp.float32
+        )
+        y = normalise(x)
+        scale = self.param('scale', self.scale_init, x.shape[-1:], self.param_dtype)
+        bias = self.param('bias', self.bias_init, x.shape[-1:], self.param_dtype)
+        y *= broadcast(scale, y.shape, y.dtype, sum_of_rows)
+        y += broadcast(bias, y.shape, y.dtype, sum_of_rows)
+        return y.astype(self.dtype)
+
+
+def gelu(form: str, train: bool) -> Callable[[Array], Array]:
+    """A function of xla.GELU, computed in float32 and rounded once, not after each operation.
+
+    The backward pass computes it again from its argument.
+    """
+    function = xla.GELU[form]
+
+    def rounded(x):
+        return function(x.astype(jnp.float32)).astype(x.dtype)
+
+    return jax.checkpoint(rounded)
+
+
+def attend(query: Array, key: Array, value: Array, bias: Array | None, tokens: int) -> Array:
+    """Self-attention without a bias by cpu_attention; XLA computes the rest, which costs little."""
+    if query.shape == key.shape and bias is None:
+        return cpu_attention.attend(query, key, value)
+    return xla.attend(query, key, value, bias, tokens)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def product(axes: str, a: Array, b: Array, bias: Array | None = None) -> Array:
+    """jnp.einsum(axes, a, b) + bias, of a's dtype, to which `b` is rounded.
+
+    It is summed in float32, with the bias, and rounded once. Gradients are products of the same
+    kind. Those of `b` and `bias` are rounded only where these are not float32.
+    """
+    y = _einsum(axes, a, b.astype(a.dtype))
+    return (y if bias is None else y + bias).astype(a.dtype)
+
+
+def _product_forward(axes, a, b, bias=None):
+    return product(axes, a, b, bias), (a, b, bias)
+
+
+def _product_backward(axes, kept, gradient):
+    a, b, bias = kept
+    left, right, out = axes.replace('->', ',').split(',')
+    of_a = _einsum(f'{out},{right}->{left}', gradient, b.astype(a.dtype)).astype(a.dtype)
+    of_b = _einsum(f'{left},{out}->{right}', a, gradient).astype(b.dtype)
+    of_bias = None
+    if bias is not None:
+        sums = sum_of_rows(gradient.reshape(-1, bias.size))
+        of_bias = sums.reshape(bias.shape).astype(bias.dtype)
+    return of_a, of_b, of_bias
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def sum_of_rows(rows: Float[Array, 'rows numbers']) -> Float[Array, ' numbers']:
+    """The float32 sum over the rows, by a product with ones."""
+    ones = jnp.ones((ROWS, len(rows)), rows.dtype)
+    return jnp.matmul(ones, rows, preferred_element_type=jnp.float32)[0]

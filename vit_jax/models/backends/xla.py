@@ -1,0 +1,50 @@
+"""Flax's own layers and JAX's attention: what every platform computes, and others are tested by."""
+
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from vit_jax.models.convolution import convolve
+
+GELU = {
+    'tanh': functools.partial(nn.gelu, approximate=True),  # Google's code
+    'erf': functools.partial(nn.gelu, approximate=False),  # timm and Hugging Face
+    'quick': lambda x: x * nn.sigmoid(1.702 * x),  # OpenAI's CLIP
+}
+
+
+def gelu(form: str, train: bool) -> Callable[[Array], Array]:
+    """The function of a key of GELU, which is the same in training."""
+    return GELU[form]
+
+
+def _convolution(x, kernel, strides, padding, **_):  # patches have no dilation and no groups
+    return convolve(x, kernel, strides, padding)
+
+
+patches = functools.partial(nn.Conv, conv_general_dilated_cls=lambda: _convolution)
+
+
+def attend(query: Array, key: Array, value: Array, bias: Array | None, tokens: int) -> Array:
+    """Attention to the first `tokens` keys, see Backend.attend."""
+    return jax.nn.dot_product_attention(
+        query, key, value, bias, **lengths(query, key, tokens), implementation='xla'
+    )
+
+
+def lengths(query: Array, key: Array, tokens: int) -> dict[str, Array]:
+    """Arguments of jax.nn.dot_product_attention that hide the keys after the first `tokens`."""
+    if key.shape[1] == tokens:
+        return {}
+
+    def of_each_image(length):  # on the device that has the image
+        return nn.with_logical_constraint(jnp.full(len(key), length, jnp.int32), ('batch',))
+
+    return {
+        'query_seq_lengths': of_each_image(query.shape[1]),
+        'key_value_seq_lengths': of_each_image(tokens),
+    }
