@@ -66,7 +66,7 @@ def trained_main(monkeypatch, tmp_path):
     """The command of training without the training, and what it asked of reporting."""
     asked = []
     monkeypatch.setattr(reporting, 'record_recipe', lambda *given: asked.append(given))
-    monkeypatch.setattr(loop, 'train', lambda config, workdir: trained_main.code)
+    monkeypatch.setattr(loop, 'train', lambda config, workdir, log_to_file: trained_main.code)
     monkeypatch.setattr(reporting, 'conclude', asked.append)
 
     def start(code, **fields):
