@@ -388,6 +388,7 @@ def test_no_page_is_drawn_where_none_is_wanted(config, tmp_path, monkeypatch):
 def test_a_sweep_of_a_subset_stays_inside_of_it(config, tmp_path, monkeypatch):
     """As those of VTAB: 800 of 1,000 images train, 200 choose, then the 1,000 train."""
     runs = pretend(monkeypatch, lambda config: 0.5)
+    config.batch_size = 8
     config.dataset.update(
         train_split='train[:24]',
         eval_split='train[24:30]',

@@ -105,27 +105,24 @@ class Interrupts:
           meanwhile: called again and again, with the seconds that the function has taken.
           gives_up: whether a signal ends the wait.
 
-        Raises Abandoned PATIENCE seconds after a signal if it `gives_up`. The function then still
-        runs.
+        Raises Abandoned PATIENCE seconds after a signal if it `gives_up` and this is the only
+        process. The function then still runs.
         """
         if self._worker is None:
             self._worker = _Worker()
+        # Several processes stop at the same step: one that gave up alone would leave the others.
+        gives_up = gives_up and consensus.count() == 1
         self._worker.start(function, arguments)
         begin = time.monotonic()
         while not self._worker.is_done(_LOOK_EVERY):
-            meanwhile(time.monotonic() - begin)
+            now = time.monotonic()
+            meanwhile(now - begin)
             if self._at_once:
                 raise KeyboardInterrupt
-            waited = time.monotonic() - self._since
-            if gives_up and self.received and waited >= PATIENCE:
-                self._abandon()
+            if gives_up and self.received and now - max(begin, self._since) >= PATIENCE:
+                self._worker = None  # which is busy
+                raise Abandoned
         return self._worker.result()
-
-    def _abandon(self):
-        self._worker = None  # which is busy
-        if consensus.count() > 1:  # that cannot save without this one
-            watchdog.set_patient(False)
-        raise Abandoned
 
     def each(
         self, batches: Iterable[Any], meanwhile: Callable[[float], None] = lambda seconds: None
