@@ -100,7 +100,9 @@ def draw(rng, bases):
     places = SCENES[scene][2]
     # As a user types it, a command imports for seconds; a fork begins behind the imports.
     kind = 'fork' if rng.random() < 0.7 else 'typed'
-    if places and kind == 'fork' and rng.random() < 0.8:
+    if scene == 'pipe':  # in which what has been read ahead must be used up first
+        kind, moment = 'fork', ('place', rng.choice(places), rng.choice((1, 3)))
+    elif places and kind == 'fork' and rng.random() < 0.8:
         moment = ('place', rng.choice(places), rng.choice((0, 0, 0.03, 0.3, 2)))
     else:
         moment = ('after', rng.choice((0.01, 0.1, 0.5, 1, 2, 4, 8)))
