@@ -41,6 +41,11 @@ OF_RUN = (
     'vit_jax.workdir.checkpoint:Checkpointer.save',
     'vit_jax.training.loop:evaluate',
 )
+SPLITS = {
+    'dataset.train_split': 'train[:90%]',
+    'dataset.eval_split': 'train[90%:]',
+    'dataset.test_split': 'test',
+}
 # A command, with fields for training or the arguments of others, and its places.
 SCENES = {
     'new': ('main', {}, START + OF_RUN),
@@ -69,11 +74,11 @@ SCENES = {
     'evaluate': ('evaluate', ['--workdir=runs'], ()),
     'convert': ('convert', ['runs', 'x.safetensors', '--to=vit_jax'], ()),
     'report': ('report', ['runs'], ()),
-    'plan': ('plan', [f'--config={ROOT}/configs/quickstart.py'], ()),
+    'plan': ('plan', [f'--config={ROOT}/configs/quickstart.py', '--devices=8'], ()),
     'sweep': (
         'sweep',
         [
-            *arguments('several', fields=runs.FIELDS | {'dataset.test_split': 'test'}),
+            *arguments('several', fields=runs.FIELDS | SPLITS),
             '--config.optimizer.learning_rate=0.001,0.003',
         ],
         (),
