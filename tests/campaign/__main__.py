@@ -23,8 +23,6 @@ import time
 from multiprocessing.connection import wait
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-# What TensorFlow prints is judged: its level is the one that a command sets, see `main`.
-os.environ.pop('TF_CPP_MIN_LOG_LEVEL', None)
 os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'  # or every process announces it
 os.environ['HF_HUB_OFFLINE'] = '1'
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
@@ -164,7 +162,9 @@ def main(argv=None):
     kinds = options.only.split(',')
     corpus = pathlib.Path(options.corpus).resolve()
     corpus.mkdir(parents=True, exist_ok=True)
-    terminal.log_to_terminal()  # sets in the environment what every command sets
+    # What TensorFlow prints is judged: its log level is the one that every command sets.
+    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '1'  # as JAX sets it where the user has not
+    terminal.log_to_terminal()
     # A shell that starts the campaign in the background has it ignore Ctrl-C, and all its runs.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -96,9 +96,14 @@ class Outcome:
         return f'{case.kind}-{self.word}-{where}'.rstrip('-')
 
 
+def of_commands(printed):
+    """What was printed without the lines that only the cache of the campaign brings about."""
+    return _OF_THE_CAMPAIGN.sub('', printed)
+
+
 def noise(printed):
     """A Failure for what a library or the interpreter has printed; None where there is nothing."""
-    printed = _OF_THE_CAMPAIGN.sub('', printed)
+    printed = of_commands(printed)
     found = _NOISE.search(printed)
     if found is None:
         return None

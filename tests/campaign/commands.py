@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 
+from tests.campaign import cases
 from tests.campaign.cases import Failure
 from tests.support.forked import Forked
 from tests.support.runs import ROOT, arguments
@@ -96,7 +97,8 @@ def stop(process):
 
 
 def log():
-    return pathlib.Path(LOG).read_text(errors='replace')
+    """What the process has written by now."""
+    return cases.of_commands(pathlib.Path(LOG).read_text(errors='replace'))
 
 
 def patience(seconds):

@@ -22,6 +22,7 @@ from tests.support.forked import Forked
 
 SECONDS, GIGABYTES, QUOTA = 600, 4, 60
 PATIENCE = 120  # seconds for one start
+PATIENCE_WITH_PIPE = 30  # which a run may wait for
 LIMIT = 10  # seconds in which a signal ends a run that waits
 CLASSES = ('ant', 'bee', 'cat')
 FIELDS = runs.FIELDS | {
@@ -245,10 +246,14 @@ def check(case, bases):
             'from tests.campaign import datasets\n'
             f'commands.at_call({place!r}, {call}, lambda: datasets.apply_all({changes!r}))'
         )
-    code, waited = _end(commands.start(argv, 'main', first))
+    may_wait = any(change[0] in ('pipe', 'device') for change in changes)
+    seconds = PATIENCE_WITH_PIPE if may_wait else PATIENCE
+    code, waited = _end(commands.start(argv, 'main', first), seconds)
     cases.require_no_noise(commands.log())
     if waited:
-        return _ended_by_signal(code, changes)
+        if not may_wait or code != 143:
+            raise Failure('hang', f'exit code {code} after a signal: {commands.log()[-300:]}')
+        return 'waited and ended'
     if code not in (0, 1):
         raise Failure('abort', f'exit code {code}: {commands.log()[-300:]}')
     if code:
@@ -258,10 +263,10 @@ def check(case, bases):
     return _judge_resumed(code, changes, bases / f'{case.base}-full')
 
 
-def _end(process):
-    """(exit code, whether a signal was needed) of a run."""
+def _end(process, seconds):
+    """(exit code, whether a signal was needed) of a run that may take some seconds."""
     try:
-        code = commands.end(process, commands.patience(PATIENCE))
+        code = commands.end(process, commands.patience(seconds))
         if code is not None:
             return code, False
         process.send_signal(signal.SIGTERM)
@@ -272,13 +277,6 @@ def _end(process):
     finally:
         process.kill()
         process.wait()
-
-
-def _ended_by_signal(code, changes):
-    """A run may wait for what a pipe will bring; nothing else lets it wait."""
-    if not any(change[0] in ('pipe', 'device') for change in changes) or code != 143:
-        raise Failure('hang', f'exit code {code} after a signal: {commands.log()[-300:]}')
-    return 'waited and ended'
 
 
 def _judge_finite():

@@ -138,7 +138,7 @@ def _run(argv, code):
             process.kill()
             process.wait()
             os.close(held)
-    return process.returncode, log.read_text(errors='replace')
+    return process.returncode, cases.of_commands(log.read_text(errors='replace'))
 
 
 def _require_end(code, log):

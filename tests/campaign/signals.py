@@ -41,6 +41,11 @@ OF_RUN = (
     'vit_jax.workdir.checkpoint:Checkpointer.save',
     'vit_jax.training.loop:evaluate',
 )
+SPLITS = {
+    'dataset.train_split': 'train[:90%]',
+    'dataset.eval_split': 'train[90%:]',
+    'dataset.test_split': 'test',
+}
 # A command, with fields for training or the arguments of others, and its places.
 SCENES = {
     'new': ('main', {}, START + OF_RUN),
@@ -69,11 +74,11 @@ SCENES = {
     'evaluate': ('evaluate', ['--workdir=runs'], ()),
     'convert': ('convert', ['runs', 'x.safetensors', '--to=vit_jax'], ()),
     'report': ('report', ['runs'], ()),
-    'plan': ('plan', [f'--config={ROOT}/configs/quickstart.py'], ()),
+    'plan': ('plan', [f'--config={ROOT}/configs/quickstart.py', '--devices=8'], ()),
     'sweep': (
         'sweep',
         [
-            *arguments('several', fields=runs.FIELDS | {'dataset.test_split': 'test'}),
+            *arguments('several', fields=runs.FIELDS | SPLITS),
             '--config.optimizer.learning_rate=0.001,0.003',
         ],
         (),
@@ -100,7 +105,9 @@ def draw(rng, bases):
     places = SCENES[scene][2]
     # As a user types it, a command imports for seconds; a fork begins behind the imports.
     kind = 'fork' if rng.random() < 0.7 else 'typed'
-    if places and kind == 'fork' and rng.random() < 0.8:
+    if scene == 'pipe':  # in which what has been read ahead must be used up first
+        kind, moment = 'fork', ('place', rng.choice(places), rng.choice((1, 3)))
+    elif places and kind == 'fork' and rng.random() < 0.8:
         moment = ('place', rng.choice(places), rng.choice((0, 0, 0.03, 0.3, 2)))
     else:
         moment = ('after', rng.choice((0.01, 0.1, 0.5, 1, 2, 4, 8)))
