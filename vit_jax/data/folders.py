@@ -19,7 +19,8 @@ _warn_once = functools.cache(logger.warning)
 
 VALIDATION = ('val', 'valid', 'validation')  # the first of these that exists is taken
 _LEVELS = 2  # below a directory, in which one that fits is looked for
-_MOST_LISTED = 200  # folders of one level
+_MOST_LISTED = 50  # folders of one level, so that the search ends soon anywhere
+_CLASSES_LISTED = 5  # of a directory that may have classes
 _SPLITS = {'train', 'training', 'test', 'testing', 'eval', 'evaluation', *VALIDATION}
 
 
@@ -169,9 +170,11 @@ def _splits_in(root):
 
 
 def _looks_flat(root):
-    """Whether the directory has classes and no splits; False where a part of it cannot be read."""
+    """Whether the first folders are classes and no splits; False where one cannot be read."""
+    if _splits_in(root):
+        return False
     try:
-        return _is_flat(root, _folders(root))
+        return _is_flat(root, _folders(root)[:_CLASSES_LISTED])
     except (UserError, OSError):
         return False
 
