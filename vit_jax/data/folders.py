@@ -170,11 +170,12 @@ def _splits_in(root):
 
 
 def _looks_flat(root):
-    """Whether the first folders are classes and no splits; False where one cannot be read."""
-    if _splits_in(root):
+    """Whether the folders are two classes or more and no splits, as far as the first ones tell."""
+    folders = _folders(root)
+    if len(folders) < 2 or _splits_in(root):
         return False
     try:
-        return _is_flat(root, _folders(root)[:_CLASSES_LISTED])
+        return _is_flat(root, folders[:_CLASSES_LISTED])
     except (UserError, OSError):
         return False
 
