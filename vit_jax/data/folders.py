@@ -23,7 +23,8 @@ _warn_once = functools.cache(logger.warning)
 VALIDATION = ('val', 'valid', 'validation')  # the first of these that exists is taken
 SILENCE = 5  # seconds of a scan from one line of the log to the next
 _LEVELS = 2  # below a directory, in which one that fits is looked for
-_MOST_LISTED = 200  # folders of one level
+_MOST_LISTED = 50  # folders of one level, so that the search ends soon anywhere
+_CLASSES_LISTED = 5  # of a directory that may have classes
 _SPLITS = {'train', 'training', 'test', 'testing', 'eval', 'evaluation', *VALIDATION}
 
 
@@ -173,9 +174,12 @@ def _splits_in(root):
 
 
 def _looks_flat(root):
-    """Whether the directory has classes and no splits; False where a part of it cannot be read."""
+    """Whether the folders are two classes or more and no splits, as far as the first ones tell."""
+    folders = _folders(root)
+    if len(folders) < 2 or _splits_in(root):
+        return False
     try:
-        return _is_flat(root, _folders(root))
+        return _is_flat(root, folders[:_CLASSES_LISTED])
     except (UserError, OSError):
         return False
 
