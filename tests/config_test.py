@@ -161,7 +161,13 @@ def test_table_4(arg, steps, warmup, held_out, size):
     )
     assert config.ema_decay == (0 if size == 384 else 0.9999)  # table 2
     assert config.preprocess.to_dict() | dict(mean=0, std=0) == dict(
-        fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False, mean=0, std=0
+        fit='squash',
+        crop_ratio=1.0,
+        resize='bilinear',
+        antialias=False,
+        uint8_resize=False,
+        mean=0,
+        std=0,
     )
     fields = config_lib.flatten(config)
     assert all(field in fields for field in config.transfer.take)

@@ -65,5 +65,8 @@ def about(weights: Weights) -> dict[str, Any]:
         'target_size': resizing.target_size(size, preprocess),
         'classes': description.class_names(weights),
         'loss': weights.loss or 'softmax',
-        **{name: preprocess[name] for name in ('fit', 'resize', 'antialias', 'mean', 'std')},
+        **{
+            name: preprocess[name]
+            for name in ('fit', 'resize', 'antialias', 'uint8_resize', 'mean', 'std')
+        },
     }
