@@ -84,7 +84,7 @@ def test_weights_that_do_not_say_how_images_are_prepared(tmp_path, caplog):
     assert batch.shape == (1, 16, 16, 3)
     assert [record.levelname for record in caplog.records] == ['WARNING']
     assert (
-        'vit does not say antialias, crop_ratio, fit, mean, resize, std, uint8_resize of images: the '
+        'vit does not say antialias, crop_ratio, fit, mean, resize, std, uint8_resize of images'
         in caplog.text
     )
     caplog.clear()

@@ -58,7 +58,7 @@ def test_a_directory_says_how_images_are_prepared(layout, tmp_path, caplog):
     bare = dataclasses.replace(small.make('vit'), preprocess=None)
     weights.save(bare, str(tmp_path / 'x'), layout)
     assert (
-        'vit does not say antialias, crop_ratio, fit, mean, resize, std, uint8_resize of images: the '
+        'vit does not say antialias, crop_ratio, fit, mean, resize, std, uint8_resize of images'
         in caplog.text
     )
     found = weights.load(str(tmp_path / 'x')).preprocess

@@ -38,6 +38,7 @@ def save(weights: Weights, path: str, archive: str | None = None) -> None:
             f'reads models up to {export.LARGEST_FILE / 1e9:.1f} GB: add '
             '--dtype=bfloat16, or take a smaller model.'
         )
+    weights = description.completed(weights)
     said = about(weights)
     parts = runtime.read(archive)  # first, because it may be missing
     with files.replacing(path, FILES) as temporary:

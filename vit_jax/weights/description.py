@@ -166,6 +166,23 @@ def complete_preprocess(loaded: Weights) -> dict:
     return complete
 
 
+def completed(loaded: Weights) -> Weights:
+    """The weights with all fields of `preprocess` and a name for each class.
+
+    Both are as complete_preprocess and class_names give them, with their warnings. A model of other
+    images than RGB keeps what it says of images.
+    """
+    changes = {}
+    if loaded.channels() == 3:
+        changes['preprocess'] = {
+            'image_size': loaded.image_size(),
+            **complete_preprocess(loaded),
+        }
+    if loaded.num_classes:
+        changes['classes'] = class_names(loaded)
+    return dataclasses.replace(loaded, **changes)
+
+
 def log_other_pixels(weights: Weights, fit: str) -> None:
     """Warns of what a program that prepares images as `fit` says, or squashes them, does not do."""
     given = weights.preprocess or {}
