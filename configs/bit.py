@@ -82,6 +82,8 @@ def get_config(arg: str = 'r50x1,cifar10'):
     config.augment.update(crop='resize', crop_ratio=crop / larger, mixup=mixup)
     # The whole image is squashed in evaluation; mean and standard deviation are the weights'.
     config.preprocess.update(fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False)
+    if dataset == 'directory':  # as Pillow and transformers, for models that others run
+        config.preprocess.update(antialias=True, uint8_resize=True)
     config.transfer.take = ('preprocess.mean', 'preprocess.std')
     if 'gelu' in config.model:
         config.transfer.take += ('model.gelu', 'model.layer_norm_epsilon')

@@ -13,7 +13,9 @@ Published accuracy, fine-tuned at 384 px: pre-trained on ImageNet-21k B/16 98.95
 on CIFAR-100, 83.97 on ImageNet; pre-trained on JFT-300M L/16,imagenet2012,512 87.76 and
 H/14,imagenet2012,518 88.55 on ImageNet (table 2), which take Polyak averages.
 Images are prepared as in vision_transformer: a random part in training, the whole squashed to a
-square in evaluation, by bilinear interpolation that is not antialiased.
+square in evaluation, by bilinear interpolation that is not antialiased. For a directory the
+interpolation is that of Pillow, antialiased and rounded, so that programs which run the exported
+model see the same pixels.
 
 The paper has two grids for ImageNet. Table 4 prints 0.003, 0.01, 0.03 and 0.06 for all models. It
 is the grid here. Appendix B.1.1 adds 0.06 only for ResNets and hybrids: for a ViT,
@@ -89,6 +91,8 @@ def get_config(arg: str = 'b16,cifar10'):
         )
     # Pixels as in vision_transformer, but for their scale, which the weights say.
     config.preprocess.update(fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False)
+    if dataset == 'directory':  # and, for models that others run, as Pillow and transformers
+        config.preprocess.update(antialias=True, uint8_resize=True)
     config.transfer.take = ('preprocess.mean', 'preprocess.std')
     if 'gelu' in config.model:
         config.transfer.take += ('model.gelu', 'model.layer_norm_epsilon')

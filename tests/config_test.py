@@ -161,7 +161,13 @@ def test_table_4(arg, steps, warmup, held_out, size):
     )
     assert config.ema_decay == (0 if size == 384 else 0.9999)  # table 2
     assert config.preprocess.to_dict() | dict(mean=0, std=0) == dict(
-        fit='squash', crop_ratio=1.0, resize='bilinear', antialias=False, mean=0, std=0
+        fit='squash',
+        crop_ratio=1.0,
+        resize='bilinear',
+        antialias=False,
+        uint8_resize=False,
+        mean=0,
+        std=0,
     )
     fields = config_lib.flatten(config)
     assert all(field in fields for field in config.transfer.take)
@@ -572,3 +578,36 @@ def test_resumed_run_keeps_the_values_of_the_version_that_began_it(monkeypatch, 
     assert config_lib.differences(recorded, config_lib.as_begun(now, recorded)) == [
         'dataset.shuffle_buffer: 8 in the workdir, 99 now'
     ]
+
+
+@pytest.mark.parametrize(
+    ('recipe', 'arg'), [('finetune', 'ti16,directory'), ('bit', 'r50x1,directory,3000,224')]
+)
+def test_runs_on_a_directory_keep_the_pixels_that_they_began_with(recipe, arg):
+    """New ones have those of Pillow; those of an earlier version were not antialiased."""
+    now = load(recipe).get_config(arg)
+    assert (now.preprocess.antialias, now.preprocess.uint8_resize) == (True, True)
+    recorded = now.to_dict()
+    recorded['preprocess']['antialias'] = False
+    del recorded['preprocess']['uint8_resize']
+    recorded = config_lib.with_unrecorded(recorded)
+    kept = config_lib.as_begun(now, recorded)
+    assert (kept.preprocess.antialias, kept.preprocess.uint8_resize) == (False, False)
+    assert not config_lib.differences(recorded, kept)
+
+
+@pytest.mark.parametrize('arg', ['ti16,cifar10', 'ti16,vtab'])
+def test_data_sets_of_the_paper_keep_the_pixels_of_the_source(arg):
+    preprocess = load('finetune').get_config(arg).preprocess
+    assert (preprocess.antialias, preprocess.uint8_resize) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'),
+    [('preprocess.antialias', False), ('preprocess.resize', 'area'), ('augment.resize', 'area')],
+)
+def test_rounding_as_pillow_needs_its_filters(field, value):
+    config = load('finetune').get_config('ti16,directory')
+    message = f'{field} is {value}.* preprocess.uint8_resize True'
+    with pytest.raises(UserError, match=message):
+        checked(config_lib.changed(config, {field: value}))

@@ -232,7 +232,7 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
         classes=str(names),
     )
     assert (
-        f'{path} does not say antialias, crop_ratio, fit, resize, std of images: the defaults'
+        f'{path} does not say antialias, crop_ratio, fit, resize, std, uint8_resize of images'
         in caplog.text
     )
     found = weights.load(str(tmp_path / 'x'))
@@ -242,6 +242,7 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
         image_size=(16, 16),
         fit='transformers',
         antialias=True,
+        uint8_resize=True,
         resize='bilinear',
         mean=(0.1, 0.2, 0.3),
         std=base().preprocess.std,
@@ -251,8 +252,8 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
 def test_directories_for_timm_say_how_images_are_prepared(source, tmp_path):
     """Also where the file does not: by defaults, or as files of its layout are prepared."""
     for name, layout, expected in [
-        ('x.safetensors', 'timm', dict(fit='torchvision')),
-        ('x.npz', 'google', dict(fit='squash', crop_ratio=1.0)),
+        ('x.safetensors', 'timm', dict(fit='torchvision', uint8_resize=True)),
+        ('x.npz', 'google', dict(fit='squash', crop_ratio=1.0, uint8_resize=True)),
     ]:
         convert.convert(source(), str(tmp_path / name), layout, inexact=True)
         convert.convert(str(tmp_path / name), str(tmp_path / layout), 'timm')

@@ -313,8 +313,9 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar='FIELD=VALUE',
         help='of images, instead of what the weights say: any of '
-        'fit=squash,crop_ratio=0.9,resize=bicubic,antialias=False,mean=R,G,B,'
-        'std=R,G,B,image_size=H,W; may be repeated',
+        'fit=squash,crop_ratio=0.9,resize=bicubic,antialias=False,uint8_resize=True,mean=R,G,B,'
+        'std=R,G,B,image_size=H,W; may be repeated. fit=torchvision and fit=transformers imply '
+        'uint8_resize=True (rounded as by Pillow)',
     )
     parser.add_argument(
         '--step',

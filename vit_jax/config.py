@@ -49,6 +49,7 @@ MAY_DIFFER = (
 # the value that reproduces a run which does not record the field, because the field is newer;
 UNRECORDED: dict[str, Any] = {
     'dataset.stratify': False,
+    'preprocess.uint8_resize': False,
 }
 # and pairs of a recipe's value in an earlier version and its value now, as JSON has them.
 CHANGED_VALUES: dict[str, list[tuple[Any, Any]]] = {
@@ -57,7 +58,12 @@ CHANGED_VALUES: dict[str, list[tuple[Any, Any]]] = {
     # ImageNet-21k: half of the held-out images are for the end, as in big_vision.
     'dataset.eval_split': [('train[:51200]', 'train[25600:51200]')],
     'dataset.test_split': [('', 'train[:25600]')],
+    # Of configs/finetune.py and configs/bit.py for a directory.
+    'preprocess.antialias': [(False, True)],
+    'preprocess.uint8_resize': [(False, True)],
 }
+
+_PILLOW_FILTERS = 'which needs an antialiased filter: bilinear, bicubic or lanczos3.'
 
 
 def base(model: str = 'b16') -> ml_collections.ConfigDict:
@@ -204,6 +210,12 @@ def _check(config):
             f'dataset.cache_size is {size}: expected 0, or with dataset.cache=disk at '
             f'least the longer side of image_size, {side}.'
         )
+    check_uint8_resize(config.preprocess)
+    if config.preprocess.uint8_resize and config.augment.resize == 'area':
+        raise UserError(
+            f'augment.resize is area and preprocess.uint8_resize True, {_PILLOW_FILTERS} Set '
+            '--config.preprocess.uint8_resize=False, or another filter.'
+        )
     model = models.build(config.model, num_classes=1)
     model.grid(config.image_size)
     if config.masked.target != 'none':
@@ -233,6 +245,25 @@ def _check(config):
         raise UserError(
             f'batch_size {config.batch_size} is not divisible by accum_steps {config.accum_steps}.'
         )
+
+
+def check_uint8_resize(preprocess: Mapping[str, Any], whose: str = 'this config') -> None:
+    """Raises UserError if `preprocess.uint8_resize` is set for filters that Pillow does not have.
+
+    Fields that are missing are as in FIELDS.
+    """
+    values = {
+        name: preprocess.get(name, FIELDS[f'preprocess.{name}'].default)
+        for name in ('uint8_resize', 'antialias', 'resize')
+    }
+    if not values['uint8_resize']:
+        return
+    for name, wrong in (('antialias', False), ('resize', 'area')):
+        if values[name] == wrong:
+            raise UserError(
+                f'preprocess.{name} is {wrong} and preprocess.uint8_resize True in {whose}, '
+                f'{_PILLOW_FILTERS} Set preprocess.uint8_resize=False as well.'
+            )
 
 
 def _check_teacher(config):

@@ -179,6 +179,13 @@ FIELDS = {  # by dotted name
         SWITCH,
         'average over all pixels of a larger image; vision_transformer and big_vision do not',
     ),
+    'preprocess.uint8_resize': Field(
+        False,
+        SWITCH,
+        'each of the two passes of resizing gives whole numbers from 0 to 255, as Pillow does for '
+        'timm, torchvision and transformers; False: numbers with fractions, as TensorFlow does. '
+        'It needs antialias',
+    ),
     'preprocess.mean': Field(
         (0.5, 0.5, 0.5),
         several(number(0, 1), 'three numbers (red, green, blue) from 0 to 1', 3),

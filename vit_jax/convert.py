@@ -3,6 +3,7 @@
     python -m vit_jax.convert SRC DST --to=LAYOUT [--verify] [--dtype=DTYPE] [--inexact]
     python -m vit_jax.convert SRC DST --to=web      # a folder whose page classifies photos
 
+For onnx and stablehlo it prints lines of Python that prepare a photo and run DST.
 SRC is a file, a directory, a workdir of this project or one of its checkpoints, hf:ORG/NAME,
 timm:NAME or gs://BUCKET/FILE; its layout is recognised from its content.
 """
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 
 from vit_jax import cli, errors, machine, web, weights
 from vit_jax.errors import UserError
-from vit_jax.weights import description, export, files, published
+from vit_jax.weights import description, export, files, preparation, published
 from vit_jax.weights import verify as verification
 
 
@@ -102,6 +103,8 @@ def convert(
     elif to == 'web':
         web.save(given, path, runtime)
     else:
+        if to == 'onnx':  # whose metadata says it
+            given = description.completed(given)
         export.save(given, path, to)
     arrays = jax.tree.leaves(given.params)
     cli.LOGGER.info(
@@ -121,6 +124,9 @@ def convert(
         )
     elif not (layout and layout.native):
         log_what_is_lost(given, path, to)
+    if to in export.FORMATS and given.channels() == 3:
+        cli.LOGGER.info('Python that prepares a photo for %s and runs it:', path)
+        print(preparation.python_lines(given, path, to))
     if verify:
         verification.verify(
             loaded, given, *((os.path.join(path, web.MODEL), 'onnx') if to == 'web' else (path, to))
@@ -165,6 +171,8 @@ def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weig
 
 def log_what_is_lost(given: weights.Weights, path: str, to: str) -> None:
     """Logs what the file, or the directory, at `path` does not say."""
+    if to == 'onnx':  # whose metadata has all of it
+        return
     lost, preprocess = [], given.preprocess or {}
     if to not in weights.LAYOUTS or not files.is_directory(path):
         words = [text] if (text := published.words(preprocess)) else []

@@ -1,4 +1,4 @@
-"""Twenty real photos, as the chains of four code bases show them to a model."""
+"""Forty photos, real and drawn, as the chains of five code bases show them to a model."""
 
 import math
 
@@ -9,11 +9,11 @@ from PIL import Image
 
 from tests.support import interop
 from tests.support.images import encode, evaluated
-from tests.support.photos import needs_photos, photos
-from vit_jax.data import order, preprocess
+from tests.support.photos import needs_photos, photos, photos_with_edges
+from vit_jax.data import order, preprocess, resizing
 
 SIDE = 224
-pytestmark = [pytest.mark.slow, needs_photos]
+pytestmark = pytest.mark.slow
 FILTERS = {'bilinear': Image.BILINEAR, 'bicubic': Image.BICUBIC}
 
 
@@ -32,7 +32,7 @@ def big_vision(image, method):
 
 
 def timm(image, method):
-    """timm.data.transforms_imagenet_eval with crop_pct 0.9, which is torchvision's, on Pillow."""
+    """timm.data.transforms_imagenet_eval with crop_pct 0.9: torchvision's rules, on Pillow."""
     target = math.floor(SIDE / 0.9)
     short, long = sorted(image.size)
     other = int(target * long / short)
@@ -41,6 +41,20 @@ def timm(image, method):
     )
     left, top = (int(round((side - SIDE) / 2.0)) for side in image.size)
     return np.asarray(image.crop((left, top, left + SIDE, top + SIDE)), float)
+
+
+def torchvision(image, method):
+    """torchvision's own classes."""
+    interop.require('torchvision')
+    from torchvision import transforms
+
+    chain = transforms.Compose(
+        [
+            transforms.Resize(256, transforms.InterpolationMode(method)),
+            transforms.CenterCrop(SIDE),
+        ]
+    )
+    return np.asarray(chain(image), float)
 
 
 def transformers_vit(image, method):
@@ -60,66 +74,105 @@ def transformers_clip(image, method):
 
 
 def _processed(name, image, size, method, **more):
-    processor = getattr(interop.require('transformers'), name)(
+    transformers = interop.require('transformers')
+    # Of its two backends the one that every installation has.
+    kind = getattr(transformers, f'{name}Pil', None) or getattr(transformers, name)
+    processor = kind(
         size=size, resample=FILTERS[method], do_normalize=False, do_rescale=False, **more
     )
-    return processor(image, return_tensors='np')['pixel_values'][0].transpose(1, 2, 0)
+    return processor(image, return_tensors='np')['pixel_values'][0].transpose(1, 2, 0).astype(float)
 
 
+PILLOW = dict(antialias=True, uint8_resize=True)
 CHAINS = {  # how `preprocess` says it
-    vision_transformer: dict(fit='squash', crop_ratio=1.0, antialias=False),
-    big_vision: dict(fit='cover', crop_ratio=0.875, antialias=False),
-    timm: dict(fit='torchvision', crop_ratio=0.9, antialias=True),
-    transformers_vit: dict(fit='squash', crop_ratio=1.0, antialias=True),
-    transformers_clip: dict(fit='transformers', crop_ratio=0.875, antialias=True),
+    vision_transformer: dict(fit='squash', crop_ratio=1.0, antialias=False, uint8_resize=False),
+    big_vision: dict(fit='cover', crop_ratio=0.875, antialias=False, uint8_resize=False),
+    timm: dict(fit='torchvision', crop_ratio=0.9, **PILLOW),
+    torchvision: dict(fit='torchvision', crop_ratio=0.875, **PILLOW),
+    transformers_vit: dict(fit='squash', crop_ratio=1.0, **PILLOW),
+    transformers_clip: dict(fit='transformers', crop_ratio=0.875, **PILLOW),
 }
 
 
+@pytest.mark.parametrize('given', [pytest.param(photos, marks=needs_photos), photos_with_edges])
 @pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
 @pytest.mark.parametrize('chain', CHAINS, ids=lambda chain: chain.__name__)
-def test_evaluation_has_the_pixels_of_the_source(chain, method):
-    """All but a thousandth of the pixels: Pillow cuts off what bicubic filters overshoot."""
+def test_evaluation_and_prediction_have_the_pixels_of_the_source(chain, method, given):
+    """All of them, within one grey level, and nothing is cut off before they are compared."""
     settings = CHAINS[chain] | dict(resize=method, mean=(0.0,) * 3, std=(1 / 255,) * 3)
-    for number, photo in enumerate(photos()):
+    for number, photo in enumerate(given()):
         theirs = chain(photo, method)
-        ours = evaluated(encode(photo, 'PNG'), (SIDE, SIDE), settings).numpy()
-        assert theirs.shape == ours.shape
-        others = np.abs(np.clip(ours, 0, 255) - np.clip(theirs, 0, 255)) > 1
-        assert others.mean() < (0.001 if method == 'bilinear' else 0.01), (number, others.mean())
+        assert theirs.shape == (SIDE, SIDE, 3)
+        for ours in (
+            evaluated(encode(photo, 'PNG'), (SIDE, SIDE), settings).numpy(),
+            resizing.resize_and_central_crop(np.asarray(photo), (SIDE, SIDE), settings),
+        ):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1.001, err_msg=str(number))
 
 
+@pytest.mark.parametrize('given', [pytest.param(photos, marks=needs_photos), photos_with_edges])
+@pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
+def test_training_has_the_pixels_of_torchvision(given, method):
+    """Of a random box, as its RandomResizedCrop resizes it, and a flip."""
+    interop.require('torchvision')
+    from torchvision.transforms import functional
+
+    for number, photo in enumerate(given()):
+        theirs, ours = [
+            train(photo, number, dict(resize=method, **PILLOW), resized)
+            for resized in (
+                lambda part: np.asarray(
+                    functional.resize(
+                        Image.fromarray(part),
+                        [SIDE, SIDE],
+                        functional.InterpolationMode(method),
+                    ),
+                    float,
+                ),
+                None,
+            )
+        ]
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1.001, err_msg=str(number))
+
+
+@needs_photos
 def test_training_has_the_pixels_of_vision_transformer():
     """tf.slice of a random box, tf.image.resize, and a flip, by the same random numbers."""
-    augment = dict(
-        crop='inception',
-        min_area=0.05,
-        pad=0,
-        crop_ratio=1.0,
-        flip=True,
-        resize='same',
-        randaugment={'num_ops': 0},
-    )
-    settings = dict(resize='bilinear', antialias=False)
+    settings = dict(resize='bilinear', antialias=False, uint8_resize=False)
     for number, photo in enumerate(photos()):
-        keys, pixels = order.augment_bits(3, tf.constant(number, tf.int64), 1)[0], np.asarray(photo)
-        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-            pixels.shape,
-            tf.zeros([1, 0, 4]),
-            keys[0],
-            min_object_covered=0.0,
-            aspect_ratio_range=(3 / 4, 4 / 3),
-            area_range=(0.05, 1.0),
-            use_image_if_no_bounding_boxes=True,
+        theirs = train(
+            photo, number, settings, lambda part: tf.image.resize(part, (SIDE, SIDE)).numpy()
         )
-        theirs = tf.image.resize(tf.slice(pixels, begin, size), (SIDE, SIDE)).numpy()
-        if keys[1, 0] < 0:
-            theirs = theirs[:, ::-1]
+        np.testing.assert_allclose(train(photo, number, settings), theirs, atol=0.01)
+
+
+def train(photo, number, settings, resized=None):
+    """A training image by the pipeline, or, by the same random numbers, by a function `resized`."""
+    keys = order.augment_bits(3, tf.constant(number, tf.int64), 1)[0]
+    if resized is None:
+        augment = dict(
+            crop='inception',
+            min_area=0.05,
+            pad=0,
+            crop_ratio=1.0,
+            flip=True,
+            resize='same',
+            randaugment={'num_ops': 0},
+        )
+        encoded = tf.constant(encode(photo, 'PNG'))
         ours, _ = preprocess.train_image(
-            tf.constant(encode(photo, 'PNG')),
-            keys,
-            (SIDE, SIDE),
-            augment,
-            settings,
-            tf.constant(False),
+            encoded, keys, (SIDE, SIDE), augment, settings, tf.constant(False)
         )
-        np.testing.assert_allclose(ours, theirs, atol=0.01)
+        return ours.numpy()
+    pixels = np.asarray(photo)
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+        pixels.shape,
+        tf.zeros([1, 0, 4]),
+        keys[0],
+        min_object_covered=0.0,
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        area_range=(0.05, 1.0),
+        use_image_if_no_bounding_boxes=True,
+    )
+    theirs = resized(tf.slice(pixels, begin, size).numpy())
+    return theirs[:, ::-1] if keys[1, 0] < 0 else theirs

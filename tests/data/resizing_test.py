@@ -140,3 +140,49 @@ def test_what_is_not_antialiased_differs_where_an_image_shrinks():
         for x in (True, False)
     )
     assert np.abs(one - other).mean() > 5
+
+
+@pytest.mark.parametrize('fit', config.FIELDS['preprocess.fit'].values.choices)
+@pytest.mark.parametrize('method', METHODS)
+def test_rounded_pixels_are_those_of_pillow_itself(method, fit):
+    """Also where hard edges make a filter overshoot, which Pillow cuts off after each pass."""
+    edges = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (40, 200, 3))
+    settings = dict(
+        fit=fit,
+        crop_ratio=0.875,
+        resize=method,
+        antialias=True,
+        uint8_resize=True,
+        mean=(0.0,) * 3,
+        std=(1 / 255,) * 3,
+    )
+    for height, width in SHAPES.values():
+        for pixels in (edges[:height, :width], edges.transpose(1, 0, 2)[:height, :width]):
+            image = Image.fromarray(np.ascontiguousarray(pixels))
+            (new_height, new_width), (top, left) = plan(fit, image.height, image.width, 0.875)
+            whole = np.asarray(image.resize((new_width, new_height), METHODS[method]), float)
+            expected = whole[top : top + SIZE[0], left : left + SIZE[1]]
+            ours = resizing.resize_and_central_crop(np.asarray(image), SIZE, settings)
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=1)
+            np.testing.assert_allclose(
+                evaluated(encode(image, 'PNG'), SIZE, settings), expected, rtol=0, atol=1.001
+            )
+            fractions = resizing.resize_and_central_crop(
+                np.asarray(image), SIZE, settings | {'uint8_resize': False}
+            )
+            if method == 'bicubic':
+                assert fractions.max() > 256
+
+
+def test_order_of_the_two_passes_is_that_of_the_installed_pillow():
+    """It is needed for thin images, and by the page for browsers."""
+    rng = np.random.default_rng(0)
+    for height, width, new_height, new_width in rng.integers(20, 120, (60, 4)):
+        image = Image.fromarray(rng.choice(np.array([0, 255], np.uint8), (height, width, 3)))
+        halfway = (width, new_height), (new_width, height)
+        height_first = resizing.is_height_first((height, width), (new_height, new_width))
+        by_sides = image
+        for size in (halfway[0 if height_first else 1], (new_width, new_height)):
+            by_sides = by_sides.resize(size, Image.BICUBIC)
+        whole = image.resize((new_width, new_height), Image.BICUBIC)
+        np.testing.assert_array_equal(np.asarray(by_sides), np.asarray(whole))

@@ -20,6 +20,8 @@ import pytest
 
 def require(name):
     """Imports a package of requirements-interop.txt, or skips the test, but never in CI."""
+    if name in ('timm', 'torchvision', 'transformers'):
+        declare_torchvision_operators()
     if 'VIT_JAX_CI' in os.environ:
         return importlib.import_module(name)
     return pytest.importorskip(name, reason=f'needs {name}: make .venv/interop')
@@ -31,6 +33,27 @@ def import_timm():
     require('torch')
     with torchvision_or_stand_in():
         return require('timm')
+
+
+@functools.cache
+def declare_torchvision_operators():
+    """Lets torchvision be imported where its build does not fit that of torch.
+
+    Its compiled operators, of which images and transforms use none, are not loaded then, and its
+    import ends with an error because two of them are not known to torch.
+    """
+    if not importlib.util.find_spec('torchvision') or not importlib.util.find_spec('torch'):
+        return
+    import torch
+
+    library = torch.library.Library('torchvision', 'FRAGMENT')
+    for name in ('nms', 'qnms'):
+        with contextlib.suppress(RuntimeError):  # a build that fits has declared them
+            library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
+    _LIBRARIES.append(library)
+
+
+_LIBRARIES = []  # which torch forgets once nothing refers to them
 
 
 class AnyName(types.ModuleType):
@@ -49,6 +72,7 @@ def torchvision_or_stand_in():
     The stand-in is gone afterwards, since transformers and tests look whether torchvision is there.
     """
     if importlib.util.find_spec('torchvision'):
+        declare_torchvision_operators()
         yield
         return
     modules = _torchvision_stand_in()

@@ -4,6 +4,7 @@ import functools
 import io
 import tarfile
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -11,6 +12,26 @@ from tests.support.runs import ROOT
 
 DATA = ROOT.parent / 'shared/data'
 needs_photos = pytest.mark.skipif(not DATA.is_dir(), reason=f'needs the photos in {DATA}')
+
+
+def photos_with_edges():
+    """Twenty drawn photos with hard edges and lines, smaller and larger than 224 px, of any shape.
+
+    There a bicubic filter overshoots black and white most.
+    """
+    rng = np.random.default_rng(0)
+    drawn = []
+    for number in range(20):
+        height, width = rng.integers(60, 400, 2)
+        grid = rng.choice(
+            np.array([0, 20, 235, 255], np.uint8), (height // 9 + 1, width // 9 + 1, 3)
+        )
+        pixels = grid.repeat(9, 0).repeat(9, 1)[:height, :width]
+        if number % 2:  # lines of one pixel
+            pixels[::5] = 255
+            pixels[:, ::7] = 0
+        drawn.append(Image.fromarray(np.ascontiguousarray(pixels)))
+    return drawn
 
 
 @functools.cache

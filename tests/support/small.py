@@ -59,6 +59,7 @@ PREPROCESS = dict(
     crop_ratio=0.8,
     resize='bicubic',
     antialias=True,
+    uint8_resize=True,
     mean=(0.4, 0.5, 0.6),
     std=(0.3, 0.2, 0.1),
 )

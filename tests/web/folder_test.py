@@ -40,6 +40,7 @@ def test_command(some_runtime, tmp_path):
         'fit': 'squash',
         'resize': 'bicubic',
         'antialias': True,
+        'uint8_resize': True,
         'mean': [0.4, 0.5, 0.6],
         'std': [0.3, 0.2, 0.1],
         'classes': small.CLASSES,

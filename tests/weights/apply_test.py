@@ -84,7 +84,7 @@ def test_weights_that_do_not_say_how_images_are_prepared(tmp_path, caplog):
     assert batch.shape == (1, 16, 16, 3)
     assert [record.levelname for record in caplog.records] == ['WARNING']
     assert (
-        'vit does not say antialias, crop_ratio, fit, mean, resize, std of images: the defaults'
+        'vit does not say antialias, crop_ratio, fit, mean, resize, std, uint8_resize of images'
         in caplog.text
     )
     caplog.clear()
@@ -94,7 +94,7 @@ def test_weights_that_do_not_say_how_images_are_prepared(tmp_path, caplog):
             'fit=squash,crop_ratio=0.8',
             'resize=bicubic',
             'antialias=True,mean=0.4,0.5,0.6',
-            'std=0.3,0.2,0.1',
+            'std=0.3,0.2,0.1,uint8_resize=True',
         ],
     )
     np.testing.assert_array_equal(

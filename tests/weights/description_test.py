@@ -114,15 +114,53 @@ def test_defaults_are_said(caplog):
         crop_ratio=0.875,
         resize='bilinear',
         antialias=True,
+        uint8_resize=False,
         mean=(0.1, 0.2, 0.3),
         std=(0.5,) * 3,
     )
     assert caplog.messages == [
-        'vit does not say antialias, crop_ratio, fit, resize, std of images: the defaults '
-        'antialias=True crop_ratio=0.875 fit=cover resize=bilinear std=(0.5, 0.5, 0.5) are used. '
+        'vit does not say antialias, crop_ratio, fit, resize, std, uint8_resize of images: the '
+        'defaults antialias=True crop_ratio=0.875 fit=cover resize=bilinear std=(0.5, 0.5, 0.5) '
+        'uint8_resize=False are used. '
         'To change that, add --preprocess FIELD=VALUE; from Python: weights.described(w, [...]).'
     ]
     assert caplog.records[0].levelname == 'WARNING'  # which Python shows of itself
+
+
+@pytest.mark.parametrize(
+    ('stated', 'given', 'expected'),
+    [
+        ({}, 'fit=torchvision', True),
+        ({}, 'fit=transformers', True),
+        ({}, 'fit=transformers,uint8_resize=False', False),
+        ({}, 'fit=cover', None),
+        ({}, 'fit=torchvision,antialias=False', False),
+        ({'antialias': False}, 'fit=torchvision', False),
+        ({'uint8_resize': True}, 'resize=area', False),
+        ({'uint8_resize': True}, 'crop_ratio=1', True),
+    ],
+    ids=str,
+)
+def test_fit_of_a_program_that_rounds_implies_that(stated, given, expected):
+    loaded = dataclasses.replace(small.make('vit'), preprocess=stated)
+    found = description.described(loaded, [given]).preprocess
+    assert found.get('uint8_resize') is expected
+
+
+def test_rounding_needs_a_filter_of_pillow():
+    with pytest.raises(UserError, match='antialias is False and preprocess.uint8_resize True'):
+        description.described(small.make('vit'), ['uint8_resize=True,antialias=False'])
+    by_hand = dataclasses.replace(
+        small.make('vit'), preprocess={'uint8_resize': True, 'resize': 'area'}
+    )
+    with pytest.raises(UserError, match='resize is area and preprocess.uint8_resize True'):
+        description.complete_preprocess(by_hand)
+
+
+@pytest.mark.parametrize('layout', ['timm', 'torchvision', 'huggingface'])
+def test_programs_that_resize_by_pillow_round_unless_weights_say_otherwise(layout):
+    silent = dataclasses.replace(small.make('vit'), preprocess=None, layout=layout)
+    assert description.complete_preprocess(silent)['uint8_resize'] is True
 
 
 def test_classes_without_names(caplog):

@@ -49,6 +49,7 @@ def as_preprocess(cfg, given):
             crop_ratio=cfg.crop_pct,
             resize=cfg.interpolation,
             antialias=True,
+            uint8_resize=True,
             mean=cfg.mean,
             std=cfg.std,
         )
@@ -220,6 +221,7 @@ def test_a_file_says_what_is_taken(tmp_path, caplog):
         crop_ratio=0.9,
         resize='bicubic',
         antialias=True,
+        uint8_resize=True,
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
     )
@@ -238,6 +240,7 @@ def test_google_s_files_are_prepared_as_its_programs_do(tmp_path, caplog):
         crop_ratio=1.0,
         resize='bilinear',
         antialias=False,
+        uint8_resize=False,
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
     )

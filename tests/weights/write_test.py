@@ -58,22 +58,28 @@ def test_a_directory_says_how_images_are_prepared(layout, tmp_path, caplog):
     bare = dataclasses.replace(small.make('vit'), preprocess=None)
     weights.save(bare, str(tmp_path / 'x'), layout)
     assert (
-        'vit does not say antialias, crop_ratio, fit, mean, resize, std of images: the defaults'
+        'vit does not say antialias, crop_ratio, fit, mean, resize, std, uint8_resize of images'
         in caplog.text
     )
     found = weights.load(str(tmp_path / 'x')).preprocess
     assert (found['mean'], found['std'], found['resize']) == ((0.5,) * 3, (0.5,) * 3, 'bilinear')
+    assert found['uint8_resize'] is True
 
 
 @pytest.mark.parametrize('layout', ['timm', 'huggingface'])
 def test_means_over_areas_become_pillow_s_box_with_a_warning(layout, tmp_path, caplog):
     """Which is another filter, but where a pixel is whole ones, and so is refused."""
     given = small.make('vit')
-    by_area = dataclasses.replace(given, preprocess=given.preprocess | {'resize': 'area'})
+    change = {'resize': 'area', 'uint8_resize': False}
+    by_area = dataclasses.replace(given, preprocess=given.preprocess | change)
     weights.save(by_area, str(tmp_path / 'x'), layout)
     assert "preprocess.resize is 'area', and there whole pixels are averaged (box)" in caplog.text
     found = weights.load(str(tmp_path / 'x')).preprocess
-    assert found == by_area.preprocess | {'resize': 'box', 'fit': found['fit']}
+    assert found == by_area.preprocess | {
+        'resize': 'box',
+        'fit': found['fit'],
+        'uint8_resize': True,
+    }
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):

@@ -249,5 +249,5 @@ def _pixels(photo, short_side):
     short = tf.reduce_min(size)
     side = tf.where(short_side > 0, tf.minimum(short_side, short), short)
     size = tf.cast((2 * size * side + short) // (2 * short), tf.int32)
-    reduced = resize(image, size, {'resize': 'bilinear', 'antialias': True})
+    reduced = resize(image, size, {'resize': 'bilinear', 'antialias': True, 'uint8_resize': False})
     return tf.cast(tf.round(reduced), tf.uint8)

@@ -139,12 +139,22 @@ def resize(
 ) -> Float32[tf.Tensor, 'height width 3']:
     """The image at size (height, width), equal to that of data/resizing.py.
 
-    An image of that size keeps its pixels. `preprocess` has the fields resize and antialias.
-    `window`, two pairs (top, left) and (height, width), asks for a part of the result and computes
-    no other.
+    An image of that size keeps its pixels. `preprocess` has the fields resize, antialias and
+    uint8_resize, for which `image` is uint8. `window`, two pairs (top, left) and (height, width),
+    asks for a part of the result and computes no other.
     """
     method, antialias = preprocess['resize'], preprocess['antialias']
     begin, extent = ([0, 0], size) if window is None else window
+    if resizing.is_uint8_resize(preprocess):
+        # Two ScaleAndTranslate with rounding between them take longer, and their pixels are up to
+        # 13 grey levels from those of Pillow, which resizes the height of tall images first.
+        resized = tf.numpy_function(
+            functools.partial(resizing.uint8_resized, method=method),
+            [image, size, begin, extent],
+            tf.uint8,
+            stateful=False,
+        )
+        return tf.cast(tf.ensure_shape(resized, [None, None, 3]), tf.float32)
     if method == 'area':  # whose operation makes no windows
         return tf.cond(
             tf.reduce_all(tf.equal(extent, size)),
@@ -198,7 +208,7 @@ def train_image(
     """One training image, cropped, flipped and distorted, and what `intact` is the next time.
 
     The image is a function of the file and the keys. Its values are in 0..255, which 'bicubic' may
-    overshoot a little.
+    overshoot a little unless `uint8_resize` is set.
 
     Args:
       keys: all bits random, one row for each use.
@@ -207,7 +217,7 @@ def train_image(
         resizes to sides of which `crop_ratio` is the crop (BiT, arXiv 1912.11370, section 3.3);
         'none' only resizes, all by the filter `resize`, that of `preprocess` if 'same'. With
         `flip`, half of the images are mirrored. `randaugment` is for randaugment.randaugment.
-      preprocess: fields resize and antialias of `config.preprocess`.
+      preprocess: fields resize, antialias and uint8_resize of `config.preprocess`.
       intact: of `decode_part`.
     """
     size = tuple(image_size)
@@ -265,7 +275,7 @@ def eval_image(
 ) -> Float32[tf.Tensor, 'height width 3']:
     """One image of evaluation, values in 0..255: resized to `resizing.fitted_size`, then cropped.
 
-    `preprocess` has the fields fit, crop_ratio, resize and antialias of a config.
+    `preprocess` has the fields fit, crop_ratio, resize, antialias and uint8_resize of a config.
     """
     image, size = decode_image(encoded), tuple(image_size)
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.int64))

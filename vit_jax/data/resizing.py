@@ -3,13 +3,19 @@
 `preprocess.fit` says which chain: 'cover' and 'squash' are those of Google's code bases (big_vision
 and vision_transformer), 'torchvision' is timm's, 'transformers' Hugging Face's. Those that keep the
 shape of an image differ in how they round, by a pixel.
+
+`preprocess.uint8_resize` says how numbers are rounded on the way. timm, torchvision and
+transformers give the image to Pillow, which resizes one side after the other and rounds each result
+to a whole number from 0 to 255: there, what a bicubic filter overshoots is cut off. TensorFlow
+computes with fractions and cuts off nothing.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Num
+import PIL
+from jaxtyping import Float, Num, UInt8
 from PIL import Image
 
 RESAMPLING = {
@@ -21,6 +27,8 @@ RESAMPLING = {
 # What is antialiased is resized as a whole, unless that takes this many times the pixels of the
 # crop.
 THIN = 32
+# From this version on, Pillow resizes the height of a tall image first.
+_RESIZES_TALL_IMAGES_DOWNWARDS_FIRST = int(PIL.__version__.split('.')[0]) >= 13
 
 
 def target_size(image_size: tuple[int, int], preprocess: Mapping) -> tuple[int, int]:
@@ -60,9 +68,9 @@ def resize_and_central_crop(
     """Like `data.preprocess.eval_image`; float32 in 0..255.
 
     Args:
-      image: of values in 0..255.
+      image: of values in 0..255; uint8 for `uint8_resize`.
       size: (height, width) of the result.
-      preprocess: fields fit, crop_ratio, resize and antialias of `config.preprocess`.
+      preprocess: fields fit, crop_ratio, resize, antialias and uint8_resize of `config.preprocess`.
     """
     new_size = fitted_size(*image.shape[:2], size, preprocess)
     top, left = (
@@ -71,8 +79,59 @@ def resize_and_central_crop(
     if new_size == image.shape[:2]:
         return image[top : top + size[0], left : left + size[1]].astype(np.float32)
     method = preprocess['resize']
+    if is_uint8_resize(preprocess):
+        return uint8_resized(image, new_size, (top, left), size, method).astype(np.float32)
     resized = _antialiased if preprocess['antialias'] and method != 'area' else interpolated
     return resized(image, new_size, (top, left), size, method)
+
+
+def is_uint8_resize(preprocess: Mapping) -> bool:
+    """The field `uint8_resize`, which records of earlier versions do not have."""
+    return preprocess.get('uint8_resize', False)
+
+
+def uint8_resized(
+    image: UInt8[np.ndarray, 'rows columns 3'],
+    new_size: Sequence[int],
+    begin: Sequence[int],
+    size: Sequence[int],
+    method: str,
+) -> UInt8[np.ndarray, 'height width 3']:
+    """The part from `begin` on of the image at new_size, as Pillow itself resizes it.
+
+    The order of the two passes, which tall images show where a filter overshoots, is that of the
+    installed Pillow: version 13 has another one than version 12.
+    """
+    top, left = (int(x) for x in begin)
+    height, width = (int(x) for x in size)
+    new_height, new_width = (int(x) for x in new_size)
+    resampling = RESAMPLING[method]
+    whole = Image.fromarray(image)
+    if new_height * new_width <= THIN * height * width:
+        resized = whole.resize((new_width, new_height), resampling)
+        return np.asarray(resized.crop((left, top, left + width, top + height)))
+    # Only the part, one side after the other, in the order in which the whole would be resized.
+    x, y = whole.width / new_width, whole.height / new_height
+    sides = [
+        lambda part: part.resize(
+            (width, part.height), resampling, (left * x, 0, (left + width) * x, part.height)
+        ),
+        lambda part: part.resize(
+            (part.width, height), resampling, (0, top * y, part.width, (top + height) * y)
+        ),
+    ]
+    if is_height_first(image.shape[:2], (new_height, new_width)):
+        sides.reverse()
+    for resize_side in sides:
+        whole = resize_side(whole)
+    return np.asarray(whole)
+
+
+def is_height_first(old_size: Sequence[int], new_size: Sequence[int]) -> bool:
+    """Whether Pillow resizes the height of an image first; sizes are (height, width)."""
+    rows = old_size[0] - new_size[0]
+    columns = old_size[1] - new_size[1]
+    return _RESIZES_TALL_IMAGES_DOWNWARDS_FIRST and rows > 0 and rows > 2 * columns
 
 
 def _antialiased(image, new_size, begin, size, method):

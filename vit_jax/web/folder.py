@@ -38,6 +38,7 @@ def save(weights: Weights, path: str, archive: str | None = None) -> None:
             f'reads models up to {export.LARGEST_FILE / 1e9:.1f} GB: add '
             '--dtype=bfloat16, or take a smaller model.'
         )
+    weights = description.completed(weights)
     said = about(weights)
     parts = runtime.read(archive)  # first, because it may be missing
     with files.replacing(path, FILES) as temporary:
@@ -65,5 +66,8 @@ def about(weights: Weights) -> dict[str, Any]:
         'target_size': resizing.target_size(size, preprocess),
         'classes': description.class_names(weights),
         'loss': weights.loss or 'softmax',
-        **{name: preprocess[name] for name in ('fit', 'resize', 'antialias', 'mean', 'std')},
+        **{
+            name: preprocess[name]
+            for name in ('fit', 'resize', 'antialias', 'uint8_resize', 'mean', 'std')
+        },
     }

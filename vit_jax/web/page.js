@@ -44,6 +44,17 @@ function taps(old, resized, begin, count, {resize, antialias}) {
   });
 }
 
+// As Pillow does after each of its two passes.
+function roundToLevels(pixels) {
+  pixels.forEach((x, k) => { pixels[k] = Math.min(Math.max(Math.floor(x + 0.5), 0), 255); });
+}
+
+// Whether Pillow resizes the height first: see vit_jax/data/resizing.py.
+function isHeightFirst(photo, [height, width]) {
+  const rows = photo.height - height;
+  return rows > 0 && rows > 2 * (photo.width - width);
+}
+
 // What the model sees of a photo: red, green and blue of 0 to 255, row by row.
 export async function see(file, record) {
   const photo = await createImageBitmap(file, {  // turned upright as its EXIF data says
@@ -51,21 +62,41 @@ export async function see(file, record) {
     throw new Error(`${file.name} cannot be read: it is damaged, too large, or no photo of a ` +
       'kind that this browser knows (JPEG, PNG, WebP, AVIF, GIF).');
   });
-  const {image_size: size, fit} = record;
+  const {image_size: size, fit, uint8_resize: roundsPasses} = record;
   const resized = fittedSize(photo.height, photo.width, record);
   const [rows, columns] = [photo.height, photo.width].map((old, axis) => taps(
     old, resized[axis], cropOffset(resized[axis] - size[axis], fit), size[axis], record));
   const [top, bottom] = [rows[0].first, rows.at(-1).end];
-  const narrow = new Float32Array((bottom - top) * size[1] * 3);  // all rows, new columns
+  const [left, right] = [columns[0].first, columns.at(-1).end];
+  // The order of the two passes shows only where each of them is rounded.
+  const heightFirst = roundsPasses && isHeightFirst(photo, resized);
+  const half = new Float32Array(3 * (heightFirst ?
+    size[0] * (right - left) :  // new rows, all columns
+    (bottom - top) * size[1]));  // all rows, new columns
   const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
   let transparent = false;
   for (let y = top; y < bottom; y += TILE) {
-    for (let x = columns[0].first; x < columns.at(-1).end; x += TILE) {
-      const [height, width] = [Math.min(TILE, bottom - y), Math.min(TILE, photo.width - x)];
+    for (let x = left; x < right; x += TILE) {
+      const [height, width] = [Math.min(TILE, bottom - y), Math.min(TILE, right - x)];
       Object.assign(pen.canvas, {width, height});  // which empties it
       pen.drawImage(photo, x, y, width, height, 0, 0, width, height);
       const tile = pen.getImageData(0, 0, width, height).data;
       for (let k = 3; k < tile.length && !transparent; k += 4) transparent = tile[k] < 255;
+      if (heightFirst) {
+        rows.forEach(({first, end, weights}, row) => {
+          for (let p = Math.max(first, y); p < Math.min(end, y + height); p += 1) {
+            const weight = weights[p - first];
+            let k = 4 * (p - y) * width;
+            let at = 3 * (row * (right - left) + x - left);
+            for (let column = 0; column < width; column += 1, k += 4, at += 3) {
+              half[at] += weight * tile[k];
+              half[at + 1] += weight * tile[k + 1];
+              half[at + 2] += weight * tile[k + 2];
+            }
+          }
+        });
+        continue;
+      }
       columns.forEach(({first, end, weights}, column) => {
         const [from, to] = [Math.max(first, x), Math.min(end, x + width)];
         if (from >= to) return;
@@ -78,21 +109,28 @@ export async function see(file, record) {
             b += weight * tile[k + 2];
           }
           const at = 3 * ((y - top + row) * size[1] + column);
-          narrow[at] += r;
-          narrow[at + 1] += g;
-          narrow[at + 2] += b;
+          half[at] += r;
+          half[at + 1] += g;
+          half[at + 2] += b;
         }
       });
     }
   }
   photo.close();
+  if (roundsPasses) roundToLevels(half);
   const pixels = new Float32Array(size[0] * size[1] * 3);
-  rows.forEach(({first, weights}, row) => {
+  for (let row = 0; row < size[0]; row += 1) {
     for (let k = 0; k < 3 * size[1]; k += 1) {
+      const column = Math.floor(k / 3);
+      const {first, weights} = heightFirst ? columns[column] : rows[row];
+      const [begin, step] = heightFirst ?
+        [3 * (row * (right - left) + first - left) + k % 3, 3] :
+        [(first - top) * 3 * size[1] + k, 3 * size[1]];
       pixels[row * 3 * size[1] + k] = weights.reduce(
-        (sum, weight, i) => sum + weight * narrow[(first - top + i) * 3 * size[1] + k], 0);
+        (sum, weight, i) => sum + weight * half[begin + i * step], 0);
     }
-  });
+  }
+  if (roundsPasses) roundToLevels(pixels);
   return {pixels, transparent};
 }
 

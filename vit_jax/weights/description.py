@@ -22,6 +22,10 @@ from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
 
+# Layouts of programs that resize photos by Pillow, or as it does: in none of them can a file say
+# that fractions are kept.
+_RESIZE_UINT8 = ('timm', 'torchvision', 'huggingface')
+
 
 def described(
     loaded: Weights,
@@ -32,14 +36,20 @@ def described(
     """The weights with the fields of --preprocess, the names in the file of --classes, and --loss.
 
     `preprocess` is, for example, ['resize=bicubic', 'mean=0.485,0.456,0.406']; it may have
-    image_size, where position embeddings do not tell it.
+    image_size, where position embeddings do not tell it. A fit of torchvision or transformers sets
+    uint8_resize, and what Pillow cannot do, antialias=False and resize=area, unsets it, unless it
+    is given.
 
     Raises UserError if a field or value is impossible, or there are not as many names as classes.
     """
     if preprocess:
         fields = parse_preprocess(preprocess)
         before, grid = loaded, loaded.grid()
-        loaded = dataclasses.replace(loaded, preprocess=(loaded.preprocess or {}) | fields)
+        stated = (loaded.preprocess or {}) | fields
+        if 'uint8_resize' not in fields:
+            stated |= _implied_uint8_resize(fields, stated)
+        config.check_uint8_resize(stated, f'--preprocess of {loaded.source}')
+        loaded = dataclasses.replace(loaded, preprocess=stated)
         # As many patches in other rows and columns would have the positions of one another.
         other = grid and grid == before.stated_grid() != loaded.stated_grid()
         if 'image_size' in fields and (found := (before if other else loaded).image_size()) != (
@@ -112,6 +122,15 @@ def log_assumed_grid(loaded: Weights, grid: tuple[int, int], remedy: str) -> Non
         'not resized' if assumed == grid else 'resized to {}x{}'.format(*grid),
         remedy,
     )
+
+
+def _implied_uint8_resize(fields, stated):
+    """What `fields`, those that are given, imply for uint8_resize; `stated` are all."""
+    if stated.get('antialias') is False or stated.get('resize') == 'area':
+        return {'uint8_resize': False}
+    if fields.get('fit') in ('torchvision', 'transformers'):
+        return {'uint8_resize': True}
+    return {}
 
 
 def class_names(loaded: Weights) -> list[str]:
@@ -189,9 +208,11 @@ def check_rgb(loaded: Weights) -> None:
 def complete_preprocess(loaded: Weights) -> dict:
     """All fields of `preprocess`; warns of the defaults of those that the weights do not state.
 
-    Raises UserError if `fit` or `resize` is not one of the known methods.
+    Raises UserError if `fit` or `resize` is not one of the known methods, or the fields do not fit
+    together.
     """
     defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
+    defaults['uint8_resize'] = loaded.layout in _RESIZE_UINT8
     if missing := sorted(defaults.keys() - stated.keys()):
         log.warning(
             '%s does not say %s of images: the defaults %s are used. To change that, add '
@@ -208,7 +229,25 @@ def complete_preprocess(loaded: Weights) -> dict:
             complete[name],
             config.FIELDS[f'preprocess.{name}'].values.choices,
         )
+    config.check_uint8_resize(complete, loaded.source)
     return complete
+
+
+def completed(loaded: Weights) -> Weights:
+    """The weights with all fields of `preprocess` and a name for each class.
+
+    Both are as complete_preprocess and class_names give them, with their warnings. A model of other
+    images than RGB keeps what it says of images.
+    """
+    changes = {}
+    if loaded.channels() == 3:
+        changes['preprocess'] = {
+            'image_size': loaded.image_size(),
+            **complete_preprocess(loaded),
+        }
+    if loaded.num_classes:
+        changes['classes'] = class_names(loaded)
+    return dataclasses.replace(loaded, **changes)
 
 
 def log_other_pixels(weights: Weights, fit: str) -> None:
@@ -218,6 +257,11 @@ def log_other_pixels(weights: Weights, fit: str) -> None:
         log.warning(
             'preprocess.antialias is False, and there images are resized with it: large '
             'photos look smoother.'
+        )
+    elif given.get('uint8_resize') is False and given.get('resize') in ('bicubic', 'lanczos3'):
+        log.warning(
+            'preprocess.uint8_resize is False, and there each pass of resizing rounds and cuts '
+            'off at 0 and 255: photos with hard edges may look a little different.'
         )
     if given.get('resize') == 'area':
         log.warning(

@@ -18,7 +18,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.errors import UserError, named
-from vit_jax.weights import files
+from vit_jax.weights import files, preparation
 from vit_jax.weights.model import Weights
 
 FORMATS = ('stablehlo', 'onnx')
@@ -29,7 +29,8 @@ LARGEST_FILE = 1.9e9  # bytes; of parameters in an ONNX file, which ends at 2 Gi
 def save(weights: Weights, path: str, to: str) -> None:
     """Writes the model as one of FORMATS; read it with jax.export.deserialize or an ONNX runtime.
 
-    An ONNX file cannot exceed 2 GiB: the parameters of larger models go into PATH.data.
+    An ONNX file has preparation.metadata, too. It cannot exceed 2 GiB: the parameters of larger
+    models go into PATH.data.
     Raises UserError if jax2onnx is needed and not installed, or cannot convert the model.
     """
     if to == 'onnx':
@@ -64,6 +65,7 @@ def _save_onnx(weights, path):
         output_names=['logits'],
     )
     _drop_unused(program.graph)
+    onnx.helper.set_model_props(program, preparation.metadata(weights))
     large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
     folder, name = os.path.split(path)
     # Both names are in the file.

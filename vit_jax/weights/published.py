@@ -60,6 +60,7 @@ class Family(NamedTuple):
             crop_ratio=self.crop_ratio,
             resize=self.resize,
             antialias=True,
+            uint8_resize=True,
             **self.normalise,
         ) | ({'image_size': self.image_sizes * 2} if self.kind == 'bit' else {})
 

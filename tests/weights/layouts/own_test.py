@@ -75,6 +75,7 @@ def test_workdir(ema, tmp_path, caplog):
         crop_ratio=0.875,
         resize='bilinear',
         antialias=True,
+        uint8_resize=False,
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
     )
@@ -217,7 +218,9 @@ def test_a_square_may_be_one_number(size, tmp_path):
     assert weights.load(path).image_size() == (16, 16)
 
 
-@pytest.mark.parametrize('change', [{'mean': None}, {'fit': None, 'antialias': None}], ids=str)
+@pytest.mark.parametrize(
+    'change', [{'mean': None}, {'fit': None, 'antialias': None, 'uint8_resize': None}], ids=str
+)
 def test_what_files_of_before_do_not_say_of_images(change, tmp_path):
     """Then images kept their shape and were antialiased; null is as if nothing was said."""
     path, given = str(tmp_path / 'x.safetensors'), small.make('vit')
@@ -225,4 +228,4 @@ def test_what_files_of_before_do_not_say_of_images(change, tmp_path):
     found = weights.load(path).preprocess
     assert found == {
         name: value for name, value in given.preprocess.items() if name not in change
-    } | ({'fit': 'cover', 'antialias': True} if 'fit' in change else {})
+    } | ({'fit': 'cover', 'antialias': True, 'uint8_resize': False} if 'fit' in change else {})

@@ -19,6 +19,7 @@ SQUASHED = dict(
     crop_ratio=1.0,
     resize='bilinear',
     antialias=False,
+    uint8_resize=False,
     mean=(0.5,) * 3,
     std=(0.5,) * 3,
 )

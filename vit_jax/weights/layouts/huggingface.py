@@ -201,6 +201,7 @@ def _read_processor(raw):
         crop_ratio=crop / side if crop and side else 1.0,
         fit='transformers' if keeps_shape else 'squash',
         antialias=True,
+        uint8_resize=True,
     )
     return {name: value for name, value in values.items() if value}
 

@@ -56,6 +56,7 @@ class _Preprocess(msgspec.Struct):
     crop_ratio: Ratio | None = None
     resize: str | None = None
     antialias: bool | None = None
+    uint8_resize: bool | None = None
     mean: Means | None = None
     std: Deviations | None = None
 
@@ -72,7 +73,7 @@ class _Stated(msgspec.Struct):
 
 _FIELDS = _Stated.__struct_fields__
 # What was done before the config had these fields.
-_OLDER = dict(fit='cover', antialias=True)
+_OLDER = dict(fit='cover', antialias=True, uint8_resize=False)
 
 
 def from_run(workdir: str, step: int | None) -> Weights:

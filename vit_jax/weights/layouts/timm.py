@@ -225,7 +225,9 @@ def _preprocess(args, images):
     )
     if images.crop_pct or images.crop_mode or images.interpolation:
         values |= dict(
-            antialias=True, fit='squash' if images.crop_mode == 'squash' else 'torchvision'
+            antialias=True,
+            uint8_resize=True,
+            fit='squash' if images.crop_mode == 'squash' else 'torchvision',
         )
     return {field: value for field, value in values.items() if value}
 
