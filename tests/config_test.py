@@ -572,3 +572,24 @@ def test_resumed_run_keeps_the_values_of_the_version_that_began_it(monkeypatch, 
     assert config_lib.differences(recorded, config_lib.as_begun(now, recorded)) == [
         'dataset.shuffle_buffer: 8 in the workdir, 99 now'
     ]
+
+
+def test_a_run_that_began_with_names_joined_by_commas_keeps_them(caplog):
+    """An earlier version took 'kernel,bias' for one name, so that nothing decayed."""
+    recorded = config_lib.base().to_dict()
+    recorded['optimizer']['decay_names'] = ['kernel,bias']
+    now = config_lib.changed(config_lib.base(), {'optimizer.decay_names': ('kernel', 'bias')})
+    kept = config_lib.as_begun(now, recorded)
+    assert kept.optimizer.decay_names == ('kernel,bias',)
+    assert not config_lib.differences(recorded, kept)
+    assert caplog.records[-1].args[0] == 'optimizer.decay_names'
+    other = config_lib.changed(now, {'optimizer.decay_names': ('kernel',)})
+    assert config_lib.as_begun(other, recorded).optimizer.decay_names == ('kernel',)
+
+
+def test_a_section_may_be_replaced_by_a_dict_with_a_plain_text():
+    config = tiny()
+    section = config.optimizer.to_dict() | {'decay_names': 'kernel, bias'}
+    del config.optimizer
+    config.optimizer = section
+    assert config_lib.checked(config).optimizer.decay_names == ('kernel', 'bias')

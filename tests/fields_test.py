@@ -48,6 +48,29 @@ def test_words(values, words):
     assert values.words == words
 
 
+@pytest.mark.parametrize(
+    ('given', 'read'),
+    [
+        ('a,b', ('a', 'b')),
+        ('a, b,', ('a', 'b')),
+        (('a,b', 'c'), ('a', 'b', 'c')),
+        (['a'], ('a',)),
+        ('', ()),
+        (('',), ()),
+        ((1, 2.5), (1, 2.5)),
+        (224, 224),
+        (None, None),
+    ],
+)
+def test_several_values_are_read_from_one_text_with_commas(given, read):
+    for values in (fields.TEXTS, fields.several(fields.one_of('a', 'b'), 'some'), fields.SIDES):
+        assert values.read(given) == read
+
+
+def test_a_text_is_read_as_it_is():
+    assert fields.TEXT.read('a,b') == 'a,b'
+
+
 def test_values_between_which_no_comma_can_stand():
     with_commas = {name for name, field in config.FIELDS.items() if field.values.has_commas}
     assert {

@@ -118,6 +118,21 @@ def changed(
     return config
 
 
+def with_values_read(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """A copy in which each field has the value that its declaration reads from the given one.
+
+    Lists of texts become tuples of texts without commas. Fields that are not declared stay.
+    """
+    known = all_fields()
+    config = ml_collections.ConfigDict(config).copy_and_resolve_references()
+    given = traverse_util.flatten_dict(config.to_dict(), sep='.')
+    values = {name: known[name].values.read(given[name]) for name in given if name in known}
+    changes = {name: value for name, value in values.items() if value != given[name]}
+    with config.ignore_type():  # a text becomes a tuple
+        config.update_from_flattened_dict(changes)
+    return config
+
+
 def final(config: ml_collections.ConfigDict, split: str, seed: int) -> ml_collections.ConfigDict:
     """That of a run on a split which is scored on dataset.test_split once, at its end."""
     return changed(
@@ -160,13 +175,11 @@ def checked(
     The values in `taken`, by dotted field, replace those of the config.
     """
     check_fields(config)
-    config = changed(config, taken or {})
+    config = with_values_read(changed(config, taken or {}))
     with config.unlocked():
         config.image_size = as_pair(config.image_size, 'image_size')
         if 'patch_size' in config.model:
             config.model.patch_size = as_pair(config.model.patch_size, 'model.patch_size')
-        if isinstance(config.trackers, tuple | list):  # the command line does not split words
-            config.trackers = tuple(filter(None, ','.join(map(str, config.trackers)).split(',')))
         if config.teacher.image_size:
             config.teacher.image_size = as_pair(config.teacher.image_size, 'teacher.image_size')
     _check(config)
@@ -399,7 +412,24 @@ def as_begun(
                 old[field],
                 new[field],
             )
+    values |= _decay_names_as_begun(old, new)
     return changed(config, values)
+
+
+def _decay_names_as_begun(old, new):
+    """{field: value} for a run of an earlier version, which took 'kernel,bias' as one name."""
+    field = 'optimizer.decay_names'
+    begun_with = tuple(old.get(field, new[field]))
+    now = tuple(new[field])
+    if begun_with == now or fields.split_at_commas(begun_with) != now:
+        return {}
+    log.warning(
+        '%s stays %s, as this run began: these names match no parameter, so nothing decays. '
+        'A new run reads commas as the ends of names',
+        field,
+        list(begun_with),
+    )
+    return {field: begun_with}
 
 
 def differences(old, new) -> list[str]:

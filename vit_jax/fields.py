@@ -15,6 +15,10 @@ from vit_jax.errors import UserError, check_choice
 MOST = 2**31 - 1  # of whole numbers: steps are counted in 32 bits
 
 
+def _as_given(value):
+    return value
+
+
 class Values(NamedTuple):
     """The values that a field may have."""
 
@@ -23,6 +27,8 @@ class Values(NamedTuple):
     choices: tuple[str, ...] = ()
     limit: str = ''  # said of values beyond it
     has_commas: bool = False  # a value may have commas: they cannot stand between values
+    read: Callable[[Any], Any] = _as_given  # a value as given -> the value that is checked
+    of_texts: bool = False  # several texts: on the command line they need no quotes
 
 
 class Field(NamedTuple):
@@ -77,7 +83,10 @@ def one_of(*choices: str) -> Values:
 
 
 def several(each: Values, plural: str, count: int | None = None) -> Values:
-    """A tuple of values, which `plural` names, of any length unless `count` is given."""
+    """A tuple of values, which `plural` names, of any length unless `count` is given.
+
+    They are read from one text, or from texts, with commas between them.
+    """
     return Values(
         plural,
         lambda x: (
@@ -86,7 +95,29 @@ def several(each: Values, plural: str, count: int | None = None) -> Values:
             and all(map(each.fit, x))
         ),
         has_commas=True,
+        read=split_at_commas,
+        of_texts=each.fit('text') or bool(each.choices),
     )
+
+
+def split_at_commas(value: Any) -> Any:
+    """A text, or a tuple or list in which texts may be, as a tuple of values without commas.
+
+    'a, b' and ('a,b',) are ('a', 'b'). Empty texts are left out, so that '' is (). Anything else,
+    such as a number, is returned as it is.
+    """
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, (tuple, list)):
+        return value
+    values = []
+    for element in value:
+        if isinstance(element, str):
+            parts = [part.strip() for part in element.split(',')]
+            values.extend(part for part in parts if part)
+        else:
+            values.append(element)
+    return tuple(values)
 
 
 SWITCH = Values('True or False', lambda x: isinstance(x, bool))

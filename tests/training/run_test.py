@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.runs import TINY, load
+from tests.support.runs import TINY, begin, load
 from vit_jax import config as config_lib
 from vit_jax import machine, models
 from vit_jax.errors import UserError
@@ -304,3 +304,17 @@ def test_a_directory_is_found_from_elsewhere(image_directory, tmp_path, monkeypa
     assert found.config.dataset.name == str(image_directory)
     few = resolve(tmp_path / 'other', **{'evals.fewshot.dataset': image_directory.name})
     assert few.config.evals.fewshot.dataset == str(image_directory)
+
+
+def test_a_name_that_no_parameter_has_is_refused_in_a_new_run_only(tmp_path):
+    with pytest.raises(UserError, match="optimizer.decay_names has 'kernle'"):
+        resolve(tmp_path / 'new', **{'optimizer.decay_names': ('kernle',)})
+    run = resolve(tmp_path / 'before')
+    names = ('kernel,scale',)  # which an earlier version took as one name
+    begin(
+        tmp_path / 'before',
+        config_lib.changed(run.config, {'optimizer.decay_names': names}),
+        run.train_data.class_names,
+    )
+    resumed = resolve(tmp_path / 'before', **{'optimizer.decay_names': ('kernel', 'scale')})
+    assert resumed.config.optimizer.decay_names == names

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest_names
 
 AFTER_LAYERS = {'norm', 'pool', 'pre_logits', 'head', 'patch_head'}  # names of parameters there
 
@@ -90,6 +91,22 @@ def make_optimizer(
     frozen = jax.tree.map(lambda factor: factor == 0, factors)
     multiply = optax.stateless(lambda updates, _: optax.tree.mul(updates, factors))
     return optax.chain(optax.masked(chain, trained), optax.freeze(frozen), multiply)
+
+
+def check_decay_names(params: PyTree, names: Sequence[str]) -> None:
+    """Raises UserError if one of `optimizer.decay_names` is the last name of no parameter.
+
+    `params` is a nested dict of arrays, or of their shapes.
+    """
+    last_names = {path[-1].key for path, _ in jax.tree.leaves_with_path(params)}
+    for name in names:
+        if name not in last_names:
+            raise UserError(
+                f'optimizer.decay_names has {name!r}, which is the last name of no parameter of '
+                f'this model. {nearest_names(name, last_names)}The last names are '
+                f'{", ".join(sorted(last_names))}. An empty list, '
+                '--config.optimizer.decay_names=, lets no parameter decay.'
+            )
 
 
 def norm(tree: PyTree) -> Float[Array, '']:

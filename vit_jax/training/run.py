@@ -20,7 +20,7 @@ from vit_jax.data import cached, folders, pipeline, sources, subsets
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.processes import consensus
-from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
+from vit_jax.training import accumulation, chosen, fewshot, optimizer, pretrained, sharding
 from vit_jax.training import teacher as teacher_lib
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
@@ -79,6 +79,7 @@ def resolve(
     another run.
     """
     begun = record.begun(workdir)
+    config = config_lib.with_values_read(config)
     taken, weights = pretrained.take_fields(config, begun and begun[0])
     config = config_lib.checked(config, taken)
     trackers.require(config.trackers)
@@ -105,6 +106,8 @@ def resolve(
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
     program = Program(config, mesh, teacher=teacher)
+    if not begun:  # a run of an earlier version keeps names that match nothing
+        optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
     # Before steps are compiled to choose their parts: weights of another model are told at once.
     params = weights and pretrained.initial_params(weights, config, program.abstract_state.params)
     program = program_that_fits(program)
