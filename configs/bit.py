@@ -99,7 +99,6 @@ def get_config(arg: str = 'r50x1,cifar10'):
         staircase_boundaries=boundaries,
         staircase_factor=0.1,
     )
-    config.log_every = 20
     config.eval_every = max(steps // 10, 50)
     config.checkpoint_every = max(steps // 10, 50)
     return config

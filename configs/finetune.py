@@ -94,7 +94,6 @@ def get_config(arg: str = 'b16,cifar10'):
         clip_norm=1.0,
         weight_decay=0.0,
     )
-    config.log_every = 20
     config.eval_every = max(steps // 10, 50)
     config.checkpoint_every = max(steps // 10, 50)
     config.keep_best = True  # small sets overfit; predict, evaluate and convert take it

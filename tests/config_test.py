@@ -282,7 +282,7 @@ def tiny(**fields):
         ({'num_epochs': 3.0}, 'num_steps is 10 and num_epochs is 3.0: set exactly one'),
         ({'num_steps': 0}, 'num_steps is 0 and num_epochs is 0.0: set exactly one'),
         ({'batch_size': 0}, 'batch_size is 0: expected a whole number, at least 1'),
-        ({'log_every': 0}, 'log_every is 0: expected a whole number, at least 1'),
+        ({'log_every': -1}, 'log_every is -1: expected a whole number, at least 0'),
         (
             {'image_size': (225,)},
             'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
@@ -593,3 +593,14 @@ def test_a_section_may_be_replaced_by_a_dict_with_a_plain_text():
     del config.optimizer
     config.optimizer = section
     assert config_lib.checked(config).optimizer.decay_names == ('kernel', 'bias')
+
+
+def test_a_short_run_has_a_curve():
+    """log_every is at most a twentieth of the run, unless the config says another number."""
+    for num_steps, log_every in ((1, 1), (30, 1), (500, 25), (2000, 100), (10**6, 100)):
+        config = config_lib.checked(tiny(num_steps=num_steps, num_epochs=0.0, log_every=0))
+        assert config_lib.complete(config, 50, 2).log_every == log_every
+        assert config_lib.complete(config, 50, 2, log_every=7).log_every == 7  # of a resumed run
+        config.log_every = 300
+        assert config_lib.complete(config, 50, 2, log_every=7).log_every == 300
+    assert config_lib.base().log_every == 0

@@ -263,12 +263,13 @@ def complete(
     multi_label: bool = False,
     accum_steps: int = 0,
     class_counts: Sequence[int] | None = None,
+    log_every: int = 0,
 ) -> ml_collections.FrozenConfigDict:
     """The immutable config of a run: one from `checked`, with what is known of its data.
 
     `num_examples` is counted in the training split, as are `class_counts`, which make balanced
-    loss.class_weights; without them, as in a plan, there are none. `accum_steps`, which a continued
-    run has chosen, is used where the config leaves the choice.
+    loss.class_weights; without them, as in a plan, there are none. `accum_steps` and `log_every`,
+    which a continued run has chosen, are used where the config leaves the choice.
     """
     config = config.copy_and_resolve_references()
     known = dict(num_examples=num_examples, num_classes=num_classes, multi_label=multi_label)
@@ -304,7 +305,14 @@ def complete(
         )
     if config.accum_steps < 1:
         config.accum_steps = accum_steps or config.accum_steps
+    if not config.log_every:
+        config.log_every = log_every or default_log_every(total_steps(config))
     return ml_collections.FrozenConfigDict(config)
+
+
+def default_log_every(num_steps: int) -> int:
+    """A twentieth of the run, so that a short one has a curve, and at most 100 steps."""
+    return min(max(num_steps // 20, 1), 100)
 
 
 def total_steps(config: ml_collections.ConfigDict) -> int:
@@ -354,7 +362,7 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
         name: value
         for name, value in flatten(dict(config)).items()
         if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked')
-        or name in ('accum_steps', 'mesh.host_devices', *OPEN)
+        or name in ('accum_steps', 'log_every', 'mesh.host_devices', *OPEN)
     }
     known = all_fields()
     try:

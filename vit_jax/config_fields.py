@@ -338,7 +338,11 @@ FIELDS = {  # by dotted name
         "where they are drawn; features of all of it are computed each time; empty: the run's",
     ),
     'evals.fewshot.test_split': Field('', TEXT, "scored; empty: the run's dataset.eval_split"),
-    'log_every': Field(100, whole(1), 'steps from one line of the log to the next'),
+    'log_every': Field(
+        0,
+        whole(0),
+        'steps from one line of the log to the next; 0: a twentieth of the run, at most 100',
+    ),
     'eval_every': Field(5000, whole(0), 'steps; 0: only at the end'),
     'checkpoint_every': Field(1000, whole(0), 'steps; 0: only at the end'),
     'keep_checkpoints': Field(2, whole(1), 'the newest ones'),

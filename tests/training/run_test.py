@@ -318,3 +318,11 @@ def test_a_name_that_no_parameter_has_is_refused_in_a_new_run_only(tmp_path):
     )
     resumed = resolve(tmp_path / 'before', **{'optimizer.decay_names': ('kernel', 'scale')})
     assert resumed.config.optimizer.decay_names == names
+
+
+def test_a_resumed_run_keeps_the_interval_of_its_log(tmp_path):
+    run = resolve(tmp_path, log_every=0)
+    assert run.config.log_every == 2  # of 48 steps
+    begin(tmp_path, config_lib.changed(run.config, {'log_every': 40}), run.train_data.class_names)
+    assert resolve(tmp_path, log_every=0).config.log_every == 40
+    assert resolve(tmp_path, log_every=3).config.log_every == 3

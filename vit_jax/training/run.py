@@ -101,6 +101,7 @@ def resolve(
         train_data.multi_label,
         accum_steps=begun[0]['accum_steps'] if begun else 0,
         class_counts=_class_counts(config, train_data),
+        log_every=begun[0].get('log_every', 0) if begun else 0,
     )
     _check_best_metric(config)
     if begun:
