@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.forked import Forked
 from tests.support.runs import ROOT
-from vit_jax import cli, config_fields, errors
+from vit_jax import cli, config_fields, errors, evaluate, predict
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.terminal import LOGGER
@@ -416,3 +416,16 @@ def test_out_of_memory_says_what_to_do(caplog):
     assert 'error: out of memory: ' in caplog.text
     assert 'In training --config.accum_steps=0 splits the batch into parts that fit' in caplog.text
     assert 'Traceback' not in caplog.text
+
+
+@pytest.mark.parametrize('command', [predict, evaluate])
+def test_weights_without_their_option(command, tmp_path, capsys):
+    (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
+    for given, meant in (
+        (str(tmp_path / 'run'), 'workdir'),
+        ('b16.npz', 'pretrained'),
+        ('hf:google/vit', 'pretrained'),
+    ):
+        with pytest.raises(SystemExit):
+            command.main([given, 'photo.jpg'])
+        assert f'Did you mean --{meant}={given}?' in capsys.readouterr().err

@@ -65,7 +65,18 @@ class _Parser(argparse.ArgumentParser):
         for name in (argument.partition('=')[0] for argument in self.given):
             if re.match(r'--[\w-]+$', name) and name not in self.own:
                 message += f'. There is no option {name}. {nearest_names(name, self.own)}'
-        super().error(message)
+        super().error(message + self._weights_without_option())
+
+    def _weights_without_option(self):
+        """A sentence for weights that are given as they are, as in `predict RUN photo.jpg`."""
+        options = {argument.partition('=')[0] for argument in self.given}
+        if '--pretrained' not in self.own or options & {'--workdir', '--pretrained'}:
+            return ''
+        for argument in self.given:
+            kind = weights.kind_of(argument)
+            if kind:
+                return f'. Did you mean --{kind}={argument}?'
+        return ''
 
 
 def make_parser(
