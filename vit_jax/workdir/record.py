@@ -156,9 +156,15 @@ def find(path: str) -> tuple[str, int | None] | None:
     if os.path.isdir(checkpoint_directory(path)):
         return path, None
     folder, step = os.path.split(os.path.abspath(path))
-    if step.isdigit() and os.path.basename(folder) == CHECKPOINTS and os.path.isdir(path):
+    is_checkpoint = is_step(step) and os.path.basename(folder) == CHECKPOINTS
+    if is_checkpoint and os.path.isdir(path):
         return os.path.dirname(folder), int(step)
     return None
+
+
+def is_step(name: str) -> bool:
+    """Whether a folder of that name is the checkpoint of a step: '48', but not '²' or '048'."""
+    return name.isascii() and name.isdecimal() and (name == '0' or name[0] != '0')
 
 
 def checkpoint_directory(workdir: str) -> str:
@@ -200,7 +206,7 @@ def saved_steps(directory: str) -> list[int]:
             'in a directory of that name. Move what is there away, or take another '
             '--workdir.'
         ) from error
-    return [int(name) for name in names if name.isdigit()]
+    return [int(name) for name in names if is_step(name)]
 
 
 def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:
