@@ -61,11 +61,18 @@ class _Parser(argparse.ArgumentParser):
         self.stored = set()
         return super().parse_known_args(args, namespace)
 
+    def print_help(self, file=None):
+        """Prints the help; argparse would say nothing if stdout cannot be written."""
+        if file is None:
+            terminal.write(self.format_help().rstrip('\n'))
+        else:
+            super().print_help(file)
+
     def error(self, message):
         for name in (argument.partition('=')[0] for argument in self.given):
             if re.match(r'--[\w-]+$', name) and name not in self.own:
                 message += f'. There is no option {name}. {nearest_names(name, self.own)}'
-        super().error(message + self._weights_without_option())
+        super().error(errors.printable(message + self._weights_without_option()))
 
     def _weights_without_option(self):
         """A sentence for weights that are given as they are, as in `predict RUN photo.jpg`."""
@@ -107,7 +114,7 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
         before = LOGGER.handlers[:]
         try:
             with launch.leave_on_error():
-                return function(argv) or 0
+                return _code_of(function, argv)
         except KeyboardInterrupt:
             return AtOnce(130)
         except Exception as error:
@@ -119,6 +126,17 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
                 handler.close()
 
     return main
+
+
+def _code_of(function, argv):
+    """The exit code of a command, when all that it has printed is written."""
+    try:
+        code = function(argv) or 0
+    except SystemExit:  # of argparse, after --help
+        terminal.flush()
+        raise
+    terminal.flush()
+    return code
 
 
 def leave(code: int) -> NoReturn:

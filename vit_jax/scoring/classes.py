@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from vit_jax.errors import UserError, check_destination, writing
+from vit_jax.errors import UserError, check_destination, one_line, writing
 from vit_jax.evaluators import average_precision, classification
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.models.kernels import compiler_options
@@ -183,7 +183,7 @@ def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
 def table(result: dict) -> str:
     """The result as a table, worst class first."""
     scores = {
-        name: (c.get('accuracy', c.get('average_precision')), c['num_examples'])
+        one_line(name): (c.get('accuracy', c.get('average_precision')), c['num_examples'])
         for name, c in result['classes'].items()
     }
     scored = sorted(

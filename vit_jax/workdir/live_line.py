@@ -5,6 +5,7 @@ import sys
 
 from tqdm import tqdm
 
+from vit_jax.errors import one_line
 from vit_jax.processes import consensus
 
 
@@ -30,6 +31,7 @@ class LiveLine:
         """Replaces the line, unless it has just been: then only if it must be `at_once`."""
         if not self._bar.disable:
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            text = one_line(text)
             self._bar.set_description_str(text[: width - 1], refresh=at_once)
             self._bar.update(0)
 

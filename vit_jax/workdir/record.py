@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, is_utf8, writing
+from vit_jax.errors import Formatter, UserError, is_utf8, writing
 from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def log_to(workdir: str) -> logging.Handler:
     """Adds the project's log lines to the workdir's train.log, and makes the directory."""
     make(workdir)
     handler = LogFile(os.path.join(workdir, LOG), encoding='utf-8', delay=True)
-    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
+    handler.setFormatter(Formatter('%(asctime)s %(levelname)s %(message)s'))
     # First, so that what it has to say of itself stands before the line that it could not write.
     logging.getLogger('vit_jax').handlers.insert(0, handler)
     return handler
