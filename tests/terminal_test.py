@@ -106,7 +106,7 @@ def test_what_coroutines_leave_behind_is_not_shown():
     assert 'of another object' in result.stderr
 
 
-NAMES = "'chat\\x1b[31m', 'éléphant', '猫', '\\udcff'"
+NAMES = ascii(['chat\x1b[31m', 'éléphant', '猫', '\udcff'])
 ENCODINGS = [
     {'PYTHONIOENCODING': 'ascii'},
     {'PYTHONIOENCODING': 'latin-1'},
@@ -125,12 +125,12 @@ from vit_jax.workdir import live_line, record
 def main(argv):
     record.log_to({str(tmp_path)!r})
     line = live_line.LiveLine()
-    for name in ({NAMES}):
+    for name in {NAMES}:
         terminal.write(name)
         terminal.LOGGER.info('read %s', name)
         line.show(name)
     line.close()
-    cli.make_parser('predict', '').parse_args([{NAMES}])
+    cli.make_parser('predict', '').parse_args({NAMES})
 cli.leave(main())
 """
     result = subprocess.run(

@@ -187,7 +187,13 @@ def checked(
 
 
 def _check(config):
-    fields.check(FIELDS, flatten(config))
+    given = flatten(config)
+    fields.check({name: x for name, x in all_fields().items() if name in given}, given)
+    if config.optimizer.end_learning_rate > 1e30 * config.optimizer.learning_rate:
+        raise UserError(
+            f'optimizer.end_learning_rate is {config.optimizer.end_learning_rate}: expected at '
+            f'most 1e30 times optimizer.learning_rate, {config.optimizer.learning_rate}.'
+        )
     if bool(config.num_steps) == bool(config.num_epochs):
         raise UserError(
             f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
@@ -369,7 +375,7 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
         for name in values:
             if name not in known:
                 raise UserError(f'{name} is no field. {nearest_names(name, known)}')
-        fields.check({name: known[name] for name in values}, values)
+        fields.check({name: known[name] for name in values}, values, recorded=True)
     except UserError as error:
         raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error
 

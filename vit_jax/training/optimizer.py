@@ -1,6 +1,5 @@
 """The optax chain and the learning-rate schedule of a config (ViT section 4.1, tables 3 and 4)."""
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -249,8 +248,10 @@ def _parse_rule(rule) -> tuple[re.Pattern, float]:
             f'optimizer.lr_factors {rule!r} cannot be read ({error}): expected '
             'REGEX=FACTOR,... as in ^head/=1,.=0, which trains the head only.'
         ) from error
-    if not pattern or not 0 <= parsed[1] < math.inf:
+    is_possible = parsed[1] == 0 or 1e-12 <= parsed[1] <= 1e12
+    if not pattern or not is_possible:
         raise UserError(
-            f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor of at least 0.'
+            f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor from 1e-12 to '
+            '1e12, or 0.'
         )
     return parsed
