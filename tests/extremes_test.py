@@ -144,7 +144,7 @@ def test_pixels_are_finite(name, value):
     keys = tf.constant(np.arange(8).reshape(4, 2))
     train_image = tf.function(
         lambda keys: preprocess.train_image(
-            encoded, keys, (16, 16), augment, config.preprocess, tf.constant(True)
+            encoded, keys, (16, 16), augment, config.preprocess, tf.constant(False)
         )[0]
     )
     pixels = train_image(keys)

@@ -100,7 +100,10 @@ def markdown() -> str:
         '',
         'Written by `python -m vit_jax.config > docs/config.md` from the tables that configs '
         'are checked by.',
-        'A field is set by `--config.FIELD=VALUE`, or in a file of `configs/`.',
+        'A field is set by `--config.FIELD=VALUE`, once, or in a file of `configs/`. Numbers that '
+        'are not whole are',
+        f'0 or of a size from {fields.SMALLEST:g} to {fields.LARGEST:g}, with which float32 can '
+        'compute.',
         '',
         *fields.markdown(FIELDS),
     ]
