@@ -45,7 +45,7 @@ PUBLISHED = {'s16': 4.61, 'b16': 17.58, 'l16': 61.6, 'h14': 167.4}
 def recipe_and_batch(text):
     """('b16,jft', 512) of 'b16,jft=512'."""
     recipe, _, batch = text.partition('=')
-    if not batch.isdigit():
+    if not (batch.isascii() and batch.isdecimal()):
         raise argparse.ArgumentTypeError(f'{text!r}: expected RECIPE=BATCH, as in b16,jft=512')
     return recipe, int(batch)
 

@@ -106,7 +106,7 @@ def get_config(arg: str = 'r50x1,cifar10'):
         staircase_factor=0.1,
     )
     config.dataset.shuffle_buffer = 200_000
-    config.log_every = 20
+    config.log_every = 0 if dataset == 'directory' else 20
     config.eval_every = max(steps // 10, 50)
     config.checkpoint_every = max(steps // 10, 50)
     return config

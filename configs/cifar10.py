@@ -33,7 +33,6 @@ def get_config(tokens: str = 'hybrid'):
         root = dict(variants.hybrid_resnet(units=(), width=64), num_groups=8)
         config.model.update(patch_size=(1, 1), resnet=root)
     config.optimizer.update(learning_rate=2e-3, warmup_steps=300, weight_decay=0.05, clip_norm=1.0)
-    config.log_every = 50
     config.eval_every = 800
     config.checkpoint_every = 500
     return config

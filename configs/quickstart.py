@@ -52,7 +52,6 @@ def get_config(family: str = 'vit'):
     config.augment.update(crop='inception', min_area=0.5, flip=False)
     config.preprocess.crop_ratio = 1.0
     config.optimizer.update(learning_rate=3e-3, warmup_steps=80, weight_decay=0.05, clip_norm=1.0)
-    config.log_every = 100
     config.eval_every = 400
     config.checkpoint_every = 400
     return config

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.forked import Forked
 from tests.support.runs import ROOT
-from vit_jax import cli, config_fields, errors
+from vit_jax import cli, config_fields, errors, evaluate, predict
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.terminal import LOGGER
@@ -45,7 +45,7 @@ def test_values_of_every_kind():
     assert (config.seed, config.optimizer.learning_rate, config.loss.name) == (3, 0.01, 'sigmoid')
     assert (config.keep_best, config.augment.flip) == (True, False)
     assert (config.image_size, config.model.resnet.units) == ((64, 32), (1, 2))
-    assert config.transfer.take == ('',)
+    assert config.transfer.take == ()
 
 
 def test_an_empty_value_empties_a_field_of_several():
@@ -55,8 +55,61 @@ def test_an_empty_value_empties_a_field_of_several():
     config_lib.checked(config)
 
 
-def test_of_a_number_that_is_repeated_the_last_counts():
-    assert cli.read_config([H14, '--config.seed=1', '--config.seed', '2']).seed == 2
+TEXTS = [name for name, field in config_lib.all_fields().items() if field.values.of_texts]
+
+
+def test_fields_of_several_texts():
+    assert set(TEXTS) == {'optimizer.decay_names', 'transfer.take', 'trackers'}
+
+
+@pytest.mark.parametrize('field', TEXTS)
+def test_several_texts_are_split_at_commas(field):
+    for arguments in (
+        [f'--config.{field}=one,two'],
+        [f'--config.{field}', 'one, two'],
+        [f"--config.{field}=('one', 'two')"],
+        [f"--config.{field}=('one,two',)"],
+    ):
+        config = cli.read_config([H14, *arguments])
+        assert config_lib.flatten(config)[field] == ['one', 'two']
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        ['--config.seed=1', '--config.seed', '2'],
+        ['--config.seed=1', '--config.seed=1'],
+        ['--config.keep_best', '--noconfig.keep_best'],
+        ['--config.recipe=a', '--config.recipe=b'],
+        ['--config.image_size=224', '--config.image_size', '288'],
+        ['--config.optimizer.decay_names=a', '--config.optimizer.decay_names=b'],
+    ],
+)
+def test_a_field_is_given_once(arguments):
+    field = arguments[0].removeprefix('--config.').partition('=')[0]
+    with pytest.raises(UserError, match=f'config.{field} is given twice'):
+        cli.read_config([H14, *arguments])
+
+
+def test_a_config_file_is_given_once():
+    with pytest.raises(UserError, match='--config is given twice'):
+        cli.read_config([H14, QUICKSTART])
+
+
+@pytest.mark.parametrize('given', [['--workdir=a', '--workdir=b'], ['--step=1', '--step', '2']])
+def test_an_option_of_one_value_is_given_once(given, capsys):
+    parser = cli.make_parser('evaluate', '')
+    cli.add_weights_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(given)
+    assert f'{given[0].partition("=")[0]} is given twice' in capsys.readouterr().err
+
+
+def test_an_option_of_several_values_may_be_repeated():
+    parser = cli.make_parser('evaluate', '')
+    cli.add_weights_options(parser)
+    options = parser.parse_args(['--workdir=a', '--model=gelu=erf', '--model=num_heads=2'])
+    assert options.model == ['gelu=erf', 'num_heads=2']
 
 
 @pytest.mark.parametrize(
@@ -81,7 +134,7 @@ def test_of_a_number_that_is_repeated_the_last_counts():
         ([H14, '--pretrained=W'], 'no option --pretrained. Did you mean --config.pretrained'),
         (
             [H14, '--config.image_size=224', '--config.image_size', '288'],
-            '--config.image_size is given 2 times: give it once',
+            'config.image_size is given twice',
         ),
         ([H14, 'more'], "unexpected argument 'more'"),
         ([H14.replace('h14', 'h41')], "unknown model 'h41'. Did you mean h4, h16, h14"),
@@ -96,8 +149,8 @@ def test_of_a_number_that_is_repeated_the_last_counts():
         ([H14.replace('h14', 'r50x1'), '--config.depth=8'], "no field 'depth'. "),
         (
             [H14, '--config.optimizer.learning_rate=0.1,0.2'],
-            "optimizer.learning_rate is '0.1,0.2': expected a finite number, above 0. "
-            'To try several, '
+            "optimizer.learning_rate is '0.1,0.2': expected a number, "
+            'at least 1e-30 and at most 1e+30. To try several, '
             'python -m vit_jax.sweep takes the same options',
         ),
         ([H14, '--config.batch_size=64,128'], 'To try several, python -m vit_jax.sweep takes'),
@@ -363,3 +416,16 @@ def test_out_of_memory_says_what_to_do(caplog):
     assert 'error: out of memory: ' in caplog.text
     assert 'In training --config.accum_steps=0 splits the batch into parts that fit' in caplog.text
     assert 'Traceback' not in caplog.text
+
+
+@pytest.mark.parametrize('command', [predict, evaluate])
+def test_weights_without_their_option(command, tmp_path, capsys):
+    (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
+    for given, meant in (
+        (str(tmp_path / 'run'), 'workdir'),
+        ('b16.npz', 'pretrained'),
+        ('hf:google/vit', 'pretrained'),
+    ):
+        with pytest.raises(SystemExit):
+            command.main([given, 'photo.jpg'])
+        assert f'Did you mean --{meant}={given}?' in capsys.readouterr().err

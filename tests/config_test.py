@@ -288,7 +288,7 @@ def tiny(**fields):
         ({'num_epochs': 3.0}, 'num_steps is 10 and num_epochs is 3.0: set exactly one'),
         ({'num_steps': 0}, 'num_steps is 0 and num_epochs is 0.0: set exactly one'),
         ({'batch_size': 0}, 'batch_size is 0: expected a whole number, at least 1'),
-        ({'log_every': 0}, 'log_every is 0: expected a whole number, at least 1'),
+        ({'log_every': -1}, 'log_every is -1: expected a whole number, at least 0'),
         (
             {'image_size': (225,)},
             'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
@@ -296,11 +296,11 @@ def tiny(**fields):
         ),
         (
             {'optimizer__learning_rate': 0.0},
-            'learning_rate is 0.0: expected a finite number, above 0',
+            'learning_rate is 0.0: expected a number, at least 1e-30',
         ),
         (
             {'optimizer__momentum': 2.0},
-            'momentum is 2.0: expected a number, at least 0 and below 1',
+            'momentum is 2.0: expected a number, at least 0 and at most 0.9999999',
         ),
         ({'optimizer__b2': 1.0}, 'optimizer.b2 is 1.0: expected'),
         ({'ema_decay': 1.5}, 'ema_decay is 1.5: expected a number, at least 0 and at most 1'),
@@ -375,30 +375,30 @@ NAN, INF = float('nan'), float('inf')
             (0.0, 1e-9, 1.5, INF, NAN, -1.0),
             'a number, at least 0.01 and at most 1',
         ),
-        ('augment.min_area', (0.0, 2.0, NAN), 'a number, above 0 and at most 1'),
+        ('augment.min_area', (0.0, 2.0, NAN), 'a number, at least 1e-06 and at most 1'),
         ('preprocess.mean', ((0.5,), (0.5, 0.5, '0.5'), (0.5, 0.5, NAN)), 'three numbers'),
         ('preprocess.std', ((0.5, 0.5, 0.0), (True, True, True)), 'three numbers .* from 0.001'),
-        ('num_epochs', (NAN, INF, -1.0), 'a finite number, at least 0'),
+        ('num_epochs', (NAN, INF, -1.0), 'a number, at least 0'),
         ('num_steps', (-5,), 'a whole number, at least 0'),
         ('seed', (10**21, -(2**63) - 1), 'a whole number of 64 bits'),
         ('batch_size', (2**31,), 'a whole number, at least 1, and at most 2,147,483,647'),
         ('image_size', ((10**9, 10**9),), 'one or two whole numbers, .* at most 65,536'),
-        ('optimizer.end_learning_rate', (-1.0, INF), 'a finite number, at least 0'),
-        ('optimizer.weight_decay', (-1.0, NAN), 'a finite number, at least 0'),
-        ('optimizer.clip_norm', (-1.0,), 'a finite number, at least 0'),
+        ('optimizer.end_learning_rate', (-1.0, INF), 'a number, at least 0'),
+        ('optimizer.weight_decay', (-1.0, NAN), 'a number, at least 0'),
+        ('optimizer.clip_norm', (-1.0,), 'a number, at least 1e-12 .*, or 0'),
         ('augment.randaugment.magnitude', (-1.0, 22.5, NAN), 'a number, at least 0 and below 22.5'),
         ('augment.randaugment.num_ops', (-1, 17), 'a whole number, at least 0 and at most 16'),
-        ('augment.mixup', (-0.1, NAN, INF), 'a finite number, at least 0'),
+        ('augment.mixup', (-0.1, NAN, INF), 'a number, at least 1e-06 .*, or 0'),
         ('optimizer.staircase_boundaries', ((0.3, 1.5), (-1.0,)), 'numbers from 0 to 1, with'),
-        ('optimizer.staircase_factor', (0.0, 2.0), 'a number, above 0 and at most 1'),
-        ('teacher.temperature', (0.0, -1.0, INF), 'a finite number, above 0'),
+        ('optimizer.staircase_factor', (0.0, 2.0), 'a number, at least 1e-06 and at most 1'),
+        ('teacher.temperature', (0.0, -1.0, INF), 'a number, at least 0.001 and at most 1000'),
         ('teacher.share', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
         ('teacher.checksum', (-1, 2**31), 'a whole number, at least 0'),
-        ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and below 1'),
+        ('loss.label_smoothing', (1.5, NAN), 'a number, at least 0 and at most 0.9999999'),
         (
             'loss.class_weights',
             ((1.0, -1.0), (NAN, 1.0), (INF, 1.0), (0.0, 0.0), ('balance',), ('balanced', 1.0)),
-            'balanced, or numbers, at least 0 and not all 0',
+            'balanced, or numbers from 1e-9 to 1e9, or 0',
         ),
         (
             'dataset.subset',
@@ -407,8 +407,8 @@ NAN, INF = float('nan'), float('inf')
         ),
         ('dataset.cache_size', (-1,), 'a whole number, at least 0'),
         ('dataset.balance', (-0.1, 1.1, NAN), 'a number, at least 0 and at most 1'),
-        ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 0 and at most 1'),
-        ('model.head_bias_init', (INF,), 'a finite number'),
+        ('model.layer_norm_epsilon', (INF, -1.0), 'a number, at least 1e-20 and at most 1, or 0'),
+        ('model.head_bias_init', (INF,), 'a number, at least -1000000'),
         ('dataset.max_broken_fraction', (-1.0, NAN), 'a number, at least 0 and at most 1'),
         ('mesh.fsdp', (0, -2), 'a whole number, at least 1, or -1'),
         ('eval_every', (-1,), 'a whole number, at least 0'),
@@ -611,3 +611,48 @@ def test_rounding_as_pillow_needs_its_filters(field, value):
     message = f'{field} is {value}.* preprocess.uint8_resize True'
     with pytest.raises(UserError, match=message):
         checked(config_lib.changed(config, {field: value}))
+
+
+def test_a_run_that_began_with_names_joined_by_commas_keeps_them(caplog):
+    """An earlier version took 'kernel,bias' for one name, so that nothing decayed."""
+    recorded = config_lib.base().to_dict()
+    recorded['optimizer']['decay_names'] = ['kernel,bias']
+    now = config_lib.changed(config_lib.base(), {'optimizer.decay_names': ('kernel', 'bias')})
+    kept = config_lib.as_begun(now, recorded)
+    assert kept.optimizer.decay_names == ('kernel,bias',)
+    assert not config_lib.differences(recorded, kept)
+    assert caplog.records[-1].args[0] == 'optimizer.decay_names'
+    other = config_lib.changed(now, {'optimizer.decay_names': ('kernel',)})
+    assert config_lib.as_begun(other, recorded).optimizer.decay_names == ('kernel',)
+
+
+def test_a_section_may_be_replaced_by_a_dict_with_a_plain_text():
+    config = tiny()
+    section = config.optimizer.to_dict() | {'decay_names': 'kernel, bias'}
+    del config.optimizer
+    config.optimizer = section
+    assert config_lib.checked(config).optimizer.decay_names == ('kernel', 'bias')
+
+
+def test_a_short_run_has_a_curve():
+    """log_every is at most a twentieth of the run, unless the config says another number."""
+    for num_steps, log_every in ((1, 1), (30, 1), (500, 25), (2000, 100), (10**6, 100)):
+        config = config_lib.checked(tiny(num_steps=num_steps, num_epochs=0.0, log_every=0))
+        assert config_lib.complete(config, 50, 2).log_every == log_every
+        assert config_lib.complete(config, 50, 2, log_every=7).log_every == 7  # of a resumed run
+        config.log_every = 300
+        assert config_lib.complete(config, 50, 2, log_every=7).log_every == 300
+    assert config_lib.base().log_every == 0
+
+
+def test_a_run_of_an_earlier_version_may_have_recorded_numbers_out_of_range():
+    recorded = config_lib.base().to_dict()
+    recorded['loss'] |= {'label_smoothing': 0.99999999, 'class_weights': [1e-40, 1e30]}
+    recorded['masked']['rate'] = 1e-45
+    recorded['augment']['mixup'] = 1e-300
+    recorded['teacher']['temperature'] = 1e-300
+    config_lib.check_recorded(recorded, 'config.json')
+    models.build(recorded['model'] | {'layer_norm_epsilon': 1e-40, 'dropout_rate': 1 - 1e-9}, 2)
+    recorded['loss']['label_smoothing'] = -1.0
+    with pytest.raises(UserError, match='label_smoothing is -1.0'):
+        config_lib.check_recorded(recorded, 'config.json')

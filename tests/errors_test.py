@@ -119,3 +119,18 @@ def test_check_names():
         errors.check_names('model', ['widht'], ['width'])
     with pytest.raises(errors.UserError, match='model lacks width'):
         errors.check_names('model', [], ['width'])
+
+
+@pytest.mark.parametrize(
+    ('text', 'said'),
+    [
+        ('été 猫 👩‍🔬\u00a0%', 'été 猫 👩‍🔬\u00a0%'),
+        ('a\n\tb', 'a\n\tb'),
+        ('\x1b[31m\r\x07\x9b\x7f', '\\x1b[31m\\r\\x07\\x9b\\x7f'),
+        ('\u202egpj', '\\u202egpj'),
+        ('\udcff', '\\udcff'),
+    ],
+)
+def test_control_characters_are_escaped(text, said):
+    assert errors.printable(text) == said
+    assert errors.one_line(text + '\n') == said.replace('\n', '\\n').replace('\t', '\\t') + '\\n'

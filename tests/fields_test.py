@@ -48,6 +48,29 @@ def test_words(values, words):
     assert values.words == words
 
 
+@pytest.mark.parametrize(
+    ('given', 'read'),
+    [
+        ('a,b', ('a', 'b')),
+        ('a, b,', ('a', 'b')),
+        (('a,b', 'c'), ('a', 'b', 'c')),
+        (['a'], ('a',)),
+        ('', ()),
+        (('',), ()),
+        ((1, 2.5), (1, 2.5)),
+        (224, 224),
+        (None, None),
+    ],
+)
+def test_several_values_are_read_from_one_text_with_commas(given, read):
+    for values in (fields.TEXTS, fields.several(fields.one_of('a', 'b'), 'some'), fields.SIDES):
+        assert values.read(given) == read
+
+
+def test_a_text_is_read_as_it_is():
+    assert fields.TEXT.read('a,b') == 'a,b'
+
+
 def test_values_between_which_no_comma_can_stand():
     with_commas = {name for name, field in config.FIELDS.items() if field.values.has_commas}
     assert {
@@ -90,9 +113,28 @@ def test_fields_of_a_dataclass():
     }
     assert list(fields.markdown(table))[2:] == [
         '| `block.depth` |  | a whole number, at least 1 | layers |',
-        '| `block.rate` | `0.5` | a number, at least 0 and below 1 | of dropout |',
+        '| `block.rate` | `0.5` | a number, at least 0 and at most 0.9999999 | of dropout |',
     ]
     assert fields.text(table).splitlines()[2:] == [
         '  --config.block.rate=0.5',
-        '        of dropout (a number, at least 0 and below 1)',
+        '        of dropout (a number, at least 0 and at most 0.9999999)',
     ]
+
+
+def test_what_earlier_versions_accepted_may_be_recorded():
+    values = fields.number(least=0.1, most=10, or_else=0, earlier=fields.number(least=0))
+    for value in (0, 0.1, 10):
+        assert values.fits(value)
+        assert values.fits(value, recorded=True)
+    for value in (1e-300, 0.05, 11, 1e308):
+        assert not values.fits(value)
+        assert values.fits(value, recorded=True)
+    for value in (-1, float('nan'), '1', True):
+        assert not values.fits(value, recorded=True)
+    weights = fields.several(values, 'weights')
+    assert not weights.fits([1e-40, 1])
+    assert weights.fits([1e-40, 1], recorded=True)
+    table = {'rate': Field(0.5, values, 'of something')}
+    fields.check(table, {'rate': 1e-300}, recorded=True)
+    with pytest.raises(UserError, match='rate is 1e-300'):
+        fields.check(table, {'rate': 1e-300})

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     'planning': 'errors models config workdir training',
     'measuring': 'errors models config workdir training',
     'drawing': 'errors',
-    'terminal': 'processes',
+    'terminal': 'errors processes',
     'cli': 'errors machine terminal config processes weights',
 }
 # main, evaluate, predict and so on: everything but one another.

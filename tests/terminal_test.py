@@ -111,3 +111,77 @@ def test_what_coroutines_leave_behind_is_not_shown():
     )
     assert 'of a coroutine' not in result.stderr
     assert 'of another object' in result.stderr
+
+
+NAMES = ascii(['chat\x1b[31m', 'éléphant', '猫', '\udcff'])
+ENCODINGS = [
+    {'PYTHONIOENCODING': 'ascii'},
+    {'PYTHONIOENCODING': 'latin-1'},
+    {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'},
+    {'PYTHONIOENCODING': 'utf-8'},
+]
+
+
+@pytest.mark.parametrize('variables', ENCODINGS, ids=lambda x: ' '.join(x.values()))
+def test_any_name_is_printed_whatever_the_encoding(variables, tmp_path):
+    program = f"""
+import contextlib
+from vit_jax import cli, terminal
+from vit_jax.workdir import live_line, record
+@cli.command
+def main(argv):
+    record.log_to({str(tmp_path)!r})
+    line = live_line.LiveLine()
+    for name in {NAMES}:
+        terminal.write(name)
+        terminal.LOGGER.info('read %s', name)
+        line.show(name)
+    line.close()
+    cli.make_parser('predict', '').parse_args({NAMES})
+cli.leave(main())
+"""
+    result = subprocess.run(
+        [sys.executable, '-c', program],
+        cwd=ROOT,
+        env=environment() | variables,
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    assert result.returncode == 2, result.stderr  # argparse's
+    log = (tmp_path / 'train.log').read_bytes()
+    for output in (result.stdout, result.stderr, log):
+        assert b'Traceback' not in output
+        assert b'\x1b' not in output
+        assert b'chat\\x1b[31m' in output
+        assert b'phant' in output
+    assert log.count(b'read ') == result.stderr.count(b'read ') == 4
+
+
+def full_disk(program):
+    return subprocess.run(
+        ['bash', '-c', 'exec "$@" >/dev/full', '-', sys.executable, '-c', program],
+        cwd=ROOT,
+        env=environment(),
+        check=False,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    'action',
+    [
+        "terminal.write('a result')",
+        "cli.make_parser('predict', 'word ' * 9000).parse_args(['--help'])",
+    ],
+)
+def test_stdout_that_cannot_be_written_is_named(action):
+    result = full_disk(
+        'from vit_jax import cli, terminal\n@cli.command\ndef main(argv):\n'
+        f'    {action}\ncli.leave(main())'
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith('error: stdout cannot be written (No space left on device)')
+    assert len(result.stderr.splitlines()) == 1

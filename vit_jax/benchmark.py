@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import cli, machine
+from vit_jax import cli, machine, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_choice, named
 from vit_jax.measuring import peers, profile, report, rounds, workloads
@@ -72,11 +72,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if failure := _failure(others):  # what is ours is measured all the same
             others, subjects = [], {x: subjects[x] for x in subjects if ' by ' not in x}
         found = measured(program, subjects, others, options.rounds, options.seconds)
-    print(report.text(found), flush=True)
+    terminal.write(report.text(found))
     if options.profile:
         _profile(subjects, parts, options.profile)
     if options.json:
-        print(json.dumps(found))
+        terminal.write(json.dumps(found))
     if failure:
         raise failure
 
@@ -174,12 +174,12 @@ def _profile(subjects, parts, directory):
     if not operations:
         raise UserError(f'the trace in {directory} has no operations of a device.')
     total = sum(seconds for _, seconds in operations)
-    print(
+    terminal.write(
         f'\n{name}: what takes longest, of {1e3 * total:.1f} ms a step over all threads; trace '
         f'in {directory}'
     )
     for operation, seconds in operations[:10]:
-        print(f'  {1e3 * seconds:9.2f} ms  {seconds / total:6.1%}  {operation}')
+        terminal.write(f'  {1e3 * seconds:9.2f} ms  {seconds / total:6.1%}  {operation}')
 
 
 if __name__ == '__main__':

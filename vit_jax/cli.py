@@ -32,8 +32,27 @@ from vit_jax.weights import description
 LOGGER = terminal.LOGGER
 
 
+class _StoreOnce(argparse.Action):
+    """Stores a value. A second value for the same option is an error; argparse would take it."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if option_string and self.dest in parser.stored:
+            parser.error(f'{option_string} is given twice: give it once')
+        parser.stored.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
-    """With a mistyped option the message names the nearest one; none is given without a value."""
+    """A parser of the options of a command.
+
+    With a mistyped option the message names the nearest one. An option without its value, or with
+    two values where one is expected, is an error.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register('action', None, _StoreOnce)
+        self.register('action', 'store', _StoreOnce)
 
     def parse_known_args(self, args=None, namespace=None):
         self.given = sys.argv[1:] if args is None else args
@@ -41,13 +60,32 @@ class _Parser(argparse.ArgumentParser):
         for name, value in zip(self.given, [*self.given[1:], None], strict=True):
             if (name.endswith('=') or value == '') and name.strip('=') in self.own:
                 self.error(f'{name} has no value: give it one, or leave the option out')
+        self.stored = set()
         return super().parse_known_args(args, namespace)
+
+    def print_help(self, file=None):
+        """Prints the help; argparse would say nothing if stdout cannot be written."""
+        if file is None:
+            terminal.write(self.format_help().rstrip('\n'))
+        else:
+            super().print_help(file)
 
     def error(self, message):
         for name in (argument.partition('=')[0] for argument in self.given):
             if re.match(r'--[\w-]+$', name) and name not in self.own:
                 message += f'. There is no option {name}. {nearest_names(name, self.own)}'
-        super().error(message)
+        super().error(errors.printable(message + self._weights_without_option()))
+
+    def _weights_without_option(self):
+        """A sentence for weights that are given as they are, as in `predict RUN photo.jpg`."""
+        options = {argument.partition('=')[0] for argument in self.given}
+        if '--pretrained' not in self.own or options & {'--workdir', '--pretrained'}:
+            return ''
+        for argument in self.given:
+            kind = weights.kind_of(argument)
+            if kind:
+                return f'. Did you mean --{kind}={argument}?'
+        return ''
 
 
 def make_parser(
@@ -77,7 +115,7 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
         watching = watchdog.watching() if is_own_process else contextlib.nullcontext()
         try:
             with watching, launch.leave_on_error():
-                return function(argv) or 0
+                return _code_of(function, argv)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except SystemExit as end:
@@ -104,6 +142,17 @@ def _hides_interrupt(error):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _code_of(function, argv):
+    """The exit code of a command, when all that it has printed is written."""
+    try:
+        code = function(argv) or 0
+    except SystemExit:  # of argparse, after --help
+        terminal.flush()
+        raise
+    terminal.flush()
+    return code
 
 
 def leave(code: int) -> NoReturn:
@@ -139,9 +188,12 @@ def default_workdir(argv: Sequence[str] | None) -> str:
 def config_file(argv: Sequence[str] | None) -> tuple[str | None, list[str]]:
     """FILE[:ARGUMENT] of --config, None without it, and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument('--config')
+    parser.add_argument('--config', action='append')
     options, others = parser.parse_known_args(argv)
-    return options.config, others
+    files = options.config or [None]
+    if len(files) > 1:
+        raise UserError(f'--config is given twice, as {files[0]} and {files[1]}: give it once.')
+    return files[0], others
 
 
 def parse_with_config(
@@ -158,7 +210,7 @@ def parse_with_config(
 def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> ConfigDict:
     """The config of --config=FILE[:ARGUMENT] --config.FIELD=VALUE...
 
-    Raises UserError when the file or a field does not exist, a value has the wrong type, or a tuple
+    Raises UserError when the file or a field does not exist, a value has the wrong type, or a field
     is given twice; a mistyped argument may have meant one of the command's `own_options`.
     """
     file, overrides = config_file(arguments)
@@ -213,17 +265,44 @@ def override(
     config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
 ) -> ConfigDict:
     """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
+    arguments = _joined(arguments, config_lib.flatten(config))
     _check_names(arguments, config_lib.flatten(config), own_options)
-    empty = {
-        f'--config.{name}='
-        for name, field in config_lib.all_fields().items()
-        if field.values.fit(()) and not field.values.fit(('',))
-    }  # several numbers
-    arguments = [x + '()' if x in empty else x for x in arguments]
+    arguments = [_as_literal(argument) for argument in arguments]
     try:
-        return _parse(config_flags.DEFINE_config_dict, config, arguments)
+        config = _parse(config_flags.DEFINE_config_dict, config, arguments)
     except (TypeError, ValueError, flags.Error) as error:
         raise UserError(_expected(str(error))) from error
+    return config_lib.with_values_read(config)
+
+
+def _joined(arguments, given):
+    """The arguments, in which '--config.FIELD', 'VALUE' is one, '--config.FIELD=VALUE'."""
+    joined = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        field = re.sub('^--?config[.]', '', argument)
+        takes_value = field != argument and field in given and not isinstance(given[field], bool)
+        if takes_value and remaining:
+            argument = f'{argument}={remaining.pop(0)}'
+        joined.append(argument)
+    return joined
+
+
+def _as_literal(argument):
+    """'--config.FIELD=A,B' as "--config.FIELD=('A', 'B')", which absl reads, for several texts.
+
+    An empty value is () for every field that may have none.
+    """
+    name, has_value, text = argument.partition('=')
+    field = config_lib.all_fields().get(re.sub('^--?config[.]', '', name))
+    if field is None or not has_value:
+        return argument
+    if field.values.of_texts and text[:1] not in ('(', '[', '"', "'"):
+        return f'{name}={field.values.read(text)!r}'
+    if text == '' and field.values.fit(()):
+        return f'{name}=()'
+    return argument
 
 
 def _where(error, config):
@@ -262,9 +341,11 @@ def _parse(define, default, arguments):
 
 
 def _check_names(overrides, fields, own_options):
-    """Raises UserError unless all arguments name fields of the config, tuples once each."""
-    names = [argument.partition('=')[0] for argument in overrides if argument.startswith('-')]
-    for name in names:
+    """Raises UserError unless all arguments name fields of the config, each of them once."""
+    given = [argument for argument in overrides if argument.startswith('-')]
+    first = {}  # the argument that sets a field
+    for argument in given:
+        name = argument.partition('=')[0]
         field = re.sub(r'^--?(no)?config\.', '', name)
         if field == name:
             meant = config_lib.meant(name.lstrip('-'), fields)
@@ -279,12 +360,13 @@ def _check_names(overrides, fields, own_options):
             )
         if field not in fields:
             raise UserError(config_lib.no_field(field, fields))
-        # absl would join the values.
-        if isinstance(fields[field], list) and names.count(name) > 1:
+        if field in first:
+            has_several = isinstance(fields[field], list)
             raise UserError(
-                f'{name} is given {names.count(name)} times: give it once, with all '
-                f'its values, as in {name}=A,B'
+                f'config.{field} is given twice, as {first[field]} and {argument}: give it once'
+                + (f', with all its values, as in --config.{field}=A,B.' if has_several else '.')
             )
+        first[field] = argument
 
 
 def add_weights_options(parser: argparse.ArgumentParser) -> None:

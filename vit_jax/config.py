@@ -115,7 +115,10 @@ def markdown() -> str:
         '',
         'Written by `python -m vit_jax.config > docs/config.md` from the tables that configs '
         'are checked by.',
-        'A field is set by `--config.FIELD=VALUE`, or in a file of `configs/`.',
+        'A field is set by `--config.FIELD=VALUE`, once, or in a file of `configs/`. Numbers that '
+        'are not whole are',
+        f'0 or of a size from {fields.SMALLEST:g} to {fields.LARGEST:g}, with which float32 can '
+        'compute.',
         '',
         *fields.markdown(FIELDS),
     ]
@@ -130,6 +133,21 @@ def changed(
     """A copy of a config with other values of some dotted fields."""
     config = ml_collections.ConfigDict(config).copy_and_resolve_references()
     config.update_from_flattened_dict(values)
+    return config
+
+
+def with_values_read(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """A copy in which each field has the value that its declaration reads from the given one.
+
+    Lists of texts become tuples of texts without commas. Fields that are not declared stay.
+    """
+    known = all_fields()
+    config = ml_collections.ConfigDict(config).copy_and_resolve_references()
+    given = traverse_util.flatten_dict(config.to_dict(), sep='.')
+    values = {name: known[name].values.read(given[name]) for name in given if name in known}
+    changes = {name: value for name, value in values.items() if value != given[name]}
+    with config.ignore_type():  # a text becomes a tuple
+        config.update_from_flattened_dict(changes)
     return config
 
 
@@ -175,13 +193,11 @@ def checked(
     The values in `taken`, by dotted field, replace those of the config.
     """
     check_fields(config)
-    config = changed(config, taken or {})
+    config = with_values_read(changed(config, taken or {}))
     with config.unlocked():
         config.image_size = as_pair(config.image_size, 'image_size')
         if 'patch_size' in config.model:
             config.model.patch_size = as_pair(config.model.patch_size, 'model.patch_size')
-        if isinstance(config.trackers, tuple | list):  # the command line does not split words
-            config.trackers = tuple(filter(None, ','.join(map(str, config.trackers)).split(',')))
         if config.transfer.image_size:
             config.transfer.image_size = as_pair(config.transfer.image_size, 'transfer.image_size')
         if config.teacher.image_size:
@@ -191,7 +207,13 @@ def checked(
 
 
 def _check(config):
-    fields.check(FIELDS, flatten(config))
+    given = flatten(config)
+    fields.check({name: x for name, x in all_fields().items() if name in given}, given)
+    if config.optimizer.end_learning_rate > 1e30 * config.optimizer.learning_rate:
+        raise UserError(
+            f'optimizer.end_learning_rate is {config.optimizer.end_learning_rate}: expected at '
+            f'most 1e30 times optimizer.learning_rate, {config.optimizer.learning_rate}.'
+        )
     if bool(config.num_steps) == bool(config.num_epochs):
         raise UserError(
             f'num_steps is {config.num_steps} and num_epochs is {config.num_epochs}: '
@@ -292,12 +314,13 @@ def complete(
     multi_label: bool = False,
     accum_steps: int = 0,
     class_counts: Sequence[int] | None = None,
+    log_every: int = 0,
 ) -> ml_collections.FrozenConfigDict:
     """The immutable config of a run: one from `checked`, with what is known of its data.
 
     `num_examples` is counted in the training split, as are `class_counts`, which make balanced
-    loss.class_weights; without them, as in a plan, there are none. `accum_steps`, which a continued
-    run has chosen, is used where the config leaves the choice.
+    loss.class_weights; without them, as in a plan, there are none. `accum_steps` and `log_every`,
+    which a continued run has chosen, are used where the config leaves the choice.
     """
     config = config.copy_and_resolve_references()
     known = dict(num_examples=num_examples, num_classes=num_classes, multi_label=multi_label)
@@ -333,7 +356,14 @@ def complete(
         )
     if config.accum_steps < 1:
         config.accum_steps = accum_steps or config.accum_steps
+    if not config.log_every:
+        config.log_every = log_every or default_log_every(total_steps(config))
     return ml_collections.FrozenConfigDict(config)
+
+
+def default_log_every(num_steps: int) -> int:
+    """A twentieth of the run, so that a short one has a curve, and at most 100 steps."""
+    return min(max(num_steps // 20, 1), 100)
 
 
 def total_steps(config: ml_collections.ConfigDict) -> int:
@@ -383,7 +413,7 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
         name: value
         for name, value in flatten(dict(config)).items()
         if name.partition('.')[0] in ('dataset', 'preprocess', 'loss', 'masked', 'model')
-        or name in ('accum_steps', 'image_size', 'mesh.host_devices')
+        or name in ('accum_steps', 'image_size', 'log_every', 'mesh.host_devices')
     }
     if values.get('model.resnet', '') is None:  # a transformer on patches of pixels
         del values['model.resnet']
@@ -393,7 +423,7 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
         for name in values:
             if name not in known:
                 raise UserError(f'{name} is no field. {nearest_names(name, known)}')
-        fields.check({name: known[name] for name in values}, values)
+        fields.check({name: known[name] for name in values}, values, recorded=True)
     except UserError as error:
         raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error
 
@@ -470,7 +500,24 @@ def as_begun(
                 old[field],
                 new[field],
             )
+    values |= _decay_names_as_begun(old, new)
     return changed(config, values)
+
+
+def _decay_names_as_begun(old, new):
+    """{field: value} for a run of an earlier version, which took 'kernel,bias' as one name."""
+    field = 'optimizer.decay_names'
+    begun_with = tuple(old.get(field, new[field]))
+    now = tuple(new[field])
+    if begun_with == now or fields.split_at_commas(begun_with) != now:
+        return {}
+    log.warning(
+        '%s stays %s, as this run began: these names match no parameter, so nothing decays. '
+        'A new run reads commas as the ends of names',
+        field,
+        list(begun_with),
+    )
+    return {field: begun_with}
 
 
 def differences(old, new) -> list[str]:

@@ -10,9 +10,18 @@ from vit_jax.models import masked, representation
 
 _FILTERS = ('bilinear', 'bicubic', 'lanczos3', 'area')
 _WEIGHTS = several(
-    number(least=0),
-    'balanced, or numbers, at least 0 and not all 0, one for each class, with commas between them',
+    number(least=1e-9, most=1e9, or_else=0, earlier=number(least=0)),
+    'balanced, or numbers from 1e-9 to 1e9, or 0 but not all of them, one for each class, with '
+    'commas between them',
 )
+
+
+def _are_weights(value, recorded):
+    """Whether loss.class_weights may be the value."""
+    if value in (('balanced',), ['balanced']):
+        return True
+    return _WEIGHTS.fits(value, recorded) and any(value) == bool(value)
+
 
 FIELDS = {  # by dotted name
     'recipe': Field('', TEXT, 'where the numbers come from; logged at the start'),
@@ -30,7 +39,7 @@ FIELDS = {  # by dotted name
         'CPU; 0: at least these, so that they fit in memory',
     ),
     'num_steps': Field(0, whole(0), 'length of the run: either this'),
-    'num_epochs': Field(0.0, number(least=0), 'or this; the other is 0'),
+    'num_epochs': Field(0.0, number(least=0, most=1e9), 'or this; the other is 0'),
     'image_size': Field((224, 224), SIDES, 'height and width in pixels'),
     'dataset.name': Field(
         'imagenet2012', TEXT, "a TFDS name, a directory of SPLIT/CLASS/images, or 'digits'"
@@ -115,7 +124,7 @@ FIELDS = {  # by dotted name
         'resize: a random part of the squashed image, none: the whole image',
     ),
     'augment.min_area': Field(
-        0.05, number(above=0, most=1), 'inception: smallest share of the image'
+        0.05, number(least=1e-6, most=1), 'inception: smallest share of the image'
     ),
     'augment.pad': Field(0, whole(0), 'pad: pixels on each side'),
     'augment.crop_ratio': Field(
@@ -139,16 +148,16 @@ FIELDS = {  # by dotted name
         'inverts at 10 and 20, and from 22.5 on posterize would shift by a negative number',
     ),
     'augment.randaugment.translate': Field(
-        100.0, number(least=0), 'pixels at magnitude 10; 100 is for 224 px'
+        100.0, number(least=0, most=2**16), 'pixels at magnitude 10; 100 is for 224 px'
     ),
     'augment.randaugment.cutout': Field(
         40.0,
-        number(least=0),
+        number(least=0, most=2**16),
         'half the side of the square in pixels at magnitude 10; 40 is for 224 px',
     ),
     'augment.mixup': Field(
         0.0,
-        number(least=0),
+        number(least=1e-6, most=1e6, or_else=0),
         'MixUp (arXiv 1710.09412): examples of a batch '
         'are mixed in pairs, by a share from Beta(x, x); 0: not',
     ),
@@ -221,9 +230,8 @@ FIELDS = {  # by dotted name
     'loss.class_weights': Field(
         (),
         _WEIGHTS._replace(
-            fit=lambda x: (
-                x in (('balanced',), ['balanced']) or (_WEIGHTS.fit(x) and any(x) == bool(x))
-            )
+            fit=lambda x: _are_weights(x, recorded=False),
+            recorded=lambda x: _are_weights(x, recorded=True),
         ),
         'what a label of each class counts in training; balanced: n / (k n_c) for n_c of n images '
         'and k classes; empty: 1',
@@ -234,7 +242,9 @@ FIELDS = {  # by dotted name
         'a model whose logits are the targets (distillation, arXiv '
         '2106.05237): as pretrained; empty: none',
     ),
-    'teacher.temperature': Field(1.0, number(above=0), 'by which logits of both are divided'),
+    'teacher.temperature': Field(
+        1.0, number(least=0.001, most=1000), 'by which logits of both are divided'
+    ),
     'teacher.share': Field(
         1.0, number(least=0, most=1), 'of the distillation in the loss; labels have the rest'
     ),
@@ -251,13 +261,17 @@ FIELDS = {  # by dotted name
         '(section 4.6) in place of labels: the mean colour of a hidden patch, '
         'with 3 bits for each channel, that of its 4 x 4 parts, or its pixels',
     ),
-    'masked.rate': Field(0.5, number(above=0, most=1), 'share of the patches that are hidden'),
+    'masked.rate': Field(
+        0.5,
+        number(least=1e-6, most=1, earlier=number(above=0, most=1)),
+        'share of the patches that are hidden',
+    ),
     'optimizer.name': Field(
         'adam',
         one_of('adam', 'sgd', 'adafactor', 'lion'),
         "the algorithm; adafactor is big_vision's where mu_dtype is bfloat16",
     ),
-    'optimizer.learning_rate': Field(1e-3, number(above=0), 'at its peak'),
+    'optimizer.learning_rate': Field(1e-3, number(least=1e-30, most=1e30), 'at its peak'),
     'optimizer.b1': Field(
         0.9, RATE, 'adam, lion: decay of the mean of gradients; adafactor: of the mean of updates'
     ),
@@ -274,7 +288,7 @@ FIELDS = {  # by dotted name
     ),
     'optimizer.momentum': Field(0.9, RATE, 'sgd'),
     'optimizer.weight_decay': Field(
-        0.0, number(least=0), 'decoupled, multiplied by the learning rate'
+        0.0, number(least=0, most=1e6), 'decoupled, multiplied by the learning rate'
     ),
     'optimizer.decay_scaling': Field(
         'learning_rate',
@@ -285,13 +299,15 @@ FIELDS = {  # by dotted name
         'the gradient (BiT), which momentum enlarges',
     ),
     'optimizer.decay_names': Field(('kernel',), TEXTS, 'parameters of these names decay'),
-    'optimizer.clip_norm': Field(0.0, number(least=0), 'of the global gradient norm; 0: none'),
+    'optimizer.clip_norm': Field(
+        0.0, number(least=1e-12, most=1e12, or_else=0), 'of the global gradient norm; 0: none'
+    ),
     'optimizer.lr_factors': Field(
         '', TEXT, 'REGEX=FACTOR,... of parameter paths, the first that fits; 0 freezes'
     ),
     'optimizer.layer_decay': Field(
         1.0,
-        number(above=0, most=1),
+        number(least=0.01, most=1),
         'what the learning rate of a layer is multiplied by for each layer above it',
     ),
     'optimizer.schedule': Field(
@@ -300,7 +316,9 @@ FIELDS = {  # by dotted name
         'of the learning rate after the warm-up',
     ),
     'optimizer.warmup_steps': Field(0, whole(0), 'in which the learning rate rises from 0'),
-    'optimizer.end_learning_rate': Field(0.0, number(least=0), 'cosine, linear: at the last step'),
+    'optimizer.end_learning_rate': Field(
+        0.0, number(least=0, most=1e30), 'cosine, linear: at the last step'
+    ),
     'optimizer.timescale': Field(
         10_000,
         whole(1),
@@ -314,7 +332,7 @@ FIELDS = {  # by dotted name
         'staircase: after these shares of the steps the learning rate falls',
     ),
     'optimizer.staircase_factor': Field(
-        0.1, number(above=0, most=1), 'staircase: by which it is then multiplied'
+        0.1, number(least=1e-6, most=1), 'staircase: by which it is then multiplied'
     ),
     'ema_decay': Field(
         0.0,
@@ -345,8 +363,10 @@ FIELDS = {  # by dotted name
         'few-shot accuracy (section 4.1) at every evaluation, with so many examples of each '
         'class; empty: none',
     ),
-    'evals.fewshot.seeds': Field(3, whole(1), 'how often they are drawn; the mean is logged'),
-    'evals.fewshot.l2': Field(1024.0, number(above=0), 'regularisation of the least squares'),
+    'evals.fewshot.seeds': Field(3, whole(1, 1000), 'how often they are drawn; the mean is logged'),
+    'evals.fewshot.l2': Field(
+        1024.0, number(least=1e-6, most=1e12), 'regularisation of the least squares'
+    ),
     'evals.fewshot.representation': Field(
         'pre_logits', one_of(*representation.NAMES), 'features that they are classified by'
     ),
@@ -357,7 +377,11 @@ FIELDS = {  # by dotted name
         "where they are drawn; features of all of it are computed each time; empty: the run's",
     ),
     'evals.fewshot.test_split': Field('', TEXT, "scored; empty: the run's dataset.eval_split"),
-    'log_every': Field(100, whole(1), 'steps from one line of the log to the next'),
+    'log_every': Field(
+        0,
+        whole(0),
+        'steps from one line of the log to the next; 0: a twentieth of the run, at most 100',
+    ),
     'eval_every': Field(5000, whole(0), 'steps; 0: only at the end'),
     'checkpoint_every': Field(1000, whole(0), 'steps; 0: only at the end'),
     'keep_checkpoints': Field(2, whole(1), 'the newest ones'),

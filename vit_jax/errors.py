@@ -4,11 +4,18 @@ import contextlib
 import difflib
 import logging
 import os
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 log = logging.getLogger(__name__)
 
+
+# Characters that a terminal obeys or that change the order of text, and halves of characters, by
+# which Python stands for bytes of file names that are not UTF-8.
+_UNPRINTABLE = re.compile(
+    r'[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]'
+)
 
 LONGEST = 1000  # characters of a line of a message: damaged files have names of any length
 
@@ -22,6 +29,29 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         super().__init__('\n'.join(map(_shortened, message.split('\n'))))
+
+
+def printable(text: str, keep: str = '\n\t') -> str:
+    """The text with control characters escaped, ESC as '\\x1b', except those in `keep`.
+
+    Names of files and classes may have any characters, and a terminal obeys some of them.
+    """
+    return _UNPRINTABLE.sub(
+        lambda match: match[0] if match[0] in keep else ascii(match[0])[1:-1], text
+    )
+
+
+def one_line(name: str) -> str:
+    """A name as `printable` has it, without line breaks and tabs."""
+    return printable(name, keep='')
+
+
+class Formatter(logging.Formatter):
+    """A formatter of log lines that are `printable`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record, with its traceback if it has one."""
+        return printable(super().format(record))
 
 
 def _shortened(line):

@@ -20,7 +20,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from vit_jax import cli
+from vit_jax import cli, terminal
 from vit_jax.errors import UserError
 from vit_jax.models import representation
 from vit_jax.processes import consensus, launch
@@ -89,9 +89,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             }
         )
         if consensus.is_main() and not options.json:
-            print(table(result))
+            terminal.write(table(result))
     if consensus.is_main() and options.json:
-        print(json.dumps(results[0] if len(results) == 1 else {'results': results}))
+        terminal.write(json.dumps(results[0] if len(results) == 1 else {'results': results}))
     launch.finish()
 
 

@@ -13,6 +13,13 @@ from typing import Any, NamedTuple
 from vit_jax.errors import UserError, check_choice
 
 MOST = 2**31 - 1  # of whole numbers: steps are counted in 32 bits
+# Of other numbers. float32 holds 1.2e-38 to 3.4e38; products and quotients of two need room.
+SMALLEST = 1e-30
+LARGEST = 1e30
+
+
+def _as_given(value):
+    return value
 
 
 class Values(NamedTuple):
@@ -23,6 +30,15 @@ class Values(NamedTuple):
     choices: tuple[str, ...] = ()
     limit: str = ''  # said of values beyond it
     has_commas: bool = False  # a value may have commas: they cannot stand between values
+    read: Callable[[Any], Any] = _as_given  # a value as given -> the value that is checked
+    of_texts: bool = False  # several texts: on the command line they need no quotes
+    recorded: Callable[[Any], bool] | None = None  # what earlier versions accepted; None: `fit`
+
+    def fits(self, value: Any, recorded: bool = False) -> bool:
+        """Whether a field may have the value, in a new run or in what a run has `recorded`."""
+        if recorded and self.recorded is not None:
+            return bool(self.recorded(value))
+        return bool(self.fit(value))
 
 
 class Field(NamedTuple):
@@ -52,22 +68,45 @@ def number(
     most: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    or_else: float | None = None,
+    earlier: Values | None = None,
 ) -> Values:
-    """Finite numbers of a range."""
+    """Numbers of a range, and one value besides, which float32 can compute with.
+
+    They are 0 or of a size from SMALLEST to LARGEST. `earlier` is the wider range of earlier
+    versions, whose runs may have recorded other values; None: the same range, of any size.
+    """
     limits = {'at least': least, 'above': above, 'at most': most, 'below': below}
-    said = ' and '.join(f'{word} {limit}' for word, limit in limits.items() if limit is not None)
+    said = ' and '.join(
+        f'{word} {limit:.7g}' for word, limit in limits.items() if limit is not None
+    )
     finite = '' if most is not None or below is not None else 'finite '
-    return Values(
-        f'a {finite}number' + (f', {said}' if said else ''),
-        lambda x: (
-            isinstance(x, numbers.Real)
-            and not isinstance(x, bool)
-            and math.isfinite(x)
-            and (least is None or x >= least)
+
+    def is_in_range(x):
+        if isinstance(x, bool) or not isinstance(x, numbers.Real):
+            return False
+        if not isinstance(x, numbers.Integral) and not math.isfinite(x):
+            return False
+        return (
+            (least is None or x >= least)
             and (above is None or x > above)
             and (most is None or x <= most)
             and (below is None or x < below)
-        ),
+        )
+
+    def fit(x):
+        if is_in_range(x):
+            return x == 0 or SMALLEST <= abs(x) <= LARGEST
+        is_number = isinstance(x, numbers.Real) and not isinstance(x, bool)
+        return is_number and or_else is not None and x == or_else
+
+    return Values(
+        f'a {finite}number'
+        + (f', {said}' if said else '')
+        + ('' if or_else is None else f', or {or_else:.7g}'),
+        fit,
+        limit=f', and 0 or of a size from {SMALLEST:g} to {LARGEST:g}',
+        recorded=earlier.recorded if earlier else is_in_range,
     )
 
 
@@ -77,7 +116,10 @@ def one_of(*choices: str) -> Values:
 
 
 def several(each: Values, plural: str, count: int | None = None) -> Values:
-    """A tuple of values, which `plural` names, of any length unless `count` is given."""
+    """A tuple of values, which `plural` names, of any length unless `count` is given.
+
+    They are read from one text, or from texts, with commas between them.
+    """
     return Values(
         plural,
         lambda x: (
@@ -86,13 +128,40 @@ def several(each: Values, plural: str, count: int | None = None) -> Values:
             and all(map(each.fit, x))
         ),
         has_commas=True,
+        recorded=lambda x: (
+            isinstance(x, (tuple, list))
+            and (count is None or len(x) == count)
+            and all(each.fits(element, recorded=True) for element in x)
+        ),
+        read=split_at_commas,
+        of_texts=each.fit('text') or bool(each.choices),
     )
+
+
+def split_at_commas(value: Any) -> Any:
+    """A text, or a tuple or list in which texts may be, as a tuple of values without commas.
+
+    'a, b' and ('a,b',) are ('a', 'b'). Empty texts are left out, so that '' is (). Anything else,
+    such as a number, is returned as it is.
+    """
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, (tuple, list)):
+        return value
+    values = []
+    for element in value:
+        if isinstance(element, str):
+            parts = [part.strip() for part in element.split(',')]
+            values.extend(part for part in parts if part)
+        else:
+            values.append(element)
+    return tuple(values)
 
 
 SWITCH = Values('True or False', lambda x: isinstance(x, bool))
 TEXT = Values('text', lambda x: isinstance(x, str), has_commas=True)
 TEXTS = several(TEXT, 'names, with commas between them')
-RATE = number(least=0, below=1)
+RATE = number(least=0, most=0.9999999, earlier=number(least=0, below=1))  # 1 - RATE is not 0
 SIDES = several(
     whole(1, 2**16),
     'one or two whole numbers, height and width, at least 1 and at '
@@ -110,15 +179,29 @@ def declared(*classes: type, prefix: str = '') -> dict[str, Field]:
     }
 
 
-def check(table: Mapping[str, Field], values: Mapping[str, Any], prefix: str = '') -> None:
-    """Raises UserError unless the values of all fields that the table has are possible."""
+def check(
+    table: Mapping[str, Field], values: Mapping[str, Any], prefix: str = '', recorded: bool = False
+) -> None:
+    """Raises UserError unless the values of all fields that the table has are possible.
+
+    Where they are `recorded` by a run, those that earlier versions accepted are possible, too.
+    """
     for name, field in table.items():
         value = values[name]
         if field.values.choices and isinstance(value, str):
             check_choice(prefix + name, value, field.values.choices)
-        elif not field.values.fit(value):
-            limit = field.values.limit if isinstance(value, int) and value > MOST else ''
+        elif not field.values.fits(value, recorded):
+            is_in_range = field.values.recorded is None or field.values.recorded(value)
+            limit = field.values.limit if is_in_range and _is_beyond(value) else ''
             raise UserError(f'{prefix}{name} is {value!r}: expected {field.values.words}{limit}.')
+
+
+def _is_beyond(value):
+    """Whether a number is larger or smaller than the computation can bear, in any field."""
+    if isinstance(value, int):
+        return abs(value) > MOST
+    is_finite = isinstance(value, float) and math.isfinite(value)
+    return is_finite and value != 0 and not SMALLEST <= abs(value) <= LARGEST
 
 
 def text(table: Mapping[str, Field]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import cli, errors, machine
+from vit_jax import cli, errors, machine, terminal
 from vit_jax.drawing import models as of_models
 from vit_jax.drawing import photos as of_photos
 from vit_jax.drawing import runs as of_runs
@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         except Inapplicable as error:
             if options.only:
                 raise UserError(f'{name} cannot be drawn: {error}.') from error
-            print(f'{name}: not drawn, because {error}')
+            terminal.write(f'{name}: not drawn, because {error}')
         else:
             drawn += 1
-            print(f'{name}: {path}.{options.format} and {path}.npz')
+            terminal.write(f'{name}: {path}.{options.format} and {path}.npz')
     if not drawn:
         raise UserError('no figure can be drawn of that.')
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import jax
 from ml_collections import ConfigDict, FrozenConfigDict
 
-from vit_jax import cli, machine
+from vit_jax import cli, machine, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least, check_choice
 from vit_jax.planning import report, targets
@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = resolve(config)
     target = target._replace(teacher=teacher.load(config)[0])
     found = report.make(config, target, options.search)
-    print(report.text(found))
+    terminal.write(report.text(found))
     if options.json:
-        print(json.dumps(found))
+        terminal.write(json.dumps(found))
 
 
 def require_numbers(config: ConfigDict) -> None:

@@ -19,9 +19,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import cli, machine
+from vit_jax import cli, machine, terminal
 from vit_jax.data import images, table_cells
-from vit_jax.errors import UserError, check_at_least, check_destination, counted, writing
+from vit_jax.errors import (
+    UserError,
+    check_at_least,
+    check_destination,
+    counted,
+    one_line,
+    writing,
+)
 from vit_jax.training import chosen
 from vit_jax.weights import Weights, description, predictor
 
@@ -209,7 +216,7 @@ def report(
             table_cells.write(file, header, rows)
         cli.LOGGER.info('wrote %s: %s', options.csv, counted(len(paths), 'image'))
     if options.json:
-        print(
+        terminal.write(
             json.dumps(
                 [
                     {
@@ -223,10 +230,11 @@ def report(
         )
     elif not (options.csv or options.features):
         for path, best in predictions:
-            print(os.fsencode(path).decode(errors='backslashreplace'))
+            lines = [one_line(os.fsencode(path).decode(errors='backslashreplace'))]
             for name, p in best:
                 mark = '*' if loaded.loss == 'sigmoid' and p >= 0.5 else ' '
-                print(f'{mark} {100 * p:6.2f} %  {name}')
+                lines.append(f'{mark} {100 * p:6.2f} %  {one_line(name)}')
+            terminal.write('\n'.join(lines))
 
 
 if __name__ == '__main__':

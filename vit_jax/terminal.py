@@ -1,6 +1,8 @@
 """What a command shows on the terminal: its own log lines, and little of libraries'."""
 
+import contextlib
 import inspect
+import io
 import logging
 import os
 import re
@@ -9,6 +11,8 @@ import sys
 import absl.logging
 import jax
 
+from vit_jax import errors
+from vit_jax.errors import UserError
 from vit_jax.processes import consensus
 
 LOGGER = logging.getLogger('vit_jax')
@@ -19,9 +23,12 @@ def log_to_terminal() -> None:
     for name in ('stdout', 'stderr'):
         if getattr(sys, name) is None:  # as of a daemon, which has closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w'))
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # else a notebook's, which takes all characters
+            stream.reconfigure(errors='backslashreplace')
     if not LOGGER.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter('%(message)s'))
+        handler.setFormatter(errors.Formatter('%(message)s'))
         handler.addFilter(_is_news)  # which tqdm's handler keeps, in its place while a line is live
         LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.DEBUG)  # for train.log, which has all lines
@@ -36,6 +43,33 @@ def log_to_terminal() -> None:
     absl.logging.set_verbosity(absl.logging.FATAL)
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
+
+
+def write(text: str) -> None:
+    """Prints a result on stdout at once, with control characters escaped.
+
+    Raises UserError if stdout cannot be written; BrokenPipeError if nothing reads it any more.
+    """
+    with _stdout_named():
+        print(errors.printable(text), flush=True)
+
+
+def flush() -> None:
+    """Writes what others have printed on stdout, such as --help; raises as `write`."""
+    with _stdout_named():
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _stdout_named():
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(
+            f'stdout cannot be written ({error.strerror}): send it to another file or device.'
+        ) from error
 
 
 def show_details() -> None:
@@ -61,4 +95,4 @@ def log_as_process() -> None:
         LOGGER.setLevel(logging.WARNING)
         mark = f'[process {jax.process_index()} of {consensus.count()}]'
         for handler in LOGGER.handlers:
-            handler.setFormatter(logging.Formatter(f'{mark} %(message)s'))
+            handler.setFormatter(errors.Formatter(f'{mark} %(message)s'))

@@ -131,7 +131,7 @@ def test_stochastic_depth_is_off_in_evaluation():
             'model.dropout_rate is 1.0: expected a number, at least 0 and below',
         ),
         (dict(attention_dropout_rate=-0.5), 'model.attention_dropout_rate is -0.5'),
-        (dict(layer_scale_init=-1), 'model.layer_scale_init is -1: expected a finite number'),
+        (dict(layer_scale_init=-1), 'model.layer_scale_init is -1: expected a number'),
         (dict(droput_rate=0.1), "model has no field 'droput_rate'. Did you mean dropout_rate"),
         (dict(gelu='exact'), "model.gelu is 'exact'. It is one of: tanh, erf"),
     ],

@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import math
 import re
 
 import pytest
@@ -278,3 +279,19 @@ def test_a_library_that_is_not_there_is_named(monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r'no wheel for this machine\): pip install -e'):
         page.of_one(made())
     page.library_code.cache_clear()
+
+
+@pytest.mark.parametrize('value', [None, math.nan, math.inf, -math.inf, -5, 1e308, 10**30, True])
+def test_a_page_of_rows_that_lack_a_number_or_have_an_odd_one(value):
+    """Another program may have written or changed metrics.jsonl."""
+    run = made()
+    for number, row in enumerate(run['rows']):
+        for name in row:
+            changed = {key: x for key, x in row.items() if key != name}
+            if value is not None:
+                changed[name] = value
+            if name == 'step' and not isinstance(value, int):  # not a row: metrics.read says so
+                continue
+            rows = [*run['rows'][:number], changed, *run['rows'][number + 1 :]]
+            summary = collect.summary(rows, 8)
+            assert page.cards(run | {'rows': rows, 'summary': summary})

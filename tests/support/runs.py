@@ -125,7 +125,7 @@ def resolved(config, num_examples=1000, num_classes=6):
     return config_lib.complete(config_lib.checked(config), num_examples, num_classes)
 
 
-def begin(workdir, config, without=()):
+def begin(workdir, config, class_names=('ant', 'bee'), without=()):
     """Leaves in a pathlib.Path what a run has that has saved a checkpoint.
 
     Args:
@@ -136,7 +136,7 @@ def begin(workdir, config, without=()):
         del recorded['mesh'][name]
     (workdir / 'checkpoints' / '10').mkdir(parents=True)
     record.write_json(str(workdir / record.CONFIG), recorded)
-    record.write_json(str(workdir / record.CLASSES), ['ant', 'bee'])
+    record.write_json(str(workdir / record.CLASSES), list(class_names))
 
 
 def load(name):

@@ -376,3 +376,14 @@ def test_norm_and_clipping_are_those_of_optax():
         clip = optax.clip_by_global_norm(largest)
         expected, _ = clip.update(tree, clip.init(tree))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(-a, b, rtol=1e-6), found, expected)
+
+
+def test_a_name_that_no_parameter_has_is_refused():
+    params = {'head': {'kernel': jnp.ones((2, 3)), 'bias': jnp.ones(3)}, 'cls': jnp.ones(2)}
+    optimizer.check_decay_names(params, ())
+    optimizer.check_decay_names(params, ('kernel', 'bias', 'cls'))
+    for names in (('kernle',), ('kernel', 'kernle'), ('kernel,bias',), ('head',)):
+        with pytest.raises(UserError, match=f"optimizer.decay_names has '{names[-1]}'"):
+            optimizer.check_decay_names(params, names)
+    with pytest.raises(UserError, match='Did you mean kernel?'):
+        optimizer.check_decay_names(params, ('kernle',))

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.batches import encoded, make
-from tests.support.runs import TINY, load
+from tests.support.runs import TINY, begin, load
 from vit_jax import config as config_lib
 from vit_jax import machine, models
 from vit_jax.data import order, sources, subsets
@@ -358,7 +358,7 @@ def folder(root, counts):
     }
 
 
-def begin(workdir, run, without=()):
+def leave_begun(workdir, run, without=()):
     """Leaves what a run has written that has saved a checkpoint."""
     (workdir / 'checkpoints' / '5').mkdir(parents=True)
     recorded = run.config.to_dict()
@@ -396,7 +396,7 @@ def test_a_run_that_has_begun_without_images_of_a_class_resumes_with_a_warning(t
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:  # as earlier versions did
         patch.setattr(run_lib, '_require_training_images', lambda *_: None)
-        begin(tmp_path, resolve(tmp_path, **fields))
+        leave_begun(tmp_path, resolve(tmp_path, **fields))
     again = resolve(tmp_path, **fields)
     run_lib.announce(again, again.program.initial_state())
     assert 'dataset.train_split train has no images of 1 of 3 classes: cat: the' in caplog.text
@@ -430,7 +430,7 @@ def test_a_run_of_an_earlier_version_resumes_with_its_images_in_their_order(tmp_
     }
     new = resolve(tmp_path / 'new', **fields)
     begun = tmp_path / 'begun'
-    begin(begun, new, without=['stratify'])
+    leave_begun(begun, new, without=['stratify'])
     resumed = resolve(begun, **fields)
     assert resumed.config.dataset.stratify is False
     assert 'dataset.stratify stays False' in caplog.text
@@ -452,6 +452,28 @@ def test_a_run_of_an_earlier_version_resumes_with_its_images_in_their_order(tmp_
     config, _ = collect.read(str(begun))
     assert config['dataset']['stratify'] is False
     # Who asks for another order asks for another run.
-    begin(tmp_path / 'new', new)
+    leave_begun(tmp_path / 'new', new)
     with pytest.raises(UserError, match='dataset.stratify: True in the workdir, False now'):
         resolve(tmp_path / 'new', **fields, **{'dataset.stratify': False})
+
+
+def test_a_name_that_no_parameter_has_is_refused_in_a_new_run_only(tmp_path):
+    with pytest.raises(UserError, match="optimizer.decay_names has 'kernle'"):
+        resolve(tmp_path / 'new', **{'optimizer.decay_names': ('kernle',)})
+    run = resolve(tmp_path / 'before')
+    names = ('kernel,scale',)  # which an earlier version took as one name
+    begin(
+        tmp_path / 'before',
+        config_lib.changed(run.config, {'optimizer.decay_names': names}),
+        run.train_data.class_names,
+    )
+    resumed = resolve(tmp_path / 'before', **{'optimizer.decay_names': ('kernel', 'scale')})
+    assert resumed.config.optimizer.decay_names == names
+
+
+def test_a_resumed_run_keeps_the_interval_of_its_log(tmp_path):
+    run = resolve(tmp_path, log_every=0)
+    assert run.config.log_every == 2  # of 48 steps
+    begin(tmp_path, config_lib.changed(run.config, {'log_every': 40}), run.train_data.class_names)
+    assert resolve(tmp_path, log_every=0).config.log_every == 40
+    assert resolve(tmp_path, log_every=3).config.log_every == 3

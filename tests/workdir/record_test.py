@@ -387,3 +387,12 @@ def test_a_json_file_is_written_whole(tmp_path):
     with pytest.raises(TypeError):
         record.write_json(str(tmp_path / 'x.json'), {'a': object()})
     assert json.loads((tmp_path / 'x.json').read_text()) == {'a': [1, 2]}
+
+
+def test_folders_whose_names_are_digits_of_other_kinds_are_not_checkpoints(tmp_path):
+    for name in ('12', '0', '²', '٣', '007', '-1', 'bad-3', '1.0'):
+        (tmp_path / 'checkpoints' / name).mkdir(parents=True)
+    assert sorted(record.saved_steps(str(tmp_path / 'checkpoints'))) == [0, 12]
+    assert record.find(str(tmp_path / 'checkpoints' / '12')) == (str(tmp_path), 12)
+    for name in ('²', '٣', '007'):
+        assert record.find(str(tmp_path / 'checkpoints' / name)) is None

@@ -62,3 +62,23 @@ def test_a_folder_with_the_name_of_another_step_is_an_error(tmp_path):
         with pytest.raises(UserError, match='checkpoints/3 holds the state of step 2'):
             saved_params.load_params(str(tmp_path), step)
     assert saved_params.load_params(str(tmp_path), 1)[1] == 1
+
+
+def test_checkpoints_that_the_run_removes_meanwhile_are_listed_again(tmp_path, monkeypatch, caplog):
+    state = setup(optimizer_name='adam')[0]
+    checkpointer = checkpoint.Checkpointer(str(tmp_path), 1, False)
+    checkpointer.save(4, state)
+    checkpointer.close()
+    record.write(
+        str(tmp_path), resolved(config_lib.changed(config_lib.base(), {'num_steps': 9})), ['ant']
+    )
+    listings = [[2, 3]]  # as they were before the run saved step 4
+    listed_now = record.saved_steps
+    monkeypatch.setattr(
+        record, 'saved_steps', lambda folder: listings.pop() if listings else listed_now(folder)
+    )
+    assert saved_params.load_params(str(tmp_path))[1] == 4
+    assert not [x for x in caplog.records if x.levelname == 'WARNING']
+    listings.append([2])
+    with pytest.raises(UserError, match=r'no checkpoint of step 2 .* \(there are: 4\)'):
+        saved_params.load_params(str(tmp_path), 2)

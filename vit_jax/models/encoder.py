@@ -54,12 +54,18 @@ class BlockFields:
         'chosen for the machine',
     ] = 'auto'
     layer_scale_init: Annotated[
-        float, number(least=0), 'of learned factors of the residual branches; 0: no factors'
+        float,
+        number(least=1e-12, most=1e6, or_else=0, earlier=number(least=0)),
+        'of learned factors of the residual branches; 0: no factors',
     ] = 0.0
     gelu: Annotated[
         str, one_of(*GELU), "as in Google's code; in timm and Hugging Face; in OpenAI's CLIP"
     ] = 'tanh'
-    layer_norm_epsilon: Annotated[float, number(0, 1), 'is added to the variance'] = 1e-6
+    layer_norm_epsilon: Annotated[
+        float,
+        number(1e-20, 1, or_else=0, earlier=number(0, 1)),
+        'is added to the variance',
+    ] = 1e-6
     dtype: Dtype = 'float32'
 
     @property
@@ -69,7 +75,7 @@ class BlockFields:
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
-        fields.check(fields.declared(BlockFields), vars(self), 'model.')
+        fields.check(fields.declared(BlockFields), vars(self), 'model.', recorded=True)
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f'model.hidden_size {self.hidden_size} does not divide among '

@@ -148,8 +148,12 @@ class Backbone(nn.Module):
     preactivation: Annotated[bool, SWITCH, 'True in BiT, False in the hybrids']
     fixed_padding: Annotated[bool, SWITCH, 'True in BiT, False in the hybrids']
     num_groups: Annotated[int, whole(1), 'of every GroupNorm']
-    group_norm_epsilon: Annotated[float, number(0, 1), 'is added to the variance']
-    weight_epsilon: Annotated[float, number(0, 1), 'of the standardised kernels']
+    group_norm_epsilon: Annotated[
+        float, number(1e-20, 1, or_else=0, earlier=number(0, 1)), 'is added to the variance'
+    ]
+    weight_epsilon: Annotated[
+        float, number(1e-20, 1, or_else=0, earlier=number(0, 1)), 'of the standardised kernels'
+    ]
     weight_epsilon_on: Annotated[str, one_of('std', 'variance'), 'to which it is added']
     dtype: jax.typing.DTypeLike  # this and the following: as in ViT
     unroll: int
@@ -211,7 +215,7 @@ def check_backbone(values: Mapping) -> None:
     """Raises UserError unless `values`, `config.model.resnet`, make a Backbone."""
     table = fields.declared(Backbone)
     check_names('model.resnet', values, table)
-    fields.check(table, values, 'model.resnet.')
+    fields.check(table, values, 'model.resnet.', recorded=True)
     if values['width'] % values['num_groups']:
         raise UserError(
             f'model.resnet.width {values["width"]} does not divide among '
@@ -237,7 +241,9 @@ class ResNet(nn.Module):
         'heads of the axial attention that stands in place of '
         '3x3 convolutions (appendix D.6); 0: convolutions',
     ] = 0
-    head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
+    head_bias_init: Annotated[
+        float, number(-1e6, 1e6, earlier=number()), 'first value of the biases of the head'
+    ] = 0.0
     dtype: Dtype = 'float32'
     unroll: Unroll = 0
     remat_policy: RematPolicy = 'auto'
@@ -301,7 +307,7 @@ class ResNet(nn.Module):
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
-        fields.check(fields.declared(ResNet), vars(self), 'model.')
+        fields.check(fields.declared(ResNet), vars(self), 'model.', recorded=True)
         check_backbone(self.resnet)
         if not self.resnet['units']:
             raise UserError('model.resnet.units is empty: a ResNet needs at least one stage.')

@@ -49,7 +49,7 @@ RESNETS = {
     'r152x4': ((3, 8, 36, 3), 4),
     'r200x3': ((3, 24, 36, 3), 3),
 }
-# In names such as timm's vit_tiny_patch16_224 and Hugging Face's vit-base-patch16-224.
+# In names such as timm's vit_tiny_patch16_224, Hugging Face's vit-base-patch16-224 and ViT-B/16.
 _ELSEWHERE = {
     'tiny': 'ti',
     'small': 's',
@@ -60,6 +60,7 @@ _ELSEWHERE = {
     'gigantic': 'G',
     'so400m': 'so400m',
 }
+_USUAL_PATCHES = {'h': 14, 'g': 14, 'G': 14, 'so400m': 14}  # of names that say none; else 16
 AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}
 #           units of each stage, width, heads
 AXIAL_RESNETS = {'axial_r50': ((3, 4, 6, 3), 32, 8)}
@@ -89,15 +90,29 @@ def get(name: str) -> dict:
     if name in AXIAL_RESNETS:
         units, width, heads = AXIAL_RESNETS[name]
         return {'resnet': axial_resnet(units, width), 'axial_heads': heads}
-    nearest = nearest_names(name, names())
-    if match := re.search(rf'({"|".join(_ELSEWHERE)})[-_]patch(\d+)', str(name)):
-        ours = f'{_ELSEWHERE[match[1]]}{match[2]}'
-        nearest = f'Here it is {ours}. ' if ours in TRANSFORMERS else nearest
+    ours = _named_elsewhere(str(name))
+    nearest = f'Here it is {ours}. ' if ours else nearest_names(name, names())
     raise UserError(
         f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
         f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
         f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS, *AXIAL_RESNETS])}.'
     )
+
+
+def _named_elsewhere(name):
+    """Our name of a plain transformer that other code calls vit_tiny, deit-small or ViT-B/16."""
+    word = re.compile(rf'(?<![a-z])({"|".join(_ELSEWHERE)})(?![a-z])(.*)')
+    letter = re.compile(rf'(?i:vit)[-_ ]?({"|".join(SIZES)})(?![a-z])(.*)')
+    lower = name.lower()
+    # With its own case first, because g and G are two sizes.
+    match = word.search(lower) or letter.match(name) or letter.match(lower)
+    if match is None or re.search(r'r\d+', match[2]):  # a hybrid, as vit_base_r50_s16
+        return None
+    size = _ELSEWHERE.get(match[1], match[1])
+    rest = match[2]
+    patch = re.match(r'[-_/ ]?(?:patch|p)?(\d+)', rest) or re.search(r'patch(\d+)', rest)
+    ours = f'{size}{patch[1] if patch else _USUAL_PATCHES.get(size, 16)}'
+    return ours if ours in TRANSFORMERS else None
 
 
 def name_of(model: Mapping) -> str | None:

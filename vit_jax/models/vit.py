@@ -70,7 +70,9 @@ class ViT(nn.Module):
     stochastic_depth_rate: Annotated[
         float, RATE, "of the last layer's branches; linear in depth from 0"
     ] = 0.0
-    head_bias_init: Annotated[float, number(), 'first value of the biases of the head'] = 0.0
+    head_bias_init: Annotated[
+        float, number(-1e6, 1e6, earlier=number()), 'first value of the biases of the head'
+    ] = 0.0
     unroll: Unroll = 0
     remat_policy: RematPolicy = 'auto'
 
@@ -315,6 +317,7 @@ class ViT(nn.Module):
             fields.declared(ViT),
             vars(self) | {'patch_size': as_pair(self.patch_size, 'model.patch_size')},
             'model.',
+            recorded=True,
         )
         if self.attention == 'axial' and self.prefix:
             raise UserError(

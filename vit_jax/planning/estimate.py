@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.planning import collectives
-from vit_jax.training import accumulation, chips, sharding
+from vit_jax.training import accumulation, chips, optimizer, sharding
 from vit_jax.training.program import Program
 from vit_jax.training.teacher import Teacher
 
@@ -37,13 +37,15 @@ class Target(NamedTuple):
     def program(self, config: ConfigDict, changes: Mapping[str, Any] | None = None) -> Program:
         """The program of a complete config, with `changes` by field, on these devices.
 
-        Raises UserError when the mesh, the batch or the model does not fit the devices.
+        Raises UserError when the mesh, the batch or the model does not fit the devices, or a name
+        in optimizer.decay_names matches no parameter.
         """
         config = config_lib.changed(config, changes or {})
         platform = 'tpu' if chips.CHIPS[self.name].dims else 'cpu' if self.name == 'cpu' else 'gpu'
-        return Program(
-            config, sharding.make_mesh(config.mesh, self.devices), platform, self.teacher
-        )
+        mesh = sharding.make_mesh(config.mesh, self.devices)
+        program = Program(config, mesh, platform, self.teacher)
+        optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
+        return program
 
 
 class Step(NamedTuple):

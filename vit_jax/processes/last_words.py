@@ -18,7 +18,8 @@ class LastWords:
         self._companion = subprocess.Popen(
             [sys.executable, '-I', '-S', __file__],
             stdin=subprocess.PIPE,
-            text=True,
+            encoding='utf-8',
+            errors='backslashreplace',
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )

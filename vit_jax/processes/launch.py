@@ -170,7 +170,7 @@ def _connect(given, timeout):
 def _check_address(coordinator, process_id, timeout):
     """Raises UserError where JAX would abort: process 0 cannot listen or be reached there."""
     host, _, port = coordinator.rpartition(':')
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:
         raise UserError(
             f'--coordinator is {coordinator!r}: expected HOST:PORT, the host of '
             'process 0 and a free port on it, for example 10.0.0.1:1234.'

@@ -222,13 +222,9 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if 'eval/mean_average_precision' in last:
         found.append(('Mean average precision', percent(last['eval/mean_average_precision']), ''))
     if 'eval/loss' in last:
-        found.append(
-            (
-                'Evaluation loss',
-                f'{last["eval/loss"]:.4f}',
-                f'{last["eval/num_examples"]:,.0f} images',
-            )
-        )
+        count = last.get('eval/num_examples')  # another program may have written the row
+        images = '' if count is None else f'{count:,.0f} images'
+        found.append(('Evaluation loss', f'{last["eval/loss"]:.4f}', images))
     found += [
         (name.replace('fewshot/', 'Few-shot, '), percent(x), '')
         for name, x in last.items()

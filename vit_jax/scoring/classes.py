@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from vit_jax.data import table_cells
-from vit_jax.errors import UserError, check_destination, counted, writing
+from vit_jax.errors import UserError, check_destination, counted, one_line, writing
 from vit_jax.evaluators import average_precision, classification, per_class
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.models.parts import fastest, in_parts
@@ -216,7 +216,7 @@ def table(result: dict) -> str:
     # With --mapping, the weights have many classes that the data set does not have.
     missing = '' if 'mapping' in result else summary.missing()
     scores = {
-        name: (c.get('accuracy', c.get('average_precision')), c['num_examples'])
+        one_line(name): (c.get('accuracy', c.get('average_precision')), c['num_examples'])
         for name, c in result['classes'].items()
     }
     scored = sorted(

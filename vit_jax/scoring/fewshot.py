@@ -44,7 +44,7 @@ def score(
     images `num_train` and `num_test`, `broken`, and the rows of fewshot.compare as `fewshot`.
     """
     shots = numbers('--fewshot', shots, int, fields.whole(1))
-    l2 = numbers('--fewshot_l2', l2, float, fields.number(above=0))
+    l2 = numbers('--fewshot_l2', l2, float, fields.number(least=1e-6, most=1e12))
     check_at_least('--fewshot_seeds', seeds, 1)
     representation.check(model, name)
     mesh, subset = split.make_mesh(batch_size), '' if train_split else dataset['subset']

@@ -1,7 +1,7 @@
 """The optax chain and the learning-rate schedule of a config (ViT section 4.1, tables 3 and 4)."""
 
-import math
 import re
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest_names
 
 AFTER_LAYERS = {'norm', 'pool', 'pre_logits', 'head', 'patch_head'}  # names of parameters there
 
@@ -90,6 +90,22 @@ def make_optimizer(
     frozen = jax.tree.map(lambda factor: factor == 0, factors)
     multiply = optax.stateless(lambda updates, _: optax.tree.mul(updates, factors))
     return optax.chain(optax.masked(chain, trained), optax.freeze(frozen), multiply)
+
+
+def check_decay_names(params: PyTree, names: Sequence[str]) -> None:
+    """Raises UserError if one of `optimizer.decay_names` is the last name of no parameter.
+
+    `params` is a nested dict of arrays, or of their shapes.
+    """
+    last_names = {path[-1].key for path, _ in jax.tree.leaves_with_path(params)}
+    for name in names:
+        if name not in last_names:
+            raise UserError(
+                f'optimizer.decay_names has {name!r}, which is the last name of no parameter of '
+                f'this model. {nearest_names(name, last_names)}The last names are '
+                f'{", ".join(sorted(last_names))}. An empty list, '
+                '--config.optimizer.decay_names=, lets no parameter decay.'
+            )
 
 
 def norm(tree: PyTree) -> Float[Array, '']:
@@ -232,8 +248,10 @@ def _parse_rule(rule) -> tuple[re.Pattern, float]:
             f'optimizer.lr_factors {rule!r} cannot be read ({error}): expected '
             'REGEX=FACTOR,... as in ^head/=1,.=0, which trains the head only.'
         ) from error
-    if not pattern or not 0 <= parsed[1] < math.inf:
+    is_possible = parsed[1] == 0 or 1e-12 <= parsed[1] <= 1e12
+    if not pattern or not is_possible:
         raise UserError(
-            f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor of at least 0.'
+            f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor from 1e-12 to '
+            '1e12, or 0.'
         )
     return parsed

@@ -30,6 +30,7 @@ _SAME = (
     'num_registers',
     'stem_norm',
 )
+FROM_WEIGHTS = ('model', 'preprocess')  # the sections of a config that weights may decide
 
 
 def take_fields(
@@ -41,7 +42,7 @@ def take_fields(
     began with, none are loaded and None is returned for them. Raises UserError when the weights
     cannot be read, or fields of `transfer.take` do not exist.
     """
-    take = [field for field in config.transfer.take if field]  # --config.transfer.take= is ('',)
+    take = config.transfer.take
     if not config.pretrained:
         if take:
             raise UserError(
@@ -56,6 +57,12 @@ def take_fields(
             f'transfer.take names {unknown[0]!r}, which the config does not have. '
             f'{nearest_names(unknown[0], given)}'
         )
+    for field in take:
+        if field.partition('.')[0] not in FROM_WEIGHTS:
+            raise UserError(
+                f'transfer.take names {field!r}, which weights do not say: expected fields of '
+                f'{" and ".join(FROM_WEIGHTS)}, as in preprocess.mean.'
+            )
     loaded = None
     if not begun:
         try:

@@ -21,7 +21,7 @@ from vit_jax.data import broken, cached, folders, pipeline, sequential, sources,
 from vit_jax.errors import UserError, some
 from vit_jax.evaluators import classification, per_class
 from vit_jax.processes import consensus
-from vit_jax.training import accumulation, chosen, fewshot, pretrained, sharding
+from vit_jax.training import accumulation, chosen, fewshot, optimizer, pretrained, sharding
 from vit_jax.training import teacher as teacher_lib
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
@@ -93,6 +93,7 @@ def resolve(
     another run.
     """
     begun = record.begun(workdir)
+    config = config_lib.with_values_read(config)
     taken, weights = pretrained.take_fields(config, begun and begun[0])
     config = config_lib.checked(config, taken)
     trackers.require(config.trackers)
@@ -125,6 +126,7 @@ def resolve(
         train_data.multi_label,
         accum_steps=begun[0]['accum_steps'] if begun else 0,
         class_counts=_class_counts(config, train_data),
+        log_every=begun[0].get('log_every', 0) if begun else 0,
     )
     check_shuffle_memory(train_data, dataset.shuffle_buffer, share[1])
     _check_best_metric(config)
@@ -135,6 +137,8 @@ def resolve(
     check_batch_size(config, train_data.num_examples, has_begun=bool(begun))
     check_alone()
     program = Program(config, mesh, teacher=teacher)
+    if not begun:  # a run of an earlier version keeps names that match nothing
+        optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
     # Before steps are compiled to choose their parts: weights of another model are told at once.
     params = weights and pretrained.initial_params(weights, config, program.abstract_state.params)
     program = program_that_fits(program)

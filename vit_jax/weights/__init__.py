@@ -15,7 +15,7 @@ from vit_jax.weights.apply import fastest_model, predictor, prepare
 from vit_jax.weights.description import described
 from vit_jax.weights.layouts import LAYOUTS
 from vit_jax.weights.model import Weights
-from vit_jax.weights.read import load
+from vit_jax.weights.read import kind_of, load
 from vit_jax.weights.write import approximate, misfits, save
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     'approximate',
     'described',
     'fastest_model',
+    'kind_of',
     'load',
     'misfits',
     'predictor',

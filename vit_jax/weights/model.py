@@ -248,6 +248,6 @@ def _patches(flat, model):
 
 def _count(flat, prefix, what, most=limits.LAYERS):
     numbers = {name[len(prefix) :].split('/')[0] for name in flat if name.startswith(prefix)}
-    count = 1 + max((int(n) for n in numbers if n.isdigit()), default=-1)
+    count = 1 + max((int(n) for n in numbers if n.isascii() and n.isdecimal()), default=-1)
     limits.check_count(what, count, most)
     return count

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,17 @@ def load(
     if not allow_nonfinite:
         _check_finite(loaded)
     return loaded
+
+
+def kind_of(source: str) -> str:
+    """'workdir' or 'pretrained' for what `load` probably reads, '' for anything else.
+
+    Files are told by the ends of their names; nothing is read or downloaded.
+    """
+    if record.find(source):
+        return 'workdir'
+    has_address = re.match(r'(hf|timm):|(gs|https?)://', source)
+    return 'pretrained' if has_address or source.endswith(files.WEIGHT_FILES) else ''
 
 
 def _with_partial_patches(loaded):

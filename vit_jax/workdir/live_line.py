@@ -5,6 +5,7 @@ import sys
 
 from tqdm import tqdm
 
+from vit_jax.errors import one_line
 from vit_jax.processes import consensus
 
 
@@ -32,6 +33,7 @@ class LiveLine:
         if not self._bar.disable and text != self._text:
             self._text = text
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            text = one_line(text)
             self._bar.set_description_str(text[: width - 1], refresh=at_once)
             self._bar.update(0)
 

@@ -1,5 +1,6 @@
 """How fast a run is, how much of the machine it uses, and when it will be done."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -93,12 +94,17 @@ class Meter:
 def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
     """Seconds of training and evaluation, by all rows of the metrics of a run.
 
-    So also those before it was interrupted; not those of starting and compiling.
+    So also those before it was interrupted; not those of starting and compiling. Values that no
+    clock measures, such as NaN, count nothing: a file may have them.
     """
-    seconds, step = 0.0, 0
+    seconds = 0.0
+    step = 0
     for row in rows:
-        seconds += row.get('eval/seconds', 0.0)
-        if speed := row.get('train/images_per_sec'):
+        evaluation = row.get('eval/seconds', 0.0)
+        if math.isfinite(evaluation):
+            seconds += evaluation
+        speed = row.get('train/images_per_sec', 0.0)
+        if math.isfinite(speed) and speed > 1e-9:
             seconds += (row['step'] - step) * batch_size / speed
             step = row['step']
     return seconds

@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, composed, is_utf8, writing
+from vit_jax.errors import Formatter, UserError, composed, is_utf8, writing
 from vit_jax.processes import consensus
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def log_to(workdir: str) -> logging.Handler:
     """Adds the project's log lines to the workdir's train.log, and makes the directory."""
     make(workdir)
     handler = LogFile(os.path.join(workdir, LOG), encoding='utf-8', delay=True)
-    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
+    handler.setFormatter(Formatter('%(asctime)s %(levelname)s %(message)s'))
     # First, so that what it has to say of itself stands before the line that it could not write.
     logging.getLogger('vit_jax').handlers.insert(0, handler)
     return handler
@@ -194,9 +194,15 @@ def find(path: str) -> tuple[str, int | None] | None:
     if os.path.isdir(checkpoint_directory(path)):
         return path, None
     folder, step = os.path.split(os.path.abspath(path))
-    if step.isdigit() and os.path.basename(folder) == CHECKPOINTS and os.path.isdir(path):
+    is_checkpoint = is_step(step) and os.path.basename(folder) == CHECKPOINTS
+    if is_checkpoint and os.path.isdir(path):
         return os.path.dirname(folder), int(step)
     return None
+
+
+def is_step(name: str) -> bool:
+    """Whether a folder of that name is the checkpoint of a step: '48', but not '²' or '048'."""
+    return name.isascii() and name.isdecimal() and (name == '0' or name[0] != '0')
 
 
 def checkpoint_directory(workdir: str) -> str:
@@ -238,7 +244,7 @@ def saved_steps(directory: str) -> list[int]:
             'in a directory of that name. Move what is there away, or take another '
             '--workdir.'
         ) from error
-    return [int(name) for name in names if name.isdigit()]
+    return [int(name) for name in names if is_step(name)]
 
 
 def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:

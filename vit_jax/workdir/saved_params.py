@@ -21,36 +21,61 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
     """Parameters of a run as NumPy arrays, averages where it has them, and their step.
 
     Without `step`, they are from the best checkpoint where the run keeps it (`keep_best`), else
-    from the newest that can be read. Raises UserError if none can be read, if the folder of the one
-    that is used has the name of another step, or if it was saved with other fields of the model or
-    of its images than config.json has.
+    from the newest that can be read. The run may be training, and remove checkpoints that have been
+    listed: when none of a listing can be read, the checkpoints are listed again.
+
+    Raises UserError if none can be read, if the folder of the one that is used has the name of
+    another step, or if it was saved with other fields of the model or of its images than
+    config.json has.
     """
     config = record.read(workdir)[0]
     directory = record.checkpoint_directory(workdir)
-    saved = record.saved_steps(directory)
-    steps = sorted(saved, reverse=True) if step is None else [step] * (step in saved)
-    if step is None and (best := kept_best(workdir, steps)):
-        steps.sort(key=lambda step: step == best[0], reverse=True)
-        log.info(
-            'the best checkpoint is taken, of step %d (%s). Another one: %s/STEP', *best, directory
-        )
-    for candidate in steps:
-        try:
-            params, saved_fields = _read_params(epath.Path(directory) / str(candidate))
-        except checkpoint.OtherStepError as error:
-            raise UserError(f'{error} Nothing was read.') from error
-        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
-            what = f'the checkpoint of step {candidate} in {workdir}'
-            record.require_not_scarce(error, what)
-            log.warning('%s cannot be read: %s', what, checkpoint.first_line(error))
-            continue
-        _require_same_fields(config, saved_fields, workdir, candidate)
-        return params, candidate
+    tried = set()
+    while True:
+        saved = record.saved_steps(directory)
+        steps, best = _in_order(workdir, saved, step)
+        candidates = [candidate for candidate in steps if candidate not in tried]
+        if not candidates:
+            break
+        for candidate in candidates:
+            tried.add(candidate)
+            if best and candidate == best[0]:
+                log.info(
+                    'the best checkpoint is taken, of step %d (%s). Another one: %s/STEP',
+                    *best,
+                    directory,
+                )
+            folder = epath.Path(directory) / str(candidate)
+            try:
+                params, saved_fields = _read_params(folder)
+            except checkpoint.OtherStepError as error:
+                raise UserError(f'{error} Nothing was read.') from error
+            except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+                what = f'the checkpoint of step {candidate} in {workdir}'
+                record.require_not_scarce(error, what)
+                if folder.is_dir():
+                    log.warning('%s cannot be read: %s', what, checkpoint.first_line(error))
+                else:  # by the run, which has newer ones: the next listing shows them
+                    log.info('%s has been removed while it was read', what)
+                continue
+            _require_same_fields(config, saved_fields, workdir, candidate)
+            return params, candidate
     wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
     raise UserError(
         f'{workdir} has no {wanted} that can be read (there are: '
         f'{", ".join(map(str, sorted(saved))) or "none"}).'
     )
+
+
+def _in_order(workdir, saved, step):
+    """The steps to try, the preferred one first, and what `kept_best` returns for them."""
+    if step is not None:
+        return ([step] if step in saved else []), None
+    steps = sorted(saved, reverse=True)
+    best = kept_best(workdir, steps)
+    if best:
+        steps.sort(key=lambda step: step == best[0], reverse=True)
+    return steps, best
 
 
 def kept_best(workdir: str, steps: Iterable[int]) -> tuple[int, str] | None:
