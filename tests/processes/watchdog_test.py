@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.datasets import write_images
 from tests.support.forked import UNDRAWN, Forked
-from tests.support.runs import TINY, arguments
+from tests.support.runs import ROOT, TINY, arguments
 
 # Threads of TensorFlow open a pipe, and the main thread waits for them in C++, where Python runs no
 # handler of a signal.
@@ -180,18 +180,23 @@ def wait_until_silent(log):
         time.sleep(1)
 
 
-@pytest.mark.slow
-def test_photos_that_are_pipes_do_not_hold_an_evaluation(pipe, tmp_path):
+@pytest.mark.parametrize(
+    ('command', 'arguments'),
+    [
+        ('evaluate', ['--dataset=digits', '--split=test']),
+        ('figures', ['--out=figures']),
+        ('predict', [str(ROOT / 'docs' / 'images' / 'flowers17_sweep.png')]),
+    ],
+)
+def test_commands_that_read_weights_end(command, arguments, pipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     source = (
         BLOCK.replace('PIPE', repr(str(pipe)))
-        + 'from vit_jax import cli, evaluate\n'
-        + 'from vit_jax.scoring import classes\nclasses.score = block\n'
-        + 'cli.leave(evaluate.main())'
+        + f'from vit_jax import cli, {command}\n'
+        + 'cli.read_weights = block\n'
+        + f'cli.leave({command}.main())'
     )
     log = tmp_path / 'log'
-    fields = TINY | {'num_steps': 6, 'report': False}
-    run = Forked(arguments(tmp_path / 'run', fields=fields), log, UNDRAWN, optimized=False)
-    assert run.wait(300) == 0
-    process = Forked([f'--workdir={tmp_path}/run', '--split=test'], log, source)
+    process = Forked(['--pretrained=weights.npz', *arguments], log, source)
     wait_until(process, log, 'blocked')
     assert ends_after(process, log, [signal.SIGINT] * 2) == 130
