@@ -197,7 +197,7 @@ def test_a_field_without_config_in_front(tmp_path):
 def test_a_repeated_tuple_is_refused(tmp_path):
     """And is not the rectangle 224x288."""
     result = run_here(*arguments(tmp_path), '--config.image_size=224', '--config.image_size=288')
-    check_message(result, 'error: --config.image_size is given 2 times: give it once')
+    check_message(result, 'error: config.image_size is given twice')
 
 
 @pytest.mark.parametrize(
