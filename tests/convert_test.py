@@ -211,8 +211,8 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
     path, names = str(tmp_path / 'x.npz'), tmp_path / 'names.txt'
     convert.convert(source(), path, 'google')
     assert (
-        f'{path} does not hold --preprocess=fit=squash,antialias=True,crop_ratio=0.8,'
-        'resize=bicubic,mean=0.4,0.5,0.6,std=0.3,0.2,0.1, the names of the classes: '
+        f'{path} does not hold --preprocess=fit=squash,antialias=True,uint8_resize=True,'
+        'crop_ratio=0.8,resize=bicubic,mean=0.4,0.5,0.6,std=0.3,0.2,0.1, the names of the classes: '
         'say it where'
     ) in caplog.text
     convert.convert(source('rectangle'), path, 'google', overwrite=True)

@@ -106,16 +106,37 @@ def test_a_photo_is_prepared_by_transformers_too(change, tmp_path, caplog):
     """To the end: an edge that is one pixel longer is found."""
     interop.require('transformers')
     given = small.make('vit', gelu='erf')
-    given = dataclasses.replace(
-        given, preprocess=given.preprocess | change | dict(resize='bilinear', antialias=True)
-    )
+    given = dataclasses.replace(given, preprocess=given.preprocess | change)
     path = str(tmp_path / 'x')
     weights.save(given, path, 'huggingface')
     verify.verify(given, given, path, 'huggingface')
     assert 'on a photo, which transformers prepared: 0 % of the pixels differ' in caplog.text
+    assert 'as the source prepares that photo' not in caplog.text
     file = tmp_path / 'x/preprocessor_config.json'
     processor = json.loads(file.read_text())
     processor['size'] = {name: side + 1 for name, side in processor['size'].items()}
     file.write_text(json.dumps(processor))
     with pytest.raises(UserError, match='prepares photos for .* in (another way|shape) '):
         verify.verify(given, given, path, 'huggingface')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'change',
+    [
+        dict(fit='torchvision', crop_ratio=0.75),
+        dict(fit='squash', crop_ratio=1.0, antialias=False, uint8_resize=False),
+    ],
+    ids=str,
+)
+def test_what_transformers_cannot_do_is_no_error_and_is_told(change, tmp_path, caplog):
+    """As the crop of timm, which is half a pixel aside: all that it can do, it does exactly."""
+    interop.require('transformers')
+    caplog.set_level('INFO', logger='vit_jax')
+    given = small.make('vit', gelu='erf')
+    given = dataclasses.replace(given, preprocess=given.preprocess | change)
+    path = str(tmp_path / 'x')
+    weights.save(given, path, 'huggingface')
+    verify.verify(given, given, path, 'huggingface')
+    assert 'on a photo, which transformers prepared: 0 % of the pixels differ' in caplog.text
+    assert 'as the source prepares that photo' in caplog.text

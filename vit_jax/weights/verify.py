@@ -1,5 +1,6 @@
 """Compares what was written with what it was written from, in the program it was written for."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -80,8 +81,9 @@ def verify(loaded: Weights, written: Weights, path: str, to: str) -> None:
 def _verify_photo(written, path):
     """Compares a photo that transformers prepares with the same from ours, end to end.
 
-    What the directory says of images must give the pixels of transformers. Where it cannot say
-    what `written` says, such as another rounding of the crop, the log tells what that changes.
+    A processor of transformers must give the pixels that it can give for what `written` says.
+    Where that is less than `written` says, such as another rounding of the crop, the log tells what
+    it changes.
     """
     import transformers
     from sklearn import datasets
@@ -91,43 +93,58 @@ def _verify_photo(written, path):
     processor = transformers.AutoImageProcessor.from_pretrained(path, backend='pil')
     with Image.open(photo) as image:
         theirs = processor(image, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
-    read_back = load(path, allow_nonfinite=True)
-    if read_back.preprocess['resize'] not in resizing.RESAMPLING:
-        raise CannotRunError(f'{read_back.preprocess["resize"]} is a filter of transformers alone')
-    ours = _prepared(read_back, photo)
+    possible = _as_transformers_can(written)
+    ours = _prepared(possible, photo)
     if theirs.shape != ours.shape:
         raise UserError(
             f'transformers prepares photos for {path} in shape {theirs.shape}, '
             f'expected {ours.shape}.'
         )
-    others = _percent_of_other_pixels(ours, theirs, read_back)
+    others = _percent_of_other_pixels(ours, theirs, possible)
     found, _ = other_logits(written, path, 'huggingface', theirs)
     change = np.abs(logits(written, ours) - found).max()
     log.info(
         'on a photo, which transformers prepared: %.2g %% of the pixels differ by more than '
-        '1 of 255 from those that the directory says; largest difference of logits %.2g',
+        '1 of 255 from ours; largest difference of logits %.2g',
         others,
         change,
     )
     if others:
         raise UserError(
-            f'transformers prepares photos for {path} in another way than the directory says: '
-            f'{others:.2g} % of the pixels of one differ by more than 1 of 255.'
+            f'transformers prepares photos for {path} in another way than '
+            f'{written.source} asks for: {others:.2g} % of the pixels of one differ by more than 1 '
+            'of 255.'
         )
     source = _prepared(written, photo)
     if not np.array_equal(source, ours):
         log.info(
             'as the source prepares that photo, %.2g %% of the pixels differ by more than 1 of '
             '255, and logits by up to %.2g: transformers has no processor for %s',
-            _percent_of_other_pixels(ours, source, read_back),
+            _percent_of_other_pixels(ours, source, possible),
             np.abs(logits(written, source) - found).max(),
             published.words(written.preprocess or {}),
         )
 
 
+def _as_transformers_can(weights):
+    """The weights with the preprocessing that comes nearest to theirs in transformers."""
+    given = _complete(weights)
+    if given['resize'] not in resizing.RESAMPLING:
+        raise CannotRunError(f'transformers has no filter {given["resize"]}')
+    changes = {'antialias': True, 'uint8_resize': True}
+    if given['fit'] != 'squash':
+        side = weights.image_size()[0]
+        target = resizing.target_size(weights.image_size(), given)[0]
+        changes |= {'fit': 'transformers', 'crop_ratio': side / target}
+    return dataclasses.replace(weights, preprocess=given | changes)
+
+
+def _complete(weights):
+    return dict(config.base().preprocess) | (weights.preprocess or {})
+
+
 def _prepared(weights, photo):
-    preprocess = dict(config.base().preprocess) | (weights.preprocess or {})
-    return images.load(photo, weights.image_size(), preprocess)[None]
+    return images.load(photo, weights.image_size(), _complete(weights))[None]
 
 
 def _percent_of_other_pixels(ours, theirs, weights):
