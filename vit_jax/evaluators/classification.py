@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,29 +78,22 @@ def eval_step(
     params: PyTree,
     batch: Batch,
     *,
-    model: nn.Module,
-    loss: Callable,
+    sums_of: Callable[[PyTree, Batch], dict[str, Any]],
     accum_steps: int = 1,
-    sums_of: Callable | None = None,
 ) -> dict[str, Any]:
     """Sums over the examples of a batch whose `mask` is set; pure, to be jitted by the caller.
 
     Args:
       batch: with labels and `mask`, see batches.Batch.
-      loss: (logits, labels) -> one value per example.
+      sums_of: (params, batch) -> sums, as those of logit_sums.
       accum_steps: the batch is split into this many equal parts, which are computed one after the
         other, as in training, to fit in memory.
-      sums_of: (outputs of the model, batch, loss) -> what is returned; None: logit_sums.
     """
-    if accum_steps > 1:
-        sums = jax.lax.map(
-            functools.partial(eval_step, params, model=model, loss=loss, sums_of=sums_of),
-            split(batch, accum_steps),
-        )
-        rows = {'rows': join(sums.pop('rows'))} if 'rows' in sums else {}
-        return jax.tree.map(lambda x: x.sum(axis=0), sums) | rows
-    outputs = model.apply({'params': params}, batch['image'], train=False)
-    return (sums_of or logit_sums)(outputs, batch, loss)
+    if accum_steps == 1:
+        return sums_of(params, batch)
+    sums = jax.lax.map(functools.partial(sums_of, params), split(batch, accum_steps))
+    rows = {'rows': join(sums.pop('rows'))} if 'rows' in sums else {}
+    return jax.tree.map(lambda x: x.sum(axis=0), sums) | rows
 
 
 def logit_sums(

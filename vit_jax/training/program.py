@@ -6,7 +6,6 @@ also be planned for devices that this machine does not have.
 
 import copy
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +15,14 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
 from vit_jax.models import cost, parts
-from vit_jax.models import masked as masked_patches
-from vit_jax.training import chosen, losses, masked, optimizer, sharding, steps
+from vit_jax.objectives import registry
+from vit_jax.objectives.teacher import Teacher
+from vit_jax.training import chosen, optimizer, sharding, steps
 from vit_jax.training import state as train_state
 from vit_jax.training.state import TrainState
-from vit_jax.training.teacher import Teacher
 
 
 class Program:
@@ -35,10 +33,8 @@ class Program:
     The training step splits the batch into `config.accum_steps` equal parts, 0 counting as 1, and
     is fastest in `fastest_parts`; steps that evaluate split it into `eval_parts`.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
-    jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, what the training step takes
-    besides: the parameters of a teacher, or (). `lr_factors` are from optimizer.lr_factors.
-    `encoder` is the model from images to representations, and `encoder_params` takes its parameters
-    from those of `model`.
+    jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, those of the objective.
+    `lr_factors` are from optimizer.lr_factors. `model` is the module of the objective.
     """
 
     def __init__(
@@ -48,24 +44,22 @@ class Program:
 
         `platform` is that of devices which the mesh only simulates; `teacher` is the config's.
         """
-        self.mesh, self.teacher = mesh, teacher
+        self.mesh = mesh
         self._platform = platform or mesh.devices.flat[0].platform
         config = chosen.for_platform(config, self._platform, mesh.devices.flat[0])
         chosen.check_kernel(config.model, mesh.devices.flat[0])
         sharding.check_model(config.model, mesh)
         sharding.data_share(mesh, mesh.devices.flat[0].process_index)
-        self.abstract_constants = self._teacher_params(config.teacher.weights)
         self.num_steps = config_lib.total_steps(config)
-        self.model = models.build(config.model, config.dataset.num_classes)
-        self._loss, self._sums_of = losses.make_loss(**config.loss), None
-        self._eval_loss = losses.make_loss(config.loss.name)
-        self.encoder, self.encoder_params = self.model, lambda params: params
-        if config.masked.target != 'none':
-            self.encoder = self.model.clone(num_classes=0)
-            self.encoder_params = operator.itemgetter('vit')
-            self.model = masked_patches.build(self.model, config.masked, config.preprocess)
-            self._loss = self._eval_loss = masked.loss
-            self._sums_of = masked.sums
+        model = models.build(config.model, config.dataset.num_classes)
+        self.objective = registry.build(config, model, teacher)
+        self.model = self.objective.module
+        for name, frozen in self.objective.frozen.items():
+            if 'num_heads' in frozen.fields:
+                sharding.check_model(frozen.fields, mesh, name)
+        self.abstract_constants = sharding.abstract(
+            jax.tree.map(_shape_of, self.objective.constants), mesh
+        )
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
         image_shape = (*config.image_size, 3)
         self.lr_factors = None
@@ -96,18 +90,6 @@ class Program:
             'mask': jax.ShapeDtypeStruct((size,), jnp.bool_, sharding=placed),
         }
         self._set_steps(config)
-
-    def _teacher_params(self, named):
-        if self.teacher is None:
-            if named:
-                raise UserError(
-                    f'teacher.weights is {named!r}, and this command has no teacher: '
-                    'add --config.teacher.weights='
-                )
-            return ()
-        if 'num_heads' in self.teacher.fields:
-            sharding.check_model(self.teacher.fields, self.mesh, 'teacher')
-        return (sharding.abstract(self.teacher.shapes, self.mesh),)
 
     def with_accum_steps(self, accum_steps: int) -> 'Program':
         """This program with another split of the batch; model and shapes are shared.
@@ -140,32 +122,32 @@ class Program:
         # More than the fastest are for want of memory, which evaluation would lack, too.
         self.eval_parts = max(accum_steps if accum_steps > self.fastest_parts else 1, fastest())
         everywhere = sharding.replicated(self.mesh)
-        train_step = functools.partial(
-            steps.train_step,
-            model=self.model,
-            tx=self._tx,
-            schedule=self._schedule,
-            loss=self._loss,
-            seed=config.seed,
-            teacher=self.teacher,
+        options = steps.StepOptions(
             accum_steps=accum_steps,
             ema_decay=config.ema_decay,
             mixup=config.augment.mixup,
             mixup_with=config.augment.mixup_with,
+            num_classes=config.dataset.num_classes,
             factors=self.lr_factors,
             place_grads=functools.partial(
                 jax.lax.with_sharding_constraint, shardings=self._shardings.params
             ),
+        )
+        train_step = functools.partial(
+            steps.train_step,
+            objective=self.objective,
+            tx=self._tx,
+            schedule=self._schedule,
+            seed=config.seed,
+            options=options,
         )
         self._train_step = self.model.backend.jit(
             train_step, donate_argnums=0, out_shardings=(self._shardings, everywhere)
         )
         eval_step = functools.partial(
             classification.eval_step,
-            model=self.model,
-            loss=self._eval_loss,
+            sums_of=self.objective.sums,
             accum_steps=self.eval_parts,
-            sums_of=self._sums_of,
         )
         self._eval_step = self.model.backend.jit(eval_step, out_shardings=everywhere)
         self._compiled = None
@@ -177,11 +159,11 @@ class Program:
     @property
     def arguments(self) -> tuple[PyTree, ...]:
         """Those of the training step, as shapes with shardings."""
-        return self.abstract_state, self.abstract_batch, *self.abstract_constants
+        return self.abstract_state, self.abstract_batch, self.abstract_constants
 
     @property
     def train_step(self) -> jax.stages.Compiled:
-        """(state, batch, *constants) -> (state, metrics) of steps.train_step, compiled once.
+        """(state, batch, constants) -> (state, metrics) of steps.train_step, compiled once.
 
         The state is donated; `constants` are arrays for `abstract_constants`.
         """
@@ -200,10 +182,13 @@ class Program:
             return self._eval_step(params, batch)
 
     def flops_per_step(self) -> int:
-        """FLOPs of a step, all devices, as usually counted: 3 forward passes, one of a teacher."""
+        """FLOPs of a step, all devices, as usually counted.
+
+        These are 3 forward passes of the model, and one of each frozen model of the objective.
+        """
         flops = 3 * cost.of_model(self.model, self.config.image_size).flops
-        if self.teacher is not None:
-            flops += cost.of_model(self.teacher.model, self.teacher.image_size).flops
+        for frozen in self.objective.frozen.values():
+            flops += cost.of_model(frozen.module, frozen.image_size).flops
         return flops * self.config.batch_size
 
     def flops_of_train_step(self) -> int:
@@ -214,3 +199,7 @@ class Program:
         model.linear_kernel=cpu, by which every product has both.
         """
         return cost.flops_of(self.trace_train_step().jaxpr.jaxpr)
+
+
+def _shape_of(array):
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)

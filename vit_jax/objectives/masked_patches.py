@@ -1,5 +1,6 @@
-"""The loss of masked patch prediction and how it is scored (ViT appendix B.1.2)."""
+"""Masked patch prediction: the loss and how it is scored (ViT appendix B.1.2)."""
 
+import operator
 from typing import Any
 
 import jax
@@ -8,14 +9,39 @@ import optax
 from jaxtyping import Array, Float
 
 from vit_jax.evaluators.batches import Batch
+from vit_jax.models import masked
+from vit_jax.objectives.objective import Context, Objective
 
 Outputs = dict[str, Array]  # of models.masked.MaskedPatches
 
 
-def loss(outputs: Outputs, labels: Array) -> Float[Array, ' batch']:
+def masked_patches(context: Context) -> Objective:
+    """Predicts corrupted patches from the tokens at their places (section 4.6)."""
+    config = context.config
+    module = masked.build(context.model, config.masked, config.preprocess)
+
+    def mean_loss(params, constants, batch, rngs):
+        outputs = module.apply({'params': params}, batch['image'], train=True, rngs=rngs)
+        return loss(outputs).mean(), {}
+
+    def score(params, batch):
+        outputs = module.apply({'params': params}, batch['image'], train=False)
+        return sums(outputs, batch)
+
+    return Objective(
+        module=module,
+        loss=mean_loss,
+        sums=score,
+        encoder=context.model.clone(num_classes=0),
+        encoder_params=operator.itemgetter('vit'),
+        uses_labels=False,
+    )
+
+
+def loss(outputs: Outputs) -> Float[Array, ' batch']:
     """Mean over the corrupted patches of each image: cross-entropy in nats, or squared error.
 
-    Of a patch it is the mean over its parts or pixels. `labels` have no part in it.
+    The value of a patch is the mean over its parts or pixels.
     """
     predictions, targets = outputs['predictions'], outputs['targets']
     if _are_colors(outputs):
@@ -25,7 +51,7 @@ def loss(outputs: Outputs, labels: Array) -> Float[Array, ' batch']:
     return _of_corrupted(values, outputs)
 
 
-def sums(outputs: Outputs, batch: Batch, loss) -> dict[str, Any]:
+def sums(outputs: Outputs, batch: Batch) -> dict[str, Any]:
     """As classification.logit_sums, where colours of patches take the place of classes.
 
     Correct is the share of right colours among the corrupted patches of an image. Where pixels are
@@ -41,7 +67,7 @@ def sums(outputs: Outputs, batch: Batch, loss) -> dict[str, Any]:
     values = {
         'correct': _of_corrupted(first, outputs),
         'correct_top5': _of_corrupted(any_of_five, outputs),
-        'loss': loss(outputs, batch['label']),
+        'loss': loss(outputs),
     }
     mask = batch['mask'].astype(jnp.float32)
     return {'count': mask.sum()} | {name: jnp.sum(x, where=mask > 0) for name, x in values.items()}

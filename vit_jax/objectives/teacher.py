@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -14,9 +14,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import models, weights
 from vit_jax.errors import UserError
-from vit_jax.evaluators.batches import Batch
 from vit_jax.processes import consensus
-from vit_jax.training import losses
 from vit_jax.weights import adapt, description
 from vit_jax.weights.model import flatten
 
@@ -28,12 +26,12 @@ _NOT_SHOWN = ('num_heads', 'gelu', 'layer_norm_epsilon')
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """What a training step knows of a teacher besides its parameters, which it is given."""
+    """A teacher, and how it sees the images of the student."""
 
     model: nn.Module
     fields: dict  # of the model
-    shapes: PyTree  # of its parameters, jax.ShapeDtypeStruct
-    checksum: int  # of these, and of what else decides its logits
+    params: PyTree  # float32 on the host, or jax.ShapeDtypeStruct
+    checksum: int  # of its parameters, and of what else decides its logits
     image_size: tuple[int, int]  # (height, width) of the images that it sees
     scale: np.ndarray  # [3]; the student's images x scale + offset are normalised as its own
     offset: np.ndarray
@@ -51,29 +49,9 @@ class Teacher:
         images = jax.image.resize(images * self.scale + self.offset, size, 'linear')
         return self.model.apply({'params': params}, images)
 
-    def loss(
-        self,
-        params: PyTree,
-        logits: Float[Array, 'batch classes'],
-        batch: Batch,
-        of_labels: Callable,
-    ) -> tuple[Float[Array, ''], dict[str, Array]]:
-        """The mean loss of the student's logits of a batch in nats, and what is logged with it.
 
-        `of_labels`, from losses.make_loss, is that of the labels. `agreement` is for which share of
-        the images the most probable class is the teacher's.
-        """
-        wanted = self.logits(params, batch['image'])
-        values = losses.distillation(logits, wanted, self.temperature)
-        if self.share < 1:
-            values = self.share * values + (1 - self.share) * of_labels(logits, batch['label'])
-        return values.mean(), {'agreement': (logits.argmax(-1) == wanted.argmax(-1)).mean()}
-
-
-def load(
-    config: ConfigDict, class_names: Sequence[str] | None = None
-) -> tuple[Teacher, PyTree] | tuple[None, None]:
-    """The teacher of a checked config and its parameters, float32 on the host; None without one.
+def load(config: ConfigDict, class_names: Sequence[str] | None = None) -> Teacher | None:
+    """The teacher of a checked config, None without one.
 
     It computes in the student's dtype. `class_names` are those of the data; without them their
     number is `config.dataset.num_classes`. Raises UserError when the weights cannot be read, have
@@ -82,7 +60,7 @@ def load(
     """
     given = config.teacher
     if not given.weights:
-        return None, None
+        return None
     try:
         loaded = weights.load(given.weights)
         description.check_rgb(loaded)
@@ -132,10 +110,9 @@ def load(
         *size,
         *config.image_size,
     )
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     return Teacher(
-        model, loaded.model, shapes, checksum, size, scale, offset, given.temperature, given.share
-    ), params
+        model, loaded.model, params, checksum, size, scale, offset, given.temperature, given.share
+    )
 
 
 def _normalisation(loaded, preprocess):

@@ -1,0 +1,80 @@
+"""The objective that a config names."""
+
+import importlib
+from collections.abc import Callable
+
+import flax.linen as nn
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError, nearest_names
+from vit_jax.objectives.distillation import distillation
+from vit_jax.objectives.labels import labels
+from vit_jax.objectives.masked_patches import masked_patches
+from vit_jax.objectives.objective import Context, Objective
+from vit_jax.objectives.options import Options
+from vit_jax.objectives.teacher import Teacher
+
+OBJECTIVES = {
+    'labels': labels,
+    'distillation': distillation,
+    'masked_patches': masked_patches,
+}
+
+
+def name_of(config: ConfigDict) -> str:
+    """`objective.name`, or the objective that `masked.target` and `teacher.weights` imply."""
+    if config.objective.name:
+        return config.objective.name
+    if config.masked.target != 'none':
+        return 'masked_patches'
+    if config.teacher.weights:
+        return 'distillation'
+    return 'labels'
+
+
+def build(config: ConfigDict, model: nn.Module, teacher: Teacher | None = None) -> Objective:
+    """The objective of a complete config.
+
+    Args:
+      config: with `objective.name`, a key of OBJECTIVES or PACKAGE.MODULE:FUNCTION.
+      model: from models.build.
+      teacher: of `config.teacher`.
+
+    Raises UserError if the function cannot be imported, does not return an Objective, or has no use
+    for one of `objective.options`.
+    """
+    name = name_of(config)
+    make = OBJECTIVES.get(name) or imported(name, 'objective.name', OBJECTIVES)
+    options = Options('objective.options', config.objective.options)
+    objective = make(Context(config, model, options, teacher))
+    if not isinstance(objective, Objective):
+        raise UserError(
+            f'objective.name is {name!r}, which returned {type(objective).__name__}: expected an '
+            'Objective of vit_jax.objectives.objective.'
+        )
+    options.require_all_known()
+    return objective
+
+
+def imported(name: str, field: str, known) -> Callable:
+    """The function PACKAGE.MODULE:FUNCTION that a field of the config names.
+
+    Raises UserError, which names the field, if the name is of another form, or the module or the
+    function is not there.
+    """
+    module_name, colon, function = name.partition(':')
+    if not colon or not function.isidentifier():
+        raise UserError(
+            f'{field} is {name!r}. {nearest_names(name, known)}Expected one of '
+            f'{", ".join(known)}, or PACKAGE.MODULE:FUNCTION.'
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            f'{field} is {name!r}, and {module_name} cannot be imported ({error}). Modules are '
+            'looked for in the current directory, in PYTHONPATH and among installed packages.'
+        ) from error
+    if not callable(getattr(module, function, None)):
+        raise UserError(f'{field} is {name!r}, and {module_name} has no function {function!r}.')
+    return getattr(module, function)
