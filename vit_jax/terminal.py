@@ -25,7 +25,8 @@ def log_to_terminal() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w'))
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):  # else a notebook's, which takes all characters
-            stream.reconfigure(errors='backslashreplace')
+            with contextlib.suppress(OSError):  # of a pipe that nobody reads; writing reports it
+                stream.reconfigure(errors='backslashreplace')
     if not LOGGER.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(errors.Formatter('%(message)s'))

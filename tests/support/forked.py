@@ -72,6 +72,8 @@ class Forked:
 def _run(code, arguments, log, variables, optimized, explain_after):
     import jax
 
+    # The server of forks may ignore Ctrl-C, as a process of a shell in the background does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, sys.stdout.fileno())
     os.dup2(file, sys.stderr.fileno())

@@ -159,3 +159,27 @@ def test_a_tfds_set_is_described_by_its_metadata(kind, tfds_directory):
     assert whole == describe_split('train')
     assert whole['checksum'] != describe_split('train[:50%]')['checksum']
     assert json.dumps(whole)
+
+
+def test_the_same_images_in_another_order_are_refused(tmp_path):
+    """The order depends on files outside of a slice, too. Evaluation does not depend on it."""
+    for name, count in (('ant', 9), ('bee', 4)):
+        (tmp_path / 'photos/train' / name).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / 'photos/train' / name / f'{number}.png').write_bytes(encoded(number))
+
+    def described():
+        source = sources.open_source(str(tmp_path / 'photos'), 'train[:90%]')
+        return data_record.describe(source.num_examples, source.listing())
+
+    before = described()
+    rows = [('ant', '1', 5), ('bee', '2', 5), ('ant', '3', 5)]
+    same, other = data_record.describe(3, rows), data_record.describe(3, rows[::-1])
+    assert same['checksum'] == other['checksum']
+    assert same['order'] != other['order']
+    data_record.write(str(tmp_path), {'train': before, 'eval': before})
+    now = before | {'order': before['order'] ^ 1}
+    with pytest.raises(UserError, match='in another order'):
+        data_record.require_same(str(tmp_path), CONFIG, CONFIG, {'train': now, 'eval': before})
+    data_record.require_same(str(tmp_path), CONFIG, CONFIG, {'train': before, 'eval': now})
+    assert described() == before

@@ -67,7 +67,7 @@ class Source(Protocol):
         """
 
     def listing(self) -> Iterator[tuple[str, str, int]]:
-        """(class, name, size in bytes) of every image of the split, sorted by name.
+        """(class, name, size in bytes) of every image of the split, by its index.
 
         It tells whether the images are still the same; see workdir/data_record.py. Names do not
         depend on where a directory is. Of TFDS sets it is what their metadata tell of the files.
@@ -337,7 +337,7 @@ class DirectorySource(_Table):
         labels = self._columns['label'].numpy()
         sizes = _sizes(paths, self._folder)
         before_name = len(os.fsencode(os.path.join(self._folder, '')))
-        for k in sorted(range(len(paths)), key=paths.__getitem__):
+        for k in range(len(paths)):
             name = paths[k][before_name:].decode(errors='backslashreplace')
             if self.multi_label:
                 numbers = np.frombuffer(labels[k], np.int32)

@@ -6,6 +6,7 @@ whenever the run resumes.
 
 import json
 import logging
+import operator
 import os
 import zlib
 from collections.abc import Iterable, Mapping
@@ -28,14 +29,21 @@ def describe(num_images: int, listing: Iterable[tuple[str, str, int]]) -> dict[s
 
     Args:
       num_images: in the split.
-      listing: (class, name, size in bytes) of every image, sorted by name, see data/sources.py.
+      listing: (class, name, size in bytes) of every image, in the order of their indices, see
+        data/sources.py.
 
-    Returns `images`, their number; `checksum` of all; `classes`, for each class the number of its
-    images and their checksum; `names`, the size of each image by its name, of few images only.
+    Returns `images`, their number; `checksum` of all; `order`, a checksum of their order;
+    `classes`, for each class the number of its images and their checksum; `names`, the size of each
+    image by its name, of few images only.
     """
+    rows = list(listing)
+    order = 0
+    for _, name, _ in rows:
+        order = zlib.crc32(f'{name}\n'.encode(errors='backslashreplace'), order)
+    rows.sort(key=operator.itemgetter(1))
     classes = {}
     names = {}
-    for part, name, size in listing:
+    for part, name, size in rows:
         count, checksum = classes.get(part, (0, 0))
         line = f'{name}\0{size}\n'.encode(errors='backslashreplace')
         classes[part] = (count + 1, zlib.crc32(line, checksum))
@@ -46,6 +54,7 @@ def describe(num_images: int, listing: Iterable[tuple[str, str, int]]) -> dict[s
     return {
         'images': num_images,
         'checksum': zlib.crc32(json.dumps(sorted(classes.items())).encode()),
+        'order': order,
         'classes': {name: list(values) for name, values in sorted(classes.items())},
         'names': names,
     }
@@ -84,7 +93,7 @@ def read(workdir: str) -> dict[str, Any] | None:
 def _is_description(value):
     return (
         isinstance(value, dict)
-        and all(type(value.get(name)) is int for name in ('images', 'checksum'))
+        and all(type(value.get(name)) is int for name in ('images', 'checksum', 'order'))
         and all(isinstance(value.get(name), dict) for name in ('classes', 'names'))
         and all(_is_pair(pair) for pair in value['classes'].values())
     )
@@ -120,6 +129,15 @@ def _require_same(workdir, old, dataset, data):
         if _names_same_split(old, dataset, f'{split}_split')
         and recorded[split]['checksum'] != data[split]['checksum']
     }
+    if (
+        'train' not in changes
+        and _names_same_split(old, dataset, 'train_split')
+        and recorded['train']['order'] != data['train']['order']
+    ):
+        changes['train'] = [
+            'the images are the same in another order, which depends on all files of the folder '
+            'that the split is cut from: files were added there, or removed'
+        ]
     if 'train' in changes:
         raise UserError(
             f'the training images of {workdir} are not those with which the run began '
