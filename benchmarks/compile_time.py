@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.training import losses, optimizer, steps
+from vit_jax.objectives import registry
+from vit_jax.training import optimizer, steps
 from vit_jax.training import state as train_state
 
 REPEATS = 3
@@ -51,11 +52,11 @@ def lower_step(num_layers):
     }
     step = functools.partial(
         steps.train_step,
-        model=model,
+        objective=registry.build(config, model),
         tx=tx,
         schedule=schedule,
-        loss=losses.make_loss(**config.loss),
         seed=0,
+        options=steps.StepOptions(),
     )
     return jax.jit(step, donate_argnums=0).lower(state, batch)
 

@@ -17,7 +17,8 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import probes
 from vit_jax.evaluators.features import Features
 from vit_jax.models import masked
-from vit_jax.training import losses, mixup, optimizer
+from vit_jax.objectives import losses
+from vit_jax.training import mixup, optimizer
 
 CONFIG = config_lib.changed(config_lib.base('ti16'), {'num_steps': 100, 'image_size': (16, 16)})
 FIELDS = {

@@ -26,12 +26,14 @@ MAY_IMPORT = {
     'weights': 'errors models config data workdir',
     'evaluators': 'errors models',
     'inspection': 'errors models workdir weights',
-    'training': 'errors machine models config processes data workdir weights evaluators',
-    'scoring': 'errors fields models config processes data workdir weights evaluators training',
+    'objectives': 'errors models config processes weights evaluators',
+    'training': 'errors machine models config processes data workdir weights evaluators objectives',
+    'scoring': 'errors fields models config processes data workdir weights evaluators objectives '
+    'training',
     'reporting': 'errors models config processes data workdir weights evaluators inspection '
     'training scoring',
     'web': 'errors data workdir weights reporting',
-    'planning': 'errors models config workdir training',
+    'planning': 'errors models config workdir objectives training',
     'measuring': 'errors models config workdir training',
     'drawing': 'errors',
     'terminal': 'errors processes',
@@ -79,6 +81,9 @@ TESTED_ELSEWHERE = {
         for name in ('data', 'looks', 'model', 'predictions')
     },
     'evaluators/batches.py': 'the name of a type',
+    'objectives/objective.py': 'the types: tests/objectives/registry_test.py',
+    'objectives/labels.py': 'as a user writes one: tests/objectives/registry_test.py',
+    'objectives/distillation.py': 'with its teacher: tests/objectives/teacher_test.py',
     **{
         f'models/backends/{name}.py': 'compared: tests/models/backends/backend_test.py'
         for name in ('cpu', 'gpu', 'layers', 'xla')

@@ -18,20 +18,21 @@ for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'clu', 'sklearn', 'ma
 import jax, jax.numpy as jnp
 from vit_jax import config, models, predict
 from vit_jax.evaluators import classification
-from vit_jax.training import losses, optimizer, state as train_state, steps
+from vit_jax.objectives import registry
+from vit_jax.training import optimizer, state as train_state, steps
 from vit_jax.workdir import checkpoint
 c = config.base()
-loss = losses.make_loss(**c.loss)
 model = models.build('ti16', 3, num_layers=2)
+objective = registry.build(c, model)
 schedule = optimizer.make_schedule(c.optimizer, 10)
 tx = optimizer.make_optimizer(c.optimizer, schedule)
 state = jax.jit(lambda: train_state.init_state(model, tx, (32, 32, 3), 0, False))()
 batch = {'image': jnp.ones((4, 32, 32, 3)), 'label': jnp.arange(4) % 3, 'mask': jnp.ones(4)}
-step = jax.jit(functools.partial(steps.train_step, model=model, tx=tx, schedule=schedule,
-                                 loss=loss, seed=0))
+step = jax.jit(functools.partial(steps.train_step, objective=objective, tx=tx, schedule=schedule,
+                                 seed=0, options=steps.StepOptions()))
 state, metrics = step(state, batch)
 assert abs(float(metrics['loss']) - 1.0986) < 1e-3, metrics
-evaluate = functools.partial(classification.eval_step, model=model, loss=loss)
+evaluate = functools.partial(classification.eval_step, sums_of=objective.sums)
 sums = jax.jit(evaluate)(state.params, batch)
 assert float(sums['count']) == 4
 """

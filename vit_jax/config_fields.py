@@ -236,6 +236,16 @@ FIELDS = {  # by dotted name
         'what a label of each class counts in training; balanced: n / (k n_c) for n_c of n images '
         'and k classes; empty: 1',
     ),
+    'objective.name': Field(
+        '',
+        TEXT,
+        'labels, distillation, masked_patches, or PACKAGE.MODULE:FUNCTION of your own (docs/'
+        'extending.md); empty: distillation with teacher.weights, masked_patches with '
+        'masked.target, else labels',
+    ),
+    'objective.options': Field(
+        '', TEXT, 'NAME=VALUE with commas between them, which a function of your own reads'
+    ),
     'teacher.weights': Field(
         '',
         TEXT,

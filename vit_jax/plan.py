@@ -18,9 +18,10 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from vit_jax import cli, machine, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least, check_choice
+from vit_jax.objectives import teacher
 from vit_jax.planning import report, targets
 from vit_jax.planning.estimate import Target
-from vit_jax.training import accumulation, chips, pretrained, teacher
+from vit_jax.training import accumulation, chips, pretrained
 
 
 @cli.command
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with machine.same_sigterm():  # reading weights starts JAX with as many devices as there are
         target = make_target(options)
     config = resolve(config)
-    target = target._replace(teacher=teacher.load(config)[0])
+    target = target._replace(teacher=teacher.load(config))
     found = report.make(config, target, options.search)
     terminal.write(report.text(found))
     if options.json:

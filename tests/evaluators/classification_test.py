@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score
 from tests.support.steps import assert_close, random_batch, setup
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
-from vit_jax.training import losses
+from vit_jax.objectives import losses
 
 
 def batches():
@@ -39,6 +39,17 @@ def test_interrupted_in_the_middle_gives_nothing():
     assert classification.total(step, None, batches(), lambda: next(answers)) is None
 
 
+def by_logits(model, loss):
+    """From parameters and a batch to the sums."""
+
+    def sums(params, batch):
+        return classification.logit_sums(
+            model.apply({'params': params}, batch['image']), batch, loss
+        )
+
+    return sums
+
+
 def test_eval_step_counts_what_the_mask_leaves():
     state, _, model, config = setup()
     params = jax.tree.map(lambda x: x + 0.2, state.params)
@@ -46,7 +57,7 @@ def test_eval_step_counts_what_the_mask_leaves():
     batch = random_batch(8) | {'mask': np.array([1, 1, 0, 1, 0, 0, 1, 1], bool)}
     batch['image'][2] = np.nan  # what is masked must not be looked at
     step = functools.partial(
-        classification.eval_step, model=model, loss=losses.make_loss(**config.loss)
+        classification.eval_step, sums_of=by_logits(model, losses.make_loss(**config.loss))
     )
     sums = jax.jit(step)(params, batch)
     assert_close(jax.jit(functools.partial(step, accum_steps=4))(params, batch), sums)
@@ -77,8 +88,7 @@ def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accu
     step = jax.jit(
         functools.partial(
             classification.eval_step,
-            model=model,
-            loss=losses.make_loss('sigmoid'),
+            sums_of=by_logits(model, losses.make_loss('sigmoid')),
             accum_steps=accum_steps,
         )
     )

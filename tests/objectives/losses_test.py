@@ -5,7 +5,7 @@ import pytest
 import scipy.special
 
 from tests.support import interop
-from vit_jax.training import losses
+from vit_jax.objectives import losses
 
 
 def numpy_loss(logits, targets, name):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from vit_jax.training import masked
+from vit_jax.objectives import masked_patches
 
 
 def outputs(parts=4):
@@ -20,7 +20,7 @@ def test_loss_is_the_mean_over_the_corrupted_patches():
         log_softmax(given['predictions'], -1), given['targets'][..., None], -1
     )[..., 0]
     expected = [-log_p[i][given['corrupted'][i]].mean() for i in range(3)]
-    np.testing.assert_allclose(masked.loss(given, None), expected, rtol=1e-5)
+    np.testing.assert_allclose(masked_patches.loss(given), expected, rtol=1e-5)
 
 
 def test_loss_of_pixels_is_the_squared_error():
@@ -28,7 +28,7 @@ def test_loss_of_pixels_is_the_squared_error():
         'predictions': np.ones((3, 5, 12), np.float32),
         'targets': np.full((3, 5, 12), -0.5, np.float32),
     }
-    np.testing.assert_allclose(masked.loss(given, None), [2.25] * 3)
+    np.testing.assert_allclose(masked_patches.loss(given), [2.25] * 3)
 
 
 def test_sums_count_images_of_the_mask_and_right_colours():
@@ -37,8 +37,8 @@ def test_sums_count_images_of_the_mask_and_right_colours():
     right[1, 1] = right[2, 0] = right[2, 3] = True
     given['predictions'][right] = np.eye(512, dtype=np.float32)[given['targets'][right]] * 50
     batch = {'label': np.zeros(3, np.int32), 'mask': np.array([1, 1, 0], bool)}
-    found = masked.sums(given, batch, masked.loss)
+    found = masked_patches.sums(given, batch)
     assert float(found['count']) == 2
     assert float(found['correct']) == pytest.approx(1 / 3)
     assert float(found['correct_top5']) >= float(found['correct'])
-    assert float(found['loss']) == pytest.approx(float(masked.loss(given, None)[:2].sum()))
+    assert float(found['loss']) == pytest.approx(float(masked_patches.loss(given)[:2].sum()))

@@ -19,10 +19,11 @@ from vit_jax import config as config_lib
 from vit_jax import evaluate, models, weights
 from vit_jax.errors import UserError
 from vit_jax.models import cost
-from vit_jax.training import loop, mixup, pretrained, sharding
+from vit_jax.objectives import registry
+from vit_jax.objectives import teacher as teacher_lib
+from vit_jax.objectives.teacher import Teacher
+from vit_jax.training import loop, mixup, sharding
 from vit_jax.training import run as run_lib
-from vit_jax.training import teacher as teacher_lib
-from vit_jax.training.teacher import Teacher
 from vit_jax.weights import adapt
 from vit_jax.workdir import metrics, record
 
@@ -170,16 +171,16 @@ def test_a_teacher_that_is_missing_is_named_by_its_field(tmp_path):
 
 def test_the_checksum_is_that_of_what_decides_the_logits(tmp_path):
     path, made = saved(tmp_path)
-    checksums = [teacher_lib.load(config_of(path))[0].checksum for _ in range(2)]
+    checksums = [teacher_lib.load(config_of(path)).checksum for _ in range(2)]
     for change in (
         {'params': made.params | {'cls': made.params['cls'] + 1e-7}},
         {'model': made.model | {'gelu': 'erf'}},
     ):
-        checksums.append(teacher_lib.load(config_of(saved(tmp_path, **change)[0]))[0].checksum)
+        checksums.append(teacher_lib.load(config_of(saved(tmp_path, **change)[0])).checksum)
     checksums.append(
-        teacher_lib.load(config_of(saved(tmp_path)[0], **{'preprocess.mean': (0.1, 0.2, 0.3)}))[
-            0
-        ].checksum
+        teacher_lib.load(
+            config_of(saved(tmp_path)[0], **{'preprocess.mean': (0.1, 0.2, 0.3)})
+        ).checksum
     )
     assert checksums[0] == checksums[1]
     assert len(set(checksums)) == 4
@@ -194,9 +195,14 @@ def taught(temperature=3.0, share=1.0):
     state, step, model, _ = setup()
     mine, its = (randomised(model, np.zeros((1, 8, 8, 3)), k) for k in (0, 1))
     teacher = Teacher(model, {}, its, 0, (8, 8), np.ones(3), np.zeros(3), temperature, share)
+    config = config_lib.base()
+    config.teacher.weights = 'given'
+    objective = registry.build(config, model, teacher)
     return (
         state.replace(params=mine),
-        jax.jit(functools.partial(step, teacher=teacher), static_argnames=('mixup', 'accum_steps')),
+        jax.jit(
+            functools.partial(step, objective=objective), static_argnames=('mixup', 'accum_steps')
+        ),
         its,
     )
 
@@ -260,9 +266,8 @@ def test_a_mesh_equals_one_device(tmp_path):
     results = []
     for mesh in (dict(data=1, fsdp=1, tensor=1), MESHES['mixed']):
         config = config_of(path, (24, 24), **{'augment.mixup': 0.5, 'accum_steps': 2})
-        teacher, params = teacher_lib.load(config)
-        program = program_on(config, teacher=teacher, **mesh)
-        (placed,) = (pretrained.place_params(x, params) for x in program.abstract_constants)
+        program = program_on(config, teacher=teacher_lib.load(config), **mesh)
+        placed = program.placed_constants()
         kernel = placed['blocks']['mlp']['dense1']['kernel']
         assert (
             kernel.nbytes
@@ -284,7 +289,7 @@ def test_a_mesh_equals_one_device(tmp_path):
 @pytest.mark.slow
 def test_what_a_step_costs_with_a_teacher(tmp_path):
     path, made = saved(tmp_path)
-    teacher, _ = teacher_lib.load(config_of(path))
+    teacher = teacher_lib.load(config_of(path))
     one = dict(data=1, fsdp=1, tensor=1)
     without = program_on(config_of(''), **one)
     program = program_on(config_of(path), teacher=teacher, **one)
@@ -295,7 +300,7 @@ def test_what_a_step_costs_with_a_teacher(tmp_path):
 
 def test_programs_that_are_refused(tmp_path):
     path, _ = saved(tmp_path)
-    teacher, _ = teacher_lib.load(config_of(path))
+    teacher = teacher_lib.load(config_of(path))
     with pytest.raises(UserError, match='and this command has no teacher: add --config.teacher.w'):
         program_on(config_of(path), **MESHES['mixed'])
     with pytest.raises(UserError, match='teacher.num_heads 2 is not divisible by mesh.tensor 4'):
@@ -321,7 +326,7 @@ def digits_config(path, **fields):
 def test_a_run_goes_on_with_its_teacher_only(tmp_path):
     path, _ = saved(tmp_path, classes=DIGITS)
     run, _ = run_lib.resolve(digits_config(path), str(tmp_path / 'run'))
-    assert run.config.teacher.checksum == run.program.teacher.checksum > 0
+    assert run.config.teacher.checksum > 0
     (tmp_path / 'run' / 'checkpoints' / '2').mkdir(parents=True)
     record.write(str(tmp_path / 'run'), run.config, run.train_data.class_names)
     (tmp_path / 'moved').mkdir()

@@ -3,12 +3,12 @@
 import jax
 import numpy as np
 import pytest
+from vit_jax.training.teacher import Teacher
 
 from tests.support.programs import small_config
 from vit_jax.errors import UserError
 from vit_jax.planning import estimate, report
 from vit_jax.training import chips, sharding
-from vit_jax.training.teacher import Teacher
 
 IDLE = {'flops_per_device': 0, 'sent_bytes': {}, 'collectives': {}, 'memory_traffic': 0}
 

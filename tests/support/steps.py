@@ -7,7 +7,8 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.training import losses, optimizer, steps
+from vit_jax.objectives import registry
+from vit_jax.training import optimizer, steps
 from vit_jax.training import state as train_state
 
 SMALL = dict(patch_size=(4, 4), hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2)
@@ -27,15 +28,22 @@ def setup(seed=0, ema=False, lr_factors='', optimizer_name='sgd', **model_fields
     factors = optimizer.lr_factors(params, lr_factors)
     tx = optimizer.make_optimizer(config.optimizer, schedule, factors)
     state = jax.jit(lambda: train_state.init_state(model, tx, (8, 8, 3), seed, ema))()
-    step = functools.partial(
-        steps.train_step,
-        model=model,
-        tx=tx,
-        schedule=schedule,
-        loss=losses.make_loss(**config.loss),
-        seed=seed,
-        factors=factors,
-    )
+    config.dataset.num_classes = 3
+    objective = registry.build(config, model)
+
+    def step(state, batch, constants=(), objective=objective, **options):
+        options = {'factors': factors, 'num_classes': 3} | options
+        return steps.train_step(
+            state,
+            batch,
+            constants,
+            objective=objective,
+            tx=tx,
+            schedule=schedule,
+            seed=seed,
+            options=steps.StepOptions(**options),
+        )
+
     return state, step, model, config
 
 

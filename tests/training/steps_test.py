@@ -8,7 +8,9 @@ import optax
 import pytest
 
 from tests.support.steps import assert_close, random_batch, setup
-from vit_jax.training import losses, mixup
+from vit_jax import config as config_lib
+from vit_jax.objectives import registry
+from vit_jax.training import mixup
 
 
 def randomised(state):
@@ -117,7 +119,10 @@ def test_weighted_loss_is_divided_by_the_batch_also_in_parts():
     logits = np.asarray(jax.jit(model.apply)({'params': state.params}, mixed['image']), np.float64)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -(weights * mixed['label'] * log_p).sum() / 12
-    step = functools.partial(step, loss=losses.make_loss('softmax', 0.0, tuple(weights)), mixup=0.4)
+    config = config_lib.base()
+    config.loss.class_weights = tuple(weights)
+    objective = registry.build(config, model)
+    step = functools.partial(step, objective=objective, mixup=0.4)
     whole, metrics = jax.jit(step)(state, batch)
     np.testing.assert_allclose(metrics['loss'], expected, rtol=1e-5)
     for parts in (3, 12):

@@ -13,10 +13,10 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax.objectives.teacher import Teacher
 from vit_jax.planning import collectives
 from vit_jax.training import accumulation, chips, optimizer, sharding
 from vit_jax.training.program import Program
-from vit_jax.training.teacher import Teacher
 
 log = logging.getLogger(__name__)
 

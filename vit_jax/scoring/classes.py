@@ -16,9 +16,10 @@ from vit_jax.errors import UserError, check_destination, counted, one_line, writ
 from vit_jax.evaluators import average_precision, classification, per_class
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.models.parts import fastest, in_parts
+from vit_jax.objectives import losses
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
-from vit_jax.training import losses, sharding
+from vit_jax.training import sharding
 from vit_jax.weights import Weights, description
 
 log = logging.getLogger(__name__)

@@ -35,14 +35,14 @@ def evaluator(
     config = program.config.evals.fewshot
     if not config.shots:
         return None
-    representation.check(program.encoder, config.representation)
+    representation.check(program.objective.encoder, config.representation)
     train, test, where = open_data(config, program.config.dataset, train, test)
     if train.labels is not None:
         fewshot.check_examples(train.labels, train.class_names, config.shots, where)
-    step = program.encoder.backend.jit(
+    step = program.objective.encoder.backend.jit(
         functools.partial(
             features.step,
-            model=program.encoder,
+            model=program.objective.encoder,
             name=config.representation,
             accum_steps=program.eval_parts,
         ),
@@ -57,7 +57,7 @@ def evaluator(
                 found.append(
                     features.extract(
                         step,
-                        program.encoder_params(params),
+                        program.objective.encoder_params(params),
                         sharding.feed(batches, program.mesh),
                         interrupted,
                     )

@@ -5,6 +5,7 @@ also be planned for devices that this machine does not have.
 """
 
 import copy
+import dataclasses
 import functools
 
 import jax
@@ -52,14 +53,15 @@ class Program:
         sharding.data_share(mesh, mesh.devices.flat[0].process_index)
         self.num_steps = config_lib.total_steps(config)
         model = models.build(config.model, config.dataset.num_classes)
-        self.objective = registry.build(config, model, teacher)
+        objective = registry.build(config, model, teacher)
+        self._host_constants = objective.constants
+        shapes = jax.tree.map(_shape_of, objective.constants)
+        self.objective = dataclasses.replace(objective, constants=shapes)
         self.model = self.objective.module
         for name, frozen in self.objective.frozen.items():
             if 'num_heads' in frozen.fields:
                 sharding.check_model(frozen.fields, mesh, name)
-        self.abstract_constants = sharding.abstract(
-            jax.tree.map(_shape_of, self.objective.constants), mesh
-        )
+        self.abstract_constants = sharding.abstract(shapes, mesh)
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
         image_shape = (*config.image_size, 3)
         self.lr_factors = None
@@ -155,6 +157,18 @@ class Program:
     def initial_state(self) -> TrainState:
         """The state before the first step, each device making its own part of it."""
         return jax.jit(self._init, out_shardings=self._shardings)()
+
+    def placed_constants(self) -> PyTree:
+        """The constants of the objective on the devices. The host keeps no copy of them."""
+        constants = jax.tree.map(
+            lambda shape, array: jax.make_array_from_callback(
+                shape.shape, shape.sharding, array.__getitem__
+            ),
+            self.abstract_constants,
+            self._host_constants,
+        )
+        self._host_constants = None
+        return constants
 
     @property
     def arguments(self) -> tuple[PyTree, ...]:

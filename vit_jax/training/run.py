@@ -20,9 +20,9 @@ from vit_jax import machine
 from vit_jax.data import broken, cached, folders, pipeline, sequential, sources, subsets
 from vit_jax.errors import UserError, some
 from vit_jax.evaluators import classification, per_class
+from vit_jax.objectives import teacher as teacher_lib
 from vit_jax.processes import consensus
 from vit_jax.training import accumulation, chosen, fewshot, optimizer, pretrained, sharding
-from vit_jax.training import teacher as teacher_lib
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
 from vit_jax.workdir import data_record, record, trackers
@@ -49,7 +49,7 @@ class Run:
     train_batches: Callable[..., Iterator[pipeline.Batch]]  # those after `start_step` steps
     eval_batches: pipeline.EvalBatches
     fewshot: fewshot.Evaluator | None  # None: config.evals asks for none
-    constants: tuple[PyTree, ...]  # on the devices, see Program.abstract_constants
+    constants: PyTree  # of the objective, on the devices
     data: dict[str, dict]  # names, sizes and labels of the images, see workdir/data_record.py
 
     def due(self, what: str, step: int) -> bool:
@@ -117,7 +117,7 @@ def resolve(
             {'train': train_data, 'eval': eval_data}, data, dataset, share, check_alone
         )
     check_alone()
-    teacher, teacher_params = teacher_lib.load(config, train_data.class_names)
+    teacher = teacher_lib.load(config, train_data.class_names)
     config.teacher.checksum = teacher.checksum if teacher else 0
     config = config_lib.complete(
         config,
@@ -130,22 +130,20 @@ def resolve(
     )
     check_shuffle_memory(train_data, dataset.shuffle_buffer, share[1])
     _check_best_metric(config)
-    if not begun:
-        _require_training_images(config, train_data)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
     check_batch_size(config, train_data.num_examples, has_begun=bool(begun))
     check_alone()
     program = Program(config, mesh, teacher=teacher)
+    if not begun:
+        _require_training_images(config, train_data, program.objective.uses_labels)
     if not begun:  # a run of an earlier version keeps names that match nothing
         optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
     # Before steps are compiled to choose their parts: weights of another model are told at once.
     params = weights and pretrained.initial_params(weights, config, program.abstract_state.params)
     program = program_that_fits(program)
     check_alone()
-    constants = tuple(
-        pretrained.place_params(abstract, teacher_params) for abstract in program.abstract_constants
-    )
+    constants = program.placed_constants()
     settings = dict(
         batch_size=config.batch_size,
         image_size=config.image_size,
@@ -217,7 +215,7 @@ def program_that_fits(program: Program) -> Program:
     accumulation.check_fits(
         sharding.bytes_per_device((program.arguments, program.abstract_state.params)),
         'what a step begins with (parameters, their gradients, optimizer state and the batch)'
-        + (' beside a teacher' if program.teacher else ''),
+        + ''.join(f' beside a {name}' for name in program.objective.frozen),
     )
     if config.accum_steps:
         return program
@@ -272,18 +270,13 @@ def _class_counts(config, data):
     return None
 
 
-def _learns_labels(config):
-    uses_teacher_alone = config.teacher.weights and config.teacher.share == 1
-    return config.masked.target == 'none' and not uses_teacher_alone
-
-
-def _require_training_images(config, data):
+def _require_training_images(config, data, uses_labels):
     """Raises UserError if a class has no training images, and so cannot be learned.
 
     Of images with several labels, such a class is one that no image shows.
     """
     empty = sources.classes_without_examples(data)
-    if empty and _learns_labels(config) and not data.multi_label:
+    if empty and uses_labels and not data.multi_label:
         raise UserError(
             f'dataset.train_split {config.dataset.train_split} of {config.dataset.name!r} has '
             f'{per_class.missing_classes(empty, len(data.class_names))}. A model cannot learn a '

@@ -1,0 +1,104 @@
+"""Objectives that a config names: the project's own and those of the user."""
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support.steps import SMALL, random_batch
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.errors import UserError
+from vit_jax.evaluators import classification
+from vit_jax.objectives import losses, registry
+from vit_jax.objectives.labels import score_by_labels
+from vit_jax.objectives.objective import Objective
+
+
+def focal(context):
+    """Focal loss (arXiv 1708.02002, equation 4), as a user writes it."""
+    gamma = context.options.get_float('gamma', 2.0)
+    model = context.model
+
+    def loss(params, constants, batch, rngs):
+        logits = model.apply({'params': params}, batch['image'], train=True, rngs=rngs)
+        log_p = jax.nn.log_softmax(logits)
+        target = jnp.take_along_axis(log_p, batch['label'][:, None], axis=-1)[:, 0]
+        value = -((1 - jnp.exp(target)) ** gamma * target).mean()
+        return value, {'confidence': jnp.exp(target).mean()}
+
+    return Objective(
+        module=model, loss=loss, sums=score_by_labels(model, context.config), encoder=model
+    )
+
+
+@pytest.fixture
+def my_lab(monkeypatch):
+    module = types.ModuleType('my_lab')
+    module.focal = focal
+    module.nothing = lambda context: None
+    module.number = 3
+    monkeypatch.setitem(sys.modules, 'my_lab', module)
+
+
+def config_of(**fields):
+    config = config_lib.base()
+    config.objective.update(fields)
+    return config
+
+
+@pytest.mark.parametrize('gamma', [0.0, 2.0])
+def test_an_objective_of_the_user_is_what_it_computes(gamma, my_lab):
+    model = models.build(SMALL, 3)
+    config = config_of(name='my_lab:focal', options=f'gamma={gamma}')
+    objective = registry.build(config, model)
+    batch = random_batch(6)
+    params = model.init(jax.random.key(0), batch['image'])['params']
+    value, metrics = objective.loss(params, (), batch, {'dropout': jax.random.key(1)})
+    logits = np.asarray(model.apply({'params': params}, batch['image']))
+    p = np.asarray(jax.nn.softmax(logits))[np.arange(6), batch['label']]
+    np.testing.assert_allclose(value, -((1 - p) ** gamma * np.log(p)).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics['confidence'], p.mean(), rtol=1e-5)
+    if gamma == 0:  # the cross-entropy
+        plain, _ = registry.build(config_of(), model).loss(params, (), batch, {})
+        np.testing.assert_allclose(value, plain, rtol=1e-6)
+    expected = classification.logit_sums(
+        jnp.asarray(logits), jax.tree.map(jnp.asarray, batch), losses.make_loss('softmax')
+    )
+    found = objective.sums(params, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'name': 'labls'}, "objective.name is 'labls'. Did you mean labels"),
+        ({'name': 'no_such_lab:focal'}, 'no_such_lab cannot be imported'),
+        ({'name': 'my_lab:focall'}, "my_lab has no function 'focall'"),
+        ({'name': 'my_lab:number'}, "my_lab has no function 'number'"),
+        ({'name': 'my_lab:nothing'}, 'returned NoneType: expected an Objective'),
+        ({'name': 'my_lab:focal', 'options': 'gama=1'}, "has 'gama', .* Did you mean gamma"),
+        ({'name': 'my_lab:focal', 'options': 'gamma=x'}, "gamma is 'x', expected a number"),
+        ({'name': 'my_lab:focal', 'options': 'gamma'}, "objective.options is 'gamma': expected"),
+        ({'name': 'labels', 'options': 'gamma=1'}, "has 'gamma', which has no effect"),
+    ],
+)
+def test_names_and_options_that_are_refused(fields, message, my_lab):
+    with pytest.raises(UserError, match=message):
+        registry.build(config_of(**fields), models.build(SMALL, 3))
+
+
+@pytest.mark.parametrize(
+    ('fields', 'name'),
+    [
+        ({}, 'labels'),
+        ({'masked.target': 'pixels'}, 'masked_patches'),
+        ({'teacher.weights': 'x.npz'}, 'distillation'),
+        ({'teacher.weights': 'x.npz', 'objective.name': 'labels'}, 'labels'),
+    ],
+)
+def test_the_objective_that_other_fields_imply(fields, name):
+    assert registry.name_of(config_lib.changed(config_lib.base(), fields)) == name
