@@ -77,7 +77,7 @@ NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py')) + ['axial_
     'name',
     [
         name
-        if name == 'augreg'  # tests/training/teacher_test.py distils
+        if name == 'augreg'  # tests/objectives/teacher_test.py distils
         else pytest.param(name, marks=pytest.mark.nightly)
         for name in NAMES
     ],

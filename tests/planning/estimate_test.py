@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from vit_jax.training.teacher import Teacher
 
 from tests.support.programs import small_config
 from vit_jax.errors import UserError
+from vit_jax.objectives.teacher import Teacher
 from vit_jax.planning import estimate, report
 from vit_jax.training import chips, sharding
 

@@ -130,7 +130,7 @@ def test_images_with_several_labels(labelled, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # .ci/run has it in tests/training/teacher_test.py
+@pytest.mark.nightly  # .ci/run has it in tests/objectives/teacher_test.py
 def test_mixup_goes_on_bit_for_bit(tmp_path):
     """Also with the batch in parts; its losses are not those of a run without."""
     losses = {}
