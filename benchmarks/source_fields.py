@@ -254,7 +254,7 @@ VIT_IMAGENET_21K = {
     'input.shuffle_buffer_size': differs(
         'the paper states none; 250,000 take up to 80 GB', dataset__shuffle_buffer=16_384
     ),
-    'log_training_steps': differs('the paper states none', log_every=100),
+    'log_training_steps': differs('the paper states none', log_every=0),
     'evals.val.log_steps': differs('the paper states none', eval_every=5000),
     'evals.val.pp_fn': differs(
         'squashed to a square as in vision_transformer',

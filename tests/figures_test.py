@@ -339,8 +339,6 @@ def test_figure_of_speed(tmp_path):
         (['--only=attribution', '--class=gnn', 'IMAGE'], '--class=gnn: Did you mean gnu? Expected'),
         (['--workdir=DIR', '--only=filters'], 'filters cannot be drawn: it is of one model'),
         (['--only=compute', '--workdir=DIR'], '--workdir=DIR is not the workdir of a run'),
-        (['--out=FILE'], 'is a file: name a directory'),
-        (['--out=FILE/x'], 'cannot be written (Not a directory)'),
     ],
 )
 def test_refusals(given, tmp_path, arguments, message, caplog):
@@ -349,10 +347,18 @@ def test_refusals(given, tmp_path, arguments, message, caplog):
     words = {
         'IMAGE': images[0],
         'TEXT': str(tmp_path / 'x.png'),
-        '--out=FILE': f'--out={path}',
-        '--out=FILE/x': f'--out={path}/x',
     }
     assert run(tmp_path, f'--pretrained={path}', *(words.get(a, a) for a in arguments)) == 1
+    assert message in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize(
+    ('below', 'message'),
+    [('', 'is a file: name a directory'), ('/x', 'cannot be written (Not a directory)')],
+)
+def test_a_file_is_no_directory_for_figures(given, below, message, caplog):
+    path, _ = given
+    assert figures.main([f'--pretrained={path}', f'--out={path}{below}']) == 1
     assert message in caplog.records[-1].getMessage()
 
 

@@ -233,8 +233,8 @@ def test_a_refused_config_leaves_no_workdir(fields, message, run_main, tmp_path)
 
 def test_a_batch_that_no_machine_holds(run_main, tmp_path):
     check_message(
-        run_main(tmp_path, fields={'batch_size': 10**9}),
-        'error: a batch of images needs 3.07e+03 GB of a device, and ',
+        run_main(tmp_path, fields={'batch_size': 32, 'image_size': 40_960}),
+        'error: a batch of images needs 644 GB of a device, and ',
     )
 
 

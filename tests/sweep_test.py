@@ -604,6 +604,7 @@ def test_a_sum_does_not_tell_what_the_best_one_trains_on(config, tmp_path):
 
 def test_sums_of_splits_are_compared_by_part(config, tfds_directory, tmp_path, monkeypatch):
     pretend(monkeypatch, lambda config: 0.5)
+    config.batch_size = 8
     config.dataset.update(
         name='dots',
         data_dir=str(tfds_directory['tfrecord']),

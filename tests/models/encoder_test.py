@@ -128,7 +128,7 @@ def test_stochastic_depth_is_off_in_evaluation():
         (dict(mlp_dim=True), 'model.mlp_dim is True'),
         (
             dict(dropout_rate=1.0),
-            'model.dropout_rate is 1.0: expected a number, at least 0 and below',
+            'model.dropout_rate is 1.0: expected a number, at least 0 and at most',
         ),
         (dict(attention_dropout_rate=-0.5), 'model.attention_dropout_rate is -0.5'),
         (dict(layer_scale_init=-1), 'model.layer_scale_init is -1: expected a number'),

@@ -292,9 +292,9 @@ def test_learning_rates_by_parameter(name):
     [
         ('head', "'head' cannot be read .*expected REGEX=FACTOR,... as in"),
         ('.=0', "lr_factors '.=0' freezes all parameters: put first what is to be trained"),
-        ('head=nan', 'with a factor of at least 0'),
+        ('head=nan', 'with a factor from 1e-12'),
         ('(=1', 'cannot be read'),
-        ('head=-1', 'with a factor of at least 0'),
+        ('head=-1', 'with a factor from 1e-12'),
         ('haed=1', r"'haed=1' matches no parameter. Their paths are: head/kernel"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_folder_with_the_name_of_another_step_is_an_error(tmp_path):
 def test_checkpoints_that_the_run_removes_meanwhile_are_listed_again(tmp_path, monkeypatch, caplog):
     state = setup(optimizer_name='adam')[0]
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 1, False)
-    checkpointer.save(4, state)
+    checkpointer.save(4, state.replace(step=jnp.int32(4)))
     checkpointer.close()
     record.write(
         str(tmp_path), resolved(config_lib.changed(config_lib.base(), {'num_steps': 9})), ['ant']
