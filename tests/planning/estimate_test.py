@@ -133,7 +133,7 @@ def test_memory_of_a_teacher():
     """Of its parameters each device has the part that the mesh gives it."""
     shapes = {'head': {'kernel': jax.ShapeDtypeStruct((32, 6), np.float32)}}
     teacher = Teacher(None, {}, shapes, 0, (32, 32), None, None, 1.0, 1.0)
-    config = small_config(**{'mesh.fsdp': 8, 'mesh.data': 1})
+    config = small_config(**{'mesh.fsdp': 8, 'mesh.data': 1, 'teacher.weights': 'given'})
     memory = estimate.memory(target(0)._replace(teacher=teacher).program(config), 10**9)
     assert memory['teacher'] == 32 * 6 * 4 // 8
     assert sum(memory.values()) == 2 * memory['peak']

@@ -142,7 +142,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
             break
         if is_first:
             outputs.begin_first_step(step, compile_seconds)
-        state, values = train_step(state, batch, run.constants)
+        state, values = train_step(state, batch, *run.constants)
         step += 1
         if is_first:
             interrupts.wait_for(

@@ -34,7 +34,8 @@ class Program:
     The training step splits the batch into `config.accum_steps` equal parts, 0 counting as 1, and
     is fastest in `fastest_parts`; steps that evaluate split it into `eval_parts`.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
-    jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, those of the objective.
+    jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, the one further argument of the
+    step that has the constants of the objective, or () if it has none.
     `lr_factors` are from optimizer.lr_factors. `model` is the module of the objective.
     """
 
@@ -61,7 +62,9 @@ class Program:
         for name, frozen in self.objective.frozen.items():
             if 'num_heads' in frozen.fields:
                 sharding.check_model(frozen.fields, mesh, name)
-        self.abstract_constants = sharding.abstract(shapes, mesh)
+        self.abstract_constants = ()
+        if jax.tree.leaves(shapes):
+            self.abstract_constants = (sharding.abstract(shapes, mesh),)
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
         image_shape = (*config.image_size, 3)
         self.lr_factors = None
@@ -158,26 +161,29 @@ class Program:
         """The state before the first step, each device making its own part of it."""
         return jax.jit(self._init, out_shardings=self._shardings)()
 
-    def placed_constants(self) -> PyTree:
-        """The constants of the objective on the devices. The host keeps no copy of them."""
-        constants = jax.tree.map(
-            lambda shape, array: jax.make_array_from_callback(
-                shape.shape, shape.sharding, array.__getitem__
-            ),
-            self.abstract_constants,
-            self._host_constants,
-        )
+    def placed_constants(self) -> tuple[PyTree, ...]:
+        """Arrays on the devices for `abstract_constants`. The host keeps no copy of them."""
+        constants = self._host_constants
         self._host_constants = None
-        return constants
+        return tuple(
+            jax.tree.map(
+                lambda shape, array: jax.make_array_from_callback(
+                    shape.shape, shape.sharding, array.__getitem__
+                ),
+                shapes,
+                constants,
+            )
+            for shapes in self.abstract_constants
+        )
 
     @property
     def arguments(self) -> tuple[PyTree, ...]:
         """Those of the training step, as shapes with shardings."""
-        return self.abstract_state, self.abstract_batch, self.abstract_constants
+        return self.abstract_state, self.abstract_batch, *self.abstract_constants
 
     @property
     def train_step(self) -> jax.stages.Compiled:
-        """(state, batch, constants) -> (state, metrics) of steps.train_step, compiled once.
+        """(state, batch, *constants) -> (state, metrics) of steps.train_step, compiled once.
 
         The state is donated; `constants` are arrays for `abstract_constants`.
         """

@@ -49,7 +49,7 @@ class Run:
     train_batches: Callable[..., Iterator[pipeline.Batch]]  # those after `start_step` steps
     eval_batches: pipeline.EvalBatches
     fewshot: fewshot.Evaluator | None  # None: config.evals asks for none
-    constants: PyTree  # of the objective, on the devices
+    constants: tuple[PyTree, ...]  # on the devices, see Program.abstract_constants
     data: dict[str, dict]  # names, sizes and labels of the images, see workdir/data_record.py
 
     def due(self, what: str, step: int) -> bool:
