@@ -49,7 +49,7 @@ _NOISE = re.compile(
     r'|terminate called|libc\+\+abi|Fatal Python error|Segmentation fault|core dumped'
     r'|Exception ignored in|Task exception was never retrieved|--- Logging error ---'
     r'|\.py:\d+: \w*Warning: '
-    r'|Corrupt JPEG data|Premature end of JPEG|libpng (?:error|warning)|WARNING: All log messages',
+    r'|libpng (?:error|warning)|WARNING: All log messages',
     re.MULTILINE,
 )
 # XLA writes this of every program that it reads from the compilation cache of the campaign. A user

@@ -34,7 +34,6 @@ NOISE = (
     'terminate called after throwing an instance of std::bad_alloc',
     'Fatal Python error: Aborted',
     '/usr/lib/python3.11/site-packages/numpy/core.py:12: RuntimeWarning: overflow in cast',
-    'Corrupt JPEG data: premature end of data segment',
     'libpng error: IDAT: CRC error',
     '--- Logging error ---',
 )

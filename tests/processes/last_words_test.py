@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+from vit_jax.processes import last_words
+
 # Ends with words set; what the process does next is added.
 PROGRAM = """
 import os, signal
@@ -40,3 +42,11 @@ def test_words_may_be_said_at_once():
 
 def test_nothing_is_said_at_a_regular_end():
     assert stderr('', '') == ''
+
+
+def test_words_after_the_end_are_no_error():
+    """Two threads may end the companion: the watchdog and the command."""
+    words = last_words.LastWords()
+    words.drop()
+    words.will_be('late')
+    words.drop()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.support.datasets import write_images
 from tests.support.forked import UNDRAWN, Forked
 from tests.support.runs import ROOT, TINY, arguments
+from vit_jax.processes import watchdog
 
 # Threads of TensorFlow open a pipe, and the main thread waits for them in C++, where Python runs no
 # handler of a signal.
@@ -200,3 +202,19 @@ def test_commands_that_read_weights_end(command, arguments, pipe, tmp_path, monk
     process = Forked(['--pretrained=weights.npz', *arguments], log, source)
     wait_until(process, log, 'blocked')
     assert ends_after(process, log, [signal.SIGINT] * 2) == 130
+
+
+def test_a_command_runs_where_no_thread_can_be_started(monkeypatch):
+    """The limits of memory that prevent it are what the command then reports."""
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, 'start', refuse)
+        with watchdog.watching():
+            watchdog.set_patient(True)
+    after = signal.set_wakeup_fd(before)
+    assert after == before

@@ -26,13 +26,14 @@ class LastWords:
 
     def will_be(self, words: str) -> None:
         """Sets the line; '' for none."""
-        with contextlib.suppress(OSError):  # the companion is gone: nothing can be printed
+        # The companion is gone, or a thread has closed its input: nothing can be printed.
+        with contextlib.suppress(OSError, ValueError):
             self._companion.stdin.write(words + '\n')
             self._companion.stdin.flush()
 
     def say(self) -> None:
         """Prints the line now, and returns when it has been printed."""
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
             self._companion.communicate(timeout=5)
 
     def drop(self) -> None:

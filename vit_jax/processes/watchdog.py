@@ -34,7 +34,10 @@ class Watchdog:
     """
 
     def __init__(self):
-        """Begins to watch. Only the main thread may do that."""
+        """Begins to watch. Only the main thread may do that.
+
+        Raises RuntimeError if no thread can be started.
+        """
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._previous = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -43,7 +46,13 @@ class Watchdog:
         self._not_before = 0.0  # the end of patience, plus GRACE
         self._second_deadline = None
         self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            signal.set_wakeup_fd(self._previous)
+            os.close(self._writer)
+            os.close(self._reader)
+            raise
 
     def close(self) -> None:
         """Stops watching."""
@@ -119,13 +128,21 @@ _current: Watchdog | None = None
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """A context in which this process has a Watchdog. For the main thread of a command."""
+    """A context in which this process has a Watchdog. For the main thread of a command.
+
+    Where no thread can be started, for lack of memory, there is none: the command itself reports
+    what it lacks.
+    """
     global _current
-    _current = Watchdog()
+    try:
+        _current = Watchdog()
+    except RuntimeError as error:
+        log.debug('no watchdog: %s', error)
     try:
         yield
     finally:
-        _current.close()
+        if _current is not None:
+            _current.close()
         _current = None
 
 
