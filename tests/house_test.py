@@ -16,8 +16,9 @@ from tests.support.runs import ROOT
 MAY_IMPORT = {
     'errors': '',
     'fields': 'errors',
+    'plugins': 'errors',
     'machine': 'errors',
-    'models': 'errors fields',
+    'models': 'errors fields plugins',
     'config_fields': 'fields models',
     'config': 'errors fields models config_fields',
     'processes': 'errors machine',
@@ -26,7 +27,7 @@ MAY_IMPORT = {
     'weights': 'errors models config data workdir',
     'evaluators': 'errors models',
     'inspection': 'errors models workdir weights',
-    'objectives': 'errors models config processes weights evaluators',
+    'objectives': 'errors plugins models config processes weights evaluators',
     'training': 'errors machine models config processes data workdir weights evaluators objectives',
     'scoring': 'errors fields models config processes data workdir weights evaluators objectives '
     'training',
@@ -81,6 +82,7 @@ TESTED_ELSEWHERE = {
         for name in ('data', 'looks', 'model', 'predictions')
     },
     'evaluators/batches.py': 'the name of a type',
+    'plugins.py': 'by those who name one: tests/objectives/registry_test.py',
     'objectives/objective.py': 'the types: tests/objectives/registry_test.py',
     'objectives/labels.py': 'as a user writes one: tests/objectives/registry_test.py',
     'objectives/distillation.py': 'with its teacher: tests/objectives/teacher_test.py',

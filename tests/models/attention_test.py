@@ -189,7 +189,7 @@ def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
     def by(kernel, *modes):  # in float32, which build does not allow for cuDNN itself
         linear = 'gpu' if kernel == 'cudnn' else kernel
         found = model.clone(
-            block=dataclasses.replace(model.block, attention_kernel=kernel, linear_kernel=linear)
+            fields=dataclasses.replace(model.fields, attention_kernel=kernel, linear_kernel=linear)
         )
         return loss_and_gradients(
             lambda params: jnp.stack(
@@ -211,7 +211,7 @@ def test_dropout_where_tokens_are_filled_up(asked):
 
     def by(kernel, width):
         model = models.build(SMALL, 5, dropout_rate=0.2, pool='gap', linear_kernel='gpu')
-        model = model.clone(block=dataclasses.replace(model.block, attention_kernel=kernel))
+        model = model.clone(fields=dataclasses.replace(model.fields, attention_kernel=kernel))
         images = random_images(2, 12, width, 3)
         return loss_and_gradients(
             lambda params: model.apply(

@@ -262,6 +262,7 @@ def test_fields_and_defaults_of_config_model():
         num_heads=12,
         resnet=None,
         attention='full',
+        block='sequential',
         position='learned_1d',
         position_at='stem',
         pool='cls',

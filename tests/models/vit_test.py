@@ -20,6 +20,7 @@ from vit_jax.models import cost, vit
     [
         dict(),
         dict(num_layers=1),
+        dict(block='parallel'),
         *(
             pytest.param(fields, marks=pytest.mark.slow)
             for fields in (
@@ -71,6 +72,8 @@ def test_of_the_last_layer_only_the_class_token_is_computed(fields):
         dict(num_registers=2, pool='map', norm_after_pool=True, position='sincos_2d'),
         dict(stem_norm=True, num_registers=1, pool='gap', position_at='shared'),
         dict(stem_norm=True, norm_after_pool=True),
+        dict(block='parallel', layer_scale_init=0.1, position='relative', position_at='shared'),
+        dict(block='parallel', pool='gap'),
     ],
     ids=str,
 )
@@ -204,7 +207,7 @@ def test_no_classes_returns_the_representation():
         (dict(representation_size=-1), 'model.representation_size is -1: expected a whole number'),
         (dict(patch_size=0), r'model.patch_size 0: expected one positive integer'),
         (dict(atention='axial'), "model has no field 'atention'. Did you mean attention"),
-        (dict(block=None), "model has no field 'block'"),
+        (dict(fields=None), "model has no field 'fields'"),
         (dict(resnet={}), 'model.resnet lacks fixed_padding'),
     ],
     ids=str,

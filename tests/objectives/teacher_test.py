@@ -132,7 +132,7 @@ def test_weights_that_say_little_see_what_the_student_sees(tmp_path, caplog):
     assert teacher.image_size == (48, 40)
     assert (teacher.scale.tolist(), teacher.offset.tolist()) == ([1] * 3, [0] * 3)
     assert 'does not say mean and std of its images' in caplog.text
-    assert teacher.model.block.dtype == 'bfloat16'
+    assert teacher.model.fields.dtype == 'bfloat16'
     assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
 
 

@@ -74,6 +74,14 @@ def block(z, p, fields, table=None):
     return z + y * p.get('scale2', 1), weights
 
 
+def parallel_block(z, p, fields, table=None):
+    """Attention and MLP of the same tokens (arXiv 2302.05442, section 2.1), with LayerScale."""
+    y = norm(z, p['norm'], fields['layer_norm_epsilon'])
+    attended, weights = attend(y, y, p['attention'], table)
+    transformed = mlp(y, p['mlp'], fields['gelu'])
+    return z + attended * p.get('scale1', 1) + transformed * p.get('scale2', 1), weights
+
+
 def axial_block(z, p, fields, grid):
     """Rows, then columns, each line by itself (appendix D.6)."""
     z = z.reshape(*grid, -1)
@@ -112,11 +120,12 @@ def vit(params, image, fields):
             table = own.get('relative')
         elif place != 'stem':
             z = z + positions(own, kind, grid, prefix, hidden_size)
-        z, weights = (
-            axial_block(z, p, fields, grid)
-            if fields['attention'] == 'axial'
-            else block(z, p, fields, table)
-        )
+        if fields['attention'] == 'axial':
+            z, weights = axial_block(z, p, fields, grid)
+        elif fields['block'] == 'parallel':
+            z, weights = parallel_block(z, p, fields, table)
+        else:
+            z, weights = block(z, p, fields, table)
         all_weights.append(weights)
 
     if not fields['norm_after_pool']:

@@ -34,6 +34,7 @@ MODELS = {
     'root': HYBRID | dict(patch_size=(2, 2), resnet=variants.hybrid_resnet((), **WIDTH)),
     'hybrid': HYBRID | dict(resnet=variants.hybrid_resnet((1, 3), **WIDTH)),
     'bit': dict(resnet=variants.bit_resnet((2, 1, 3), **WIDTH)),
+    'parallel': VIT | dict(block='parallel'),
     'axial': VIT | dict(attention='axial', pool='gap', position='learned_2d'),
     'axial-resnet': dict(resnet=variants.axial_resnet((1, 2), **WIDTH), axial_heads=4),
 }

@@ -29,6 +29,7 @@ HOLDS = {
     'root': ('google', 'timm', 'vit_jax'),
     'hybrid': ('google', 'timm', 'vit_jax'),
     'bit': ('google', 'big_vision', 'timm', 'vit_jax'),
+    'parallel': ('vit_jax',),
     'axial': ('vit_jax',),
     'axial-resnet': ('vit_jax',),
 }

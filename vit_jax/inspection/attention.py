@@ -76,7 +76,7 @@ def apply(
     weights = {name: x for name, x in outputs.items() if name.endswith('attention')}
     if model.pool == 'map':  # the weights of AttentionPool
         encoded, pool = outputs['encoded'][:, model.prefix :], params['pool']
-        attention = Attention(model.block.num_heads, 0.0, model.block.dtype, registry.XLA)
+        attention = Attention(model.fields.num_heads, 0.0, model.fields.dtype, registry.XLA)
         probes = jnp.tile(pool['probe'].astype(encoded.dtype), (len(encoded), 1, 1))
         _, found = attention.apply(
             {'params': pool['attention']}, probes, encoded, return_weights=True

@@ -42,7 +42,7 @@ def position_similarity(
     """
     if isinstance(model, ResNet):
         raise Inapplicable('a ResNet has no position embedding of patches')
-    block = model.block
+    block = model.fields
     if block.position == 'none':
         raise Inapplicable('model.position is none')
     if block.position == 'relative' and model.attention == 'axial':

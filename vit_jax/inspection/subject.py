@@ -106,7 +106,7 @@ class Subject:
         A layer chosen alone comes with all heads, a head chosen alone with all layers.
         """
         layers = self.model.num_layers * (2 if self.model.attention == 'axial' else 1)
-        heads, (layer, head) = self.model.block.num_heads, self.choice[:2]
+        heads, (layer, head) = self.model.fields.num_heads, self.choice[:2]
         if layer is None and head is None:
             layer = layers - 1
         return tuple(

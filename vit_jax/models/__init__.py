@@ -40,7 +40,7 @@ def build(model: str | Mapping, num_classes: int, **overrides) -> nn.Module:
     if given['resnet'] is not None:
         given['resnet'] = dict(given['resnet'])
     if family is ViT:
-        given['block'] = BlockFields(
+        given['fields'] = BlockFields(
             **{f.name: given.pop(f.name) for f in dataclasses.fields(BlockFields)}
         )
     built = family(num_classes=num_classes, **given)
@@ -72,7 +72,7 @@ def _completed(given):
         f.name: f.default
         for c in classes
         for f in dataclasses.fields(c)
-        if f.name not in ('num_classes', 'block', 'parent', 'name')
+        if f.name not in ('num_classes', 'fields', 'parent', 'name')
     }
     return (
         family,

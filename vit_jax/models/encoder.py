@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from vit_jax import fields
 from vit_jax.errors import UserError
-from vit_jax.fields import RATE, number, one_of, whole
+from vit_jax.fields import RATE, TEXT, number, one_of, whole
 from vit_jax.models import position
 from vit_jax.models.backends import registry
 from vit_jax.models.backends.backend import Backend
@@ -28,6 +28,12 @@ class BlockFields:
     hidden_size: Annotated[int, whole(1), 'numbers of a token']
     mlp_dim: Annotated[int, whole(1), 'hidden numbers of the MLP of a block']
     num_heads: Annotated[int, whole(1), 'of attention; they divide hidden_size']
+    block: Annotated[
+        str,
+        TEXT,
+        'sequential: attention, then the MLP (equations 2 and 3); parallel: both of the same '
+        'tokens; or PACKAGE.MODULE:CLASS of your own (docs/extending.md)',
+    ] = 'sequential'
     position: Annotated[str, one_of(*PLACES), 'embedding of positions (table 8)'] = 'learned_1d'
     position_at: Annotated[
         str,
@@ -111,8 +117,11 @@ class Mlp(nn.Module):
         return backend.dropout(fields.dropout_rate)(x, train)
 
 
-class EncoderBlock(nn.Module):
-    """Pre-norm attention and MLP, each with a residual connection (equations 2 and 3)."""
+class Block(nn.Module):
+    """What blocks share: the fields, and the parts that a block is made of.
+
+    A block has a compact __call__ with the arguments of EncoderBlock's, and returns the same.
+    """
 
     fields: BlockFields
     grid: tuple[int, int]  # of the tokens, as in position.Position; so is the next
@@ -120,36 +129,10 @@ class EncoderBlock(nn.Module):
     lines: int = 1  # consecutive entries of the batch that are one image
     wanted: int | None = None  # compute only this many of the first tokens; they attend to all
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, 'batch tokens hidden'],
-        depth_rate: Float[Array, ''] | None,
-        embedding: Array | None,
-        train: bool,
-        return_intermediates: bool,
-    ):
-        """Returns the tokens, and a dict of intermediates or None: what nn.scan collects.
-
-        Args:
-          depth_rate: of stochastic depth in this layer; None for none.
-          embedding: the position embedding that all layers share; None for none.
-        """
-        # On many devices every example stays where it is, and parameters come to it.
-        x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
-        x, relative = self.with_positions(x, embedding)
-        y = self.layer_norm('norm1')(x)
-        x = x[:, : self.wanted]
-        y, weights = self.self_attention(
-            y[:, : self.wanted], y, relative, train, return_intermediates
-        )
-        x = x + self.branch(y, depth_rate, train, 'scale1')
-        y = Mlp(self.fields, name='mlp')(self.layer_norm('norm2')(x), train)
-        x = x + self.branch(y, depth_rate, train, 'scale2')
-        return x, {'tokens': x, 'attention': weights} if return_intermediates else None
-
     def with_positions(self, x, embedding):
         """The tokens of this layer, and a table for relative_logits or None."""
+        # On many devices every example stays where it is, and parameters come to it.
+        x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
         position = Position(
             self.fields.position,
             self.fields.position_at,
@@ -190,6 +173,36 @@ class EncoderBlock(nn.Module):
         if depth_rate is not None and train:
             y = StochasticDepth()(y, depth_rate, len(y) // self.lines)
         return y
+
+
+class EncoderBlock(Block):
+    """Pre-norm attention and MLP, each with a residual connection (equations 2 and 3)."""
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'batch tokens hidden'],
+        depth_rate: Float[Array, ''] | None,
+        embedding: Array | None,
+        train: bool,
+        return_intermediates: bool,
+    ):
+        """Returns the tokens, and a dict of intermediates or None: what nn.scan collects.
+
+        Args:
+          depth_rate: of stochastic depth in this layer; None for none.
+          embedding: the position embedding that all layers share; None for none.
+        """
+        x, relative = self.with_positions(x, embedding)
+        y = self.layer_norm('norm1')(x)
+        x = x[:, : self.wanted]
+        y, weights = self.self_attention(
+            y[:, : self.wanted], y, relative, train, return_intermediates
+        )
+        x = x + self.branch(y, depth_rate, train, 'scale1')
+        y = Mlp(self.fields, name='mlp')(self.layer_norm('norm2')(x), train)
+        x = x + self.branch(y, depth_rate, train, 'scale2')
+        return x, {'tokens': x, 'attention': weights} if return_intermediates else None
 
 
 class AxialBlock(nn.Module):

@@ -60,7 +60,7 @@ class MaskedPatches(nn.Module):
         [..., numbers] for as many. Patches are drawn with the PRNG key 'corruption'; without it,
         as in evaluation, always the same of each place in a batch.
         """
-        grid, hidden = self.vit.grid(images.shape[1:3]), self.vit.block.hidden_size
+        grid, hidden = self.vit.grid(images.shape[1:3]), self.vit.fields.hidden_size
         key = self.make_rng('corruption') if self.has_rng('corruption') else jax.random.key(0)
         drawn = draw(key, len(images), math.prod(grid), self.rate)
         embedding = self.param(

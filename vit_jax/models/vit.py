@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax import fields
+from vit_jax import fields as fields_lib
 from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, SWITCH, number, one_of, whole
-from vit_jax.models import resnet
+from vit_jax.models import blocks, resnet
 from vit_jax.models.backends.backend import Backend
-from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields, EncoderBlock
+from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields
 from vit_jax.models.position import Position
 from vit_jax.models.stack import RematPolicy, Unroll, check_images, remat, stack
 
@@ -24,7 +24,7 @@ STATIC_ARGUMENTS = (4, 5)
 
 
 class ViT(nn.Module):
-    """Images to logits; `config.model` has these fields and those of `block` side by side."""
+    """Images to logits; `config.model` has these fields and those of `fields` side by side."""
 
     # An image has the same logits at every place of a batch, and in every batch.
     rows_are_independent = True
@@ -34,7 +34,7 @@ class ViT(nn.Module):
         tuple[int, ...], SIDES, 'in pixels; in a hybrid in points of its feature map'
     ]
     num_layers: Annotated[int, whole(1), 'transformer blocks']
-    block: BlockFields  # the fields that all blocks share
+    fields: BlockFields  # of all blocks
     resnet: dict | None = None  # fields of resnet.Backbone: a hybrid (section 3.1)
     attention: Annotated[
         str, one_of('full', 'axial'), 'to all tokens, or along rows and columns (appendix D.6)'
@@ -106,7 +106,7 @@ class ViT(nn.Module):
         """
         check_images(images)
         grid = self.grid(images.shape[1:3])
-        block = self.block
+        block = self.fields
         backend = self.backend
         norm = functools.partial(backend.norm, dtype=block.dtype, epsilon=block.layer_norm_epsilon)
         x = self.after_prefix(corrupt(self.embed(images)))
@@ -171,31 +171,31 @@ class ViT(nn.Module):
         if self.resnet is not None:
             images = resnet.Backbone(
                 **self.resnet,
-                dtype=self.block.dtype,
+                dtype=self.fields.dtype,
                 unroll=self.unroll,
                 remat_policy=self.remat_policy,
                 name='resnet',
             )(images)[-1]
         x = self.backend.patches(
-            self.block.hidden_size,
+            self.fields.hidden_size,
             patch,
             strides=patch,
             padding='VALID',
-            dtype=self.block.dtype,
+            dtype=self.fields.dtype,
             use_bias=not self.stem_norm,
             name='embedding',
         )(images)
-        return x.reshape(x.shape[0], -1, self.block.hidden_size)
+        return x.reshape(x.shape[0], -1, self.fields.hidden_size)
 
     @property
     def backend(self) -> Backend:
         """How the model is computed, but for the ResNet of a hybrid."""
-        return self.block.backend
+        return self.fields.backend
 
     def by_xla(self) -> 'ViT':
         """The same model, computed by XLA's own layers."""
-        block = dataclasses.replace(self.block, attention_kernel='xla', linear_kernel='xla')
-        return self.clone(block=block)
+        fields = dataclasses.replace(self.fields, attention_kernel='xla', linear_kernel='xla')
+        return self.clone(fields=fields)
 
     @property
     def prefix(self) -> int:
@@ -204,7 +204,7 @@ class ViT(nn.Module):
 
     def after_prefix(self, x):
         """All tokens, from the patches."""
-        init, size, first = nn.initializers, self.block.hidden_size, []
+        init, size, first = nn.initializers, self.fields.hidden_size, []
         if self.pool == 'cls':
             first.append(self.param('cls', init.zeros, (1, 1, size), jnp.float32))
         if self.num_registers:  # as DINOv2's code begins
@@ -228,7 +228,7 @@ class ViT(nn.Module):
         needs_all_outputs = return_intermediates or self.is_initializing()
         if not needs_all_outputs:
             x = self.backend.padded(x)
-        if not needs_all_outputs and self.pool == 'cls' and self.block.position != 'relative':
+        if not needs_all_outputs and self.pool == 'cls' and self.fields.position != 'relative':
             return self.encode_class_token(x, length, grid, shared, train), {}
         blocks = self.layers(self.num_layers, grid, name='blocks')
         x, outputs = blocks(x, self.depth_rates, shared, train, return_intermediates)
@@ -255,7 +255,7 @@ class ViT(nn.Module):
             x = apply(self.layers(self.num_layers - 1, grid, parent=None), arrays, x)
         block_class, layout = self.block_class(grid)
         block_class = remat(block_class, self.remat_policy, STATIC_ARGUMENTS)
-        block = block_class(self.block, *layout, wanted=1, parent=None)
+        block = block_class(self.fields, *layout, wanted=1, parent=None)
         return apply(block, [array[0] for array in last], x[:, :length])
 
     def layers(self, count, grid, **options):
@@ -271,13 +271,13 @@ class ViT(nn.Module):
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             static_argnums=STATIC_ARGUMENTS,
         )
-        return repeated(self.block, *layout, **options)
+        return repeated(self.fields, *layout, **options)
 
     def block_class(self, grid):
         """The class of the layers, and its arguments after the fields."""
         if self.attention == 'axial':
             return AxialBlock, (grid,)
-        return EncoderBlock, (grid, self.prefix)
+        return blocks.get(self.fields.block), (grid, self.prefix)
 
     @property
     def depth_rates(self) -> Float[Array, ' layers'] | None:
@@ -294,7 +294,7 @@ class ViT(nn.Module):
             x = x[:, self.num_registers :]
         if self.pool == 'gap':
             return x.mean(axis=1, dtype=jnp.float32)
-        return AttentionPool(self.block, name='pool')(x) if self.pool == 'map' else x
+        return AttentionPool(self.fields, name='pool')(x) if self.pool == 'map' else x
 
     def classify(self, x):
         """The head; in float32, because the loss is sensitive to it."""
@@ -312,9 +312,9 @@ class ViT(nn.Module):
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
-        self.block.check()
-        fields.check(
-            fields.declared(ViT),
+        self.fields.check()
+        fields_lib.check(
+            fields_lib.declared(ViT),
             vars(self) | {'patch_size': as_pair(self.patch_size, 'model.patch_size')},
             'model.',
             recorded=True,
@@ -326,7 +326,13 @@ class ViT(nn.Module):
                 'column for axial attention: set model.pool to gap, map or none, and '
                 'model.num_registers to 0.'
             )
-        if (self.attention, self.block.position, self.block.position_at) == (
+        if self.attention == 'axial' and self.fields.block != 'sequential':
+            raise UserError(
+                f'model.block is {self.fields.block} and model.attention axial, whose blocks are '
+                'sequential along rows and columns: set model.block to sequential.'
+            )
+        blocks.get(self.fields.block)
+        if (self.attention, self.fields.position, self.fields.position_at) == (
             'axial',
             'relative',
             'shared',
@@ -336,10 +342,10 @@ class ViT(nn.Module):
                 'attention, where the lengths of rows and columns may differ: set '
                 'model.position_at to every_layer.'
             )
-        unfit = self.backend.unfit(vars(self.block) | {'attention': self.attention})
+        unfit = self.backend.unfit(vars(self.fields) | {'attention': self.attention})
         if unfit:
             raise UserError(
-                f'model.attention_kernel is {self.block.attention_kernel}, which does not compute '
+                f'model.attention_kernel is {self.fields.attention_kernel}, which does not compute '
                 f'{", ".join(unfit)}. Change that, or take xla.'
             )
         if self.resnet is not None:

@@ -1,12 +1,10 @@
 """The objective that a config names."""
 
-import importlib
-from collections.abc import Callable
-
 import flax.linen as nn
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError, nearest_names
+from vit_jax import plugins
+from vit_jax.errors import UserError
 from vit_jax.objectives.distillation import distillation
 from vit_jax.objectives.labels import labels
 from vit_jax.objectives.masked_patches import masked_patches
@@ -44,7 +42,7 @@ def build(config: ConfigDict, model: nn.Module, teacher: Teacher | None = None) 
     for one of `objective.options`.
     """
     name = name_of(config)
-    make = OBJECTIVES.get(name) or imported(name, 'objective.name', OBJECTIVES)
+    make = OBJECTIVES.get(name) or plugins.imported(name, 'objective.name', OBJECTIVES)
     options = Options('objective.options', config.objective.options)
     objective = make(Context(config, model, options, teacher))
     if not isinstance(objective, Objective):
@@ -54,27 +52,3 @@ def build(config: ConfigDict, model: nn.Module, teacher: Teacher | None = None) 
         )
     options.require_all_known()
     return objective
-
-
-def imported(name: str, field: str, known) -> Callable:
-    """The function PACKAGE.MODULE:FUNCTION that a field of the config names.
-
-    Raises UserError, which names the field, if the name is of another form, or the module or the
-    function is not there.
-    """
-    module_name, colon, function = name.partition(':')
-    if not colon or not function.isidentifier():
-        raise UserError(
-            f'{field} is {name!r}. {nearest_names(name, known)}Expected one of '
-            f'{", ".join(known)}, or PACKAGE.MODULE:FUNCTION.'
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(
-            f'{field} is {name!r}, and {module_name} cannot be imported ({error}). Modules are '
-            'looked for in the current directory, in PYTHONPATH and among installed packages.'
-        ) from error
-    if not callable(getattr(module, function, None)):
-        raise UserError(f'{field} is {name!r}, and {module_name} has no function {function!r}.')
-    return getattr(module, function)

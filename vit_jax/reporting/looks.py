@@ -58,7 +58,7 @@ def explore(model: Model) -> dict[str, Any]:
     observe = observing.observer(model.module)  # raises what does not apply
     grid = model.module.grid(model.weights.image_size())
     layers = model.module.num_layers * (2 if model.module.attention == 'axial' else 1)
-    heads = model.module.block.num_heads
+    heads = model.module.fields.num_heads
     if layers * heads * (math.prod(grid) + model.module.prefix) ** 2 > MOST_WEIGHTS:
         raise Inapplicable(
             f'the attention of a photo has {layers} layers, {heads} heads and '

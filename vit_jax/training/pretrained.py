@@ -27,6 +27,7 @@ _SAME = (
     'position',
     'position_at',
     'attention',
+    'block',
     'num_registers',
     'stem_norm',
 )

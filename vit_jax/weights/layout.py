@@ -21,6 +21,7 @@ def only(fields: Mapping) -> dict[str, tuple]:
 PLAIN = only(
     dict(
         attention='full',
+        block='sequential',
         position_at='stem',
         position='learned_1d',
         pool='cls',

@@ -276,7 +276,7 @@ def test_the_backward_pass_keeps_the_argument_alone(kernel):
 
 def test_by_a_gpu_the_backward_pass_of_an_mlp_keeps_products_and_bits():
     """Of its hidden numbers: the first product, and what the second is of."""
-    fields = build('gpu', dtype='bfloat16', dropout_rate=0.1, mlp_dim=48).block
+    fields = build('gpu', dtype='bfloat16', dropout_rate=0.1, mlp_dim=48).fields
     mlp, x = encoder.Mlp(fields), random_images(3, 5, fields.hidden_size).astype(jnp.bfloat16)
     params = jax.jit(mlp.init, static_argnums=2)(jax.random.key(0), x, False)
     _, pull = jax.vjp(
