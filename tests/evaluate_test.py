@@ -166,7 +166,7 @@ def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog
     assert (out[3].endswith(ends[0]), out[7].endswith(ends[1]), len(out)) == (True, True, 8)
     for arguments, message in [
         (['--dataset=a', '--dataset=b', '--dataset=c'], '3 --dataset and 2 --split are given'),
-        (['--save=x.npz'], '--labels, --mapping and --save are for one split'),
+        (['--save=x.npz'], '--labels, --mapping, --save and --csv are for one split'),
     ]:
         assert evaluate.main([f'--workdir={run}', *splits, *arguments]) == 1
         assert message in caplog.records[-1].getMessage()

@@ -353,7 +353,6 @@ def test_split_states_go_on_on_other_meshes(start, undisturbed, tmp_path):
                 'seed: 0 on process 0, 3 on process 1',
             ],
         ),
-        ({}, ['--workdir=/tmp/vit_jax_other'], ["'/tmp/vit_jax_other' on process 1"]),
     ],
 )
 def test_processes_that_were_started_differently(own, flags, messages, start, tmp_path):

@@ -146,7 +146,7 @@ def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mes
     assert bytes_by_device(state) == dict.fromkeys(jax.devices(), each)
 
     checkpointer = checkpoint.Checkpointer(str(tmp_path / 'checkpoints'), 1, False)
-    checkpointer.save(1, state)
+    checkpointer.save(0, state)
     checkpointer.wait()
     restored = checkpointer.restore_latest(program.abstract_state)
     checkpointer.close()
