@@ -45,4 +45,6 @@ def test_one_live_line_on_a_terminal(tmp_path):
     assert re.search(r'DEBUG step 12/12  loss 2.*lr ', log), log
     assert 'blocks/mlp/dense1/kernel' in log
     assert 'blocks/mlp' not in text
-    assert re.search(r'[\r\n]done: 12 steps in 00:\S+, eval accuracy \S+ %, worst class .*\r?\n', text), text
+    assert re.search(
+        r'[\r\n]done: 12 steps in 00:\S+, eval accuracy \S+ %, worst class .*\r?\n', text
+    ), text

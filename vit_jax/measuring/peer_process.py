@@ -137,7 +137,21 @@ def _timm(config):
     )
 
 
+def _hide_broken_torchvision():
+    """Lets transformers go without torchvision where its build does not fit that of torch.
+
+    ViT needs no image processor of torchvision, but an import that fails would end in an error.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
+            del sys.modules[name]
+        sys.modules['torchvision'] = None
+
+
 def _transformers(config):
+    _hide_broken_torchvision()
     from transformers import ViTConfig, ViTForImageClassification
 
     model = config['model']
