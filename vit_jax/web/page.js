@@ -25,7 +25,7 @@ function cropOffset(difference, fit) {
 }
 
 // For each of `count` pixels of a resized side, `begin` the first: which old ones it is made of.
-function taps(old, resized, begin, count, {resize, antialias}) {
+function taps(old, resized, begin, count, {resize, antialias, uint8_resize: roundsPasses}) {
   const scale = old / resized;
   const [radius, kernel] = KERNELS[resize] ?? [];
   const stretch = antialias ? Math.max(scale, 1) : 1;
@@ -40,7 +40,10 @@ function taps(old, resized, begin, count, {resize, antialias}) {
     const number = Math.min(Math.floor(reach[1]), old) - first;
     const weights = Array.from({length: number}, (_, i) => (kernel ? weight : overlap)(first + i));
     const sum = weights.reduce((a, b) => a + b);
-    return {first, end: first + number, weights: weights.map((x) => x / sum)};
+    // Pillow counts in units of 2^-22, in which sums of products with grey levels are exact.
+    const exact = (x) => Math.sign(x) * Math.floor(Math.abs(x) * 2 ** 22 + 0.5) / 2 ** 22;
+    return {first, end: first + number, weights: weights.map(
+      (x) => (roundsPasses ? exact(x / sum) : x / sum))};
   });
 }
 
@@ -70,7 +73,7 @@ export async function see(file, record) {
   const [left, right] = [columns[0].first, columns.at(-1).end];
   // The order of the two passes shows only where each of them is rounded.
   const heightFirst = roundsPasses && isHeightFirst(photo, resized);
-  const half = new Float32Array(3 * (heightFirst ?
+  const half = new (roundsPasses ? Float64Array : Float32Array)(3 * (heightFirst ?
     size[0] * (right - left) :  // new rows, all columns
     (bottom - top) * size[1]));  // all rows, new columns
   const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
@@ -118,7 +121,7 @@ export async function see(file, record) {
   }
   photo.close();
   if (roundsPasses) roundToLevels(half);
-  const pixels = new Float32Array(size[0] * size[1] * 3);
+  const pixels = new (roundsPasses ? Float64Array : Float32Array)(size[0] * size[1] * 3);
   for (let row = 0; row < size[0]; row += 1) {
     for (let k = 0; k < 3 * size[1]; k += 1) {
       const column = Math.floor(k / 3);
@@ -131,7 +134,7 @@ export async function see(file, record) {
     }
   }
   if (roundsPasses) roundToLevels(pixels);
-  return {pixels, transparent};
+  return {pixels: Float32Array.from(pixels), transparent};
 }
 
 const find = (id) => document.getElementById(id);
