@@ -1,5 +1,6 @@
 import os
 import pathlib
+import sys
 
 import pytest
 
@@ -134,3 +135,9 @@ def test_check_names():
 def test_control_characters_are_escaped(text, said):
     assert errors.printable(text) == said
     assert errors.one_line(text + '\n') == said.replace('\n', '\\n').replace('\t', '\\t') + '\\n'
+
+
+@pytest.mark.parametrize(('encoding', 'advice'), [('utf-8', 'Rename'), ('ascii', 'PYTHONUTF8=1')])
+def test_names_that_the_locale_cannot_have_need_another_locale(encoding, advice, monkeypatch):
+    monkeypatch.setattr(sys, 'getfilesystemencoding', lambda: encoding)
+    assert advice in errors.rename_or_locale()

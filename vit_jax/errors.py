@@ -5,6 +5,7 @@ import difflib
 import logging
 import os
 import re
+import sys
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -133,6 +134,17 @@ def check_at_least(field: str, value: int, least: int) -> None:
 def is_utf8(name: str) -> bool:
     """Whether the name of a file, of any bytes in Python's way, can be written as text."""
     return name.encode(errors='replace').decode() == name
+
+
+def rename_or_locale() -> str:
+    """What to do about names that `is_utf8` refuses: rename them, or set another locale."""
+    encoding = sys.getfilesystemencoding()
+    if encoding == 'utf-8':
+        return 'Rename them.'
+    return (
+        f'Python reads names of files as {encoding} here, because of the locale: set PYTHONUTF8=1, '
+        'or LC_ALL=C.UTF-8, and run the same command again.'
+    )
 
 
 def composed(name: str) -> str:

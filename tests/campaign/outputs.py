@@ -164,6 +164,9 @@ def _judged(command, code, stream, encoding, error):
         if error == 'file':
             commands.require_one_message(written)
         return 'refused'
+    if code == 1 and 'PYTHONUTF8=1' in written:  # names that the locale cannot have
+        commands.require_one_message(written)
+        return 'refused'
     if code:
         raise Failure('abort', f'exit code {code}: {written[-300:]}')
     if stream in UNWRITABLE and command in PRINTING:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
-from vit_jax.errors import UserError, composed, is_utf8, some
+from vit_jax.errors import UserError, composed, is_utf8, rename_or_locale, some
 
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.
@@ -252,7 +252,7 @@ def class_contents(
     if odd := [name for name in names if not is_utf8(name)]:
         raise UserError(
             f"'{folder}' has class folder(s) with names that are not in UTF-8: "
-            f'{", ".join(map(repr, odd))}. Rename them.'
+            f'{", ".join(map(repr, odd))}. {rename_or_locale()}'
         )
     classes = _classes_of_folders(folder, names, names if expected is None else expected)
     contents = {}
