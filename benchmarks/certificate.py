@@ -36,7 +36,8 @@ from ml_collections import ConfigDict
 from benchmarks import source_fields
 from benchmarks import source_steps as source
 from vit_jax import config as config_lib
-from vit_jax.training import mixup, optimizer, sharding
+from vit_jax.parallel import sharding
+from vit_jax.training import mixup, optimizer
 from vit_jax.training.program import Program
 
 CLASSES, GROUPS = 7, 4

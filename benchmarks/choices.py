@@ -4,7 +4,7 @@
         --config.model.unroll=1,12 [--part=inference] [--rounds=5] [--seconds=3]
 
 One or more fields have values with commas between them, as of vit_jax.sweep, and every combination
-is timed on the same noise. So are the choices of vit_jax/training/chosen.py compared. With
+is timed on the same noise. So are the choices of vit_jax/training/device_defaults.py compared. With
 --config.mesh.host_devices=1,2 the CPU is shown as two devices, of which the first one is also used
 alone.
 """
@@ -16,7 +16,8 @@ import jax
 from vit_jax import cli, machine, sweep
 from vit_jax import config as config_lib
 from vit_jax.measuring import report, rounds, workloads
-from vit_jax.training import accumulation, chosen, sharding
+from vit_jax.parallel import sharding
+from vit_jax.training import accumulation, device_defaults
 from vit_jax.training.program import Program
 from vit_jax.workdir.outcome import name_of
 
@@ -48,7 +49,7 @@ def main(argv=None):
     rounds.check(options)
     trains = options.part == 'training'
     machine.check_backend(
-        max(chosen.host_devices({'': each}, trains=trains) for each in configs.values())
+        max(device_defaults.host_devices({'': each}, trains=trains) for each in configs.values())
     )
     subjects = {name: workload(each, options.part) for name, each in configs.items()}
     timings = rounds.in_turn(

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import cli, models
 from vit_jax import config as config_lib
-from vit_jax.training import sharding
+from vit_jax.parallel import sharding
 from vit_jax.training.program import Program
 
 SMALL = {

@@ -19,7 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax.drawing import canvas
 from vit_jax.errors import check_choice, check_destination
 from vit_jax.measuring import rounds
-from vit_jax.training import chosen
+from vit_jax.training import device_defaults
 
 PARTS = ('training', 'inference')
 # What is changed, and the fields that this means. Heads stay 64 wide and MLPs four times as wide as
@@ -116,7 +116,7 @@ def main(argv=None):
     rows = dict.fromkeys(options.only.split(','))
     for row in rows:
         check_choice('--only', row, tuple(ROWS))
-    machine.check_backend(chosen.host_devices({'': config}))
+    machine.check_backend(device_defaults.host_devices({'': config}))
     device = f'{jax.device_count()} x {jax.devices()[0].device_kind}, {config.model.dtype}'
     print(f'{config.recipe} on {device}; memory of a device, by the compiler')
     found = {}

@@ -57,7 +57,7 @@ def status(field):
 def measure(given):
     """(peak, before) bytes of this process."""
     from vit_jax import config as config_lib
-    from vit_jax.training import sharding
+    from vit_jax.parallel import feeding, sharding
     from vit_jax.training.program import Program
 
     config = config_lib.base(given.model)
@@ -83,7 +83,7 @@ def measure(given):
             lambda x: jax.device_put(rng.integers(0, 2, x.shape).astype(x.dtype), x.sharding),
             program.abstract_batch,
         )
-        for _ in range(1 + sharding.BATCHES_UNDER_WAY)
+        for _ in range(1 + feeding.BATCHES_UNDER_WAY)
     ]
     for batch in batches:
         state, values = step(state, batch)

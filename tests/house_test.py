@@ -18,24 +18,26 @@ MAY_IMPORT = {
     'fields': 'errors',
     'plugins': 'errors',
     'machine': 'errors',
+    'parallel': 'errors',
     'models': 'errors fields plugins',
     'config_fields': 'fields models',
     'config': 'errors fields models config_fields',
     'processes': 'errors machine',
     'data': 'errors',
     'workdir': 'errors config processes',
-    'weights': 'errors models config data workdir',
-    'evaluators': 'errors models',
+    'weights': 'errors parallel models config data workdir',
+    'evaluators': 'errors parallel models',
     'inspection': 'errors models workdir weights',
     'objectives': 'errors plugins models config processes weights evaluators',
-    'training': 'errors machine models config processes data workdir weights evaluators objectives',
-    'scoring': 'errors fields models config processes data workdir weights evaluators objectives '
-    'training',
+    'training': 'errors machine parallel models config processes data workdir weights evaluators '
+    'objectives',
+    'scoring': 'errors fields parallel models config processes data workdir weights evaluators '
+    'objectives training',
     'reporting': 'errors models config processes data workdir weights evaluators inspection '
     'training scoring',
     'web': 'errors data workdir weights reporting',
-    'planning': 'errors models config workdir objectives training',
-    'measuring': 'errors models config workdir training',
+    'planning': 'errors parallel models config workdir objectives training',
+    'measuring': 'errors parallel models config workdir training',
     'drawing': 'errors',
     'terminal': 'errors processes',
     'cli': 'errors machine terminal config processes weights',
@@ -79,7 +81,7 @@ TESTED_ELSEWHERE = {
     },
     **{
         f'reporting/{name}.py': 'parts of one page: tests/report_test.py'
-        for name in ('data', 'looks', 'model', 'predictions')
+        for name in ('data', 'explorer', 'model', 'predictions')
     },
     'evaluators/batches.py': 'the name of a type',
     'plugins.py': 'by those who name one: tests/objectives/registry_test.py',

@@ -210,7 +210,7 @@ def test_peak_on_this_machine():
 
 MESHES = """
 from vit_jax import config
-from vit_jax.training import sharding
+from vit_jax.parallel import feeding, sharding
 from vit_jax.planning import targets
 mesh = config.base().mesh
 for chip, number in (('v5e', 64), ('v5p', 256)):
@@ -219,7 +219,7 @@ for chip, number in (('v5e', 64), ('v5p', 256)):
         for tensor in (1, 2, 4):
             if number // fsdp % tensor == 0:
                 mesh.update(data=number // fsdp // tensor, fsdp=fsdp, tensor=tensor)
-                sharding.data_share(sharding.make_mesh(mesh, devices), 0)
+                feeding.data_share(sharding.make_mesh(mesh, devices), 0)
 """
 
 

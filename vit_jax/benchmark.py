@@ -26,7 +26,8 @@ from vit_jax import cli, machine, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_choice, named
 from vit_jax.measuring import peers, profile, report, rounds, workloads
-from vit_jax.training import accumulation, chosen, pretrained, sharding
+from vit_jax.parallel import sharding
+from vit_jax.training import accumulation, device_defaults, pretrained
 from vit_jax.training.program import Program
 
 PARTS = ('train', 'inference', 'input')
@@ -40,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _check(options, parts)
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-    machine.check_backend(chosen.host_devices({'': config}, trains=parts != ['inference']))
-    chosen.shown_devices(config)  # raises UserError where JAX shows another number
+    machine.check_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
+    device_defaults.shown_devices(config)  # raises UserError where JAX shows another number
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     if config.pretrained:
         config = config_lib.changed(config, pretrained.take_fields(config, None)[0])

@@ -25,7 +25,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import representation
 from vit_jax.processes import consensus, launch
 from vit_jax.scoring import classes, fewshot, split
-from vit_jax.training import chosen
+from vit_jax.training import device_defaults
 
 
 @cli.command
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     check_fewshot_options(parser, options)
     targets = named_splits(options)
-    cli.join_processes(options, host_devices=chosen.devices_for_batch(options.batch_size))
+    cli.join_processes(options, host_devices=device_defaults.devices_for_batch(options.batch_size))
     consensus.check_equal(
         'the command',
         {f'--{name}': value for name, value in vars(options).items() if name != 'process_id'},

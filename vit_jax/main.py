@@ -43,10 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     workdir = cli.default_workdir(argv) if options.workdir is None else options.workdir
     recipe = recipe_of(argv)
     record.require_apart(workdir, config.dataset)
-    from vit_jax.training import chosen, loop  # imports TensorFlow, for which --help need not wait
+    from vit_jax.training import (  # imports TensorFlow, for which --help need not wait
+        device_defaults,
+        loop,
+    )
 
     machine.use_cpu_as(config.mesh.host_devices)  # each of several, which start JAX as they join
-    cli.join_processes(options, continues=True, host_devices=chosen.host_devices({workdir: config}))
+    cli.join_processes(
+        options, continues=True, host_devices=device_defaults.host_devices({workdir: config})
+    )
     with record.removed_if_refused(workdir):
         try:
             code = loop.train(config, workdir, log_to_file=True)

@@ -29,7 +29,7 @@ from vit_jax.errors import (
     one_line,
     writing,
 )
-from vit_jax.training import chosen
+from vit_jax.training import device_defaults
 from vit_jax.weights import Weights, description, predictor
 
 
@@ -75,7 +75,7 @@ def predict(options: argparse.Namespace) -> None:
             'expected the name of the table, as in --csv=FILE.csv'
         )
     paths = find_images(options.images)
-    machine.use_cpu_as(chosen.devices_for_batch(min(options.batch_size, len(paths))))
+    machine.use_cpu_as(device_defaults.devices_for_batch(min(options.batch_size, len(paths))))
     loaded = cli.read_weights(options)
     if not loaded.num_classes and (options.csv or options.json or not options.features):
         raise UserError(

@@ -34,7 +34,7 @@ from vit_jax import cli, machine, reporting
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, UserError, check_at_least
 from vit_jax.processes import launch
-from vit_jax.training import chosen
+from vit_jax.training import device_defaults
 from vit_jax.workdir import metrics, outcome, record
 from vit_jax.workdir.outcome import RATE, name_of
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     grid = read_grid(texts or _grid_of_file(others), config)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
     machine.check_backend(
-        chosen.host_devices(
+        device_defaults.host_devices(
             {
                 os.path.join(options.workdir, name_of(member)): config_lib.changed(config, member)
                 for member in combinations(grid)

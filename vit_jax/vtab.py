@@ -23,7 +23,7 @@ from vit_jax import cli, machine, reporting
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, MissingDataError, UserError, check_choice
 from vit_jax.processes import launch
-from vit_jax.training import chosen
+from vit_jax.training import device_defaults
 from vit_jax.workdir import metrics, record
 
 log = logging.getLogger('vit_jax.vtab')
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     launch.refuse_several('vit_jax.vtab', options.num_processes)
     groups, configs = read_tasks(others, options.tasks)
     machine.check_backend(
-        chosen.host_devices(
+        device_defaults.host_devices(
             {os.path.join(options.workdir, task): config for task, config in configs.items()}
         )
     )

@@ -25,7 +25,7 @@ PLACES = {
     'vit_jax.training.run:resolve': 1,
     'vit_jax.workdir.record:begun': 1,
     'vit_jax.workdir.record:lock': 1,
-    'vit_jax.training.sharding:make_mesh': 1,
+    'vit_jax.parallel.sharding:make_mesh': 1,
     'vit_jax.training.run:open_data': 1,
     'vit_jax.training.run:program_that_fits': 1,
     'vit_jax.training.program:Program.initial_state': 1,

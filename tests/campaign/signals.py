@@ -26,7 +26,7 @@ START = (
     'vit_jax.training.loop:train',
     'vit_jax.workdir.record:lock',
     'vit_jax.training.run:resolve',
-    'vit_jax.training.sharding:make_mesh',
+    'vit_jax.parallel.sharding:make_mesh',
     'vit_jax.training.run:open_data',
     'vit_jax.training.run:Program',
     'vit_jax.training.run:program_that_fits',

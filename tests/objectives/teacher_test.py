@@ -22,7 +22,8 @@ from vit_jax.models import cost
 from vit_jax.objectives import registry
 from vit_jax.objectives import teacher as teacher_lib
 from vit_jax.objectives.teacher import Teacher
-from vit_jax.training import loop, mixup, sharding
+from vit_jax.parallel import feeding
+from vit_jax.training import loop, mixup
 from vit_jax.training import run as run_lib
 from vit_jax.weights import adapt
 from vit_jax.workdir import metrics, record
@@ -283,7 +284,7 @@ def test_a_mesh_equals_one_device(tmp_path):
                 'image': normalised(pixels_of(24, 24, 16), {'mean': 0.5, 'std': 0.5})
             }
             state, metrics_of_step = program.train_step(
-                state, next(sharding.feed(iter([batch]), program.mesh)), placed
+                state, next(feeding.feed(iter([batch]), program.mesh)), placed
             )
             values.append(metrics_of_step)
         results.append(jax.device_get((state.params, values)))

@@ -7,8 +7,9 @@ import pytest
 from tests.support.programs import small_config
 from vit_jax.errors import UserError
 from vit_jax.objectives.teacher import Teacher
+from vit_jax.parallel import feeding
 from vit_jax.planning import estimate, report
-from vit_jax.training import chips, sharding
+from vit_jax.training import chips
 
 IDLE = {'flops_per_device': 0, 'sent_bytes': {}, 'collectives': {}, 'memory_traffic': 0}
 
@@ -121,11 +122,11 @@ def test_roofline():
 
 
 def test_batches_in_memory_are_those_of_training():
-    """The one of the step, and those that `sharding.feed` has put on the devices meanwhile."""
+    """The one of the step, and those that `feeding.feed` has put on the devices meanwhile."""
     program = target(0).program(small_config(batch_size=16))
     image_label_and_mask = 2 * (4 * 32 * 32 * 3 + 4 + 1)  # two images on each of eight devices
     memory = estimate.memory(program, 10**9)
-    assert memory['batches'] == (1 + sharding.BATCHES_UNDER_WAY) * image_label_and_mask
+    assert memory['batches'] == (1 + feeding.BATCHES_UNDER_WAY) * image_label_and_mask
     assert sum(memory.values()) == 2 * memory['peak'] == 2 * 10**9
 
 

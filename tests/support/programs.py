@@ -5,7 +5,7 @@ import numpy as np
 
 from tests.support.runs import resolved
 from vit_jax import config as config_lib
-from vit_jax.training import sharding
+from vit_jax.parallel import sharding
 from vit_jax.training.program import Program
 
 VIT = dict(patch_size=(4, 4), hidden_size=32, num_layers=3, mlp_dim=64, num_heads=4)

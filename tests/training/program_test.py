@@ -8,8 +8,8 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from tests.support.programs import MESHES, program_on, small_config
 from vit_jax.errors import UserError
-from vit_jax.models import parts
-from vit_jax.training import accumulation, pretrained, sharding
+from vit_jax.parallel import microbatch, sharding
+from vit_jax.training import accumulation, pretrained
 from vit_jax.training.program import Program
 from vit_jax.workdir import checkpoint
 
@@ -284,7 +284,7 @@ def test_weights_and_smoothed_labels_are_for_training_alone(changed):
 
 def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
     """Which is not the whole where four of its sixteen images, of 65 tokens, fit in caches."""
-    monkeypatch.setattr(parts, 'TRAINED_AT_ONCE', 4 * 65)
+    monkeypatch.setattr(microbatch, 'TRAINED_AT_ONCE', 4 * 65)
     programs = {n: program_on(small_config(accum_steps=n), data=1) for n in (-1, 0, 1)}
     programs[0] = accumulation.choose(programs[0])
     assert [each.config.accum_steps for each in programs.values()] == [4, 4, 1]

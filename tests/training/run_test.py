@@ -14,10 +14,10 @@ from vit_jax import config as config_lib
 from vit_jax import machine, models
 from vit_jax.data import order, sources, subsets
 from vit_jax.errors import UserError
+from vit_jax.parallel import feeding
 from vit_jax.reporting import collect
 from vit_jax.scoring import split
 from vit_jax.training import run as run_lib
-from vit_jax.training import sharding
 from vit_jax.workdir import record
 from vit_jax.workdir.checkpoint import Checkpointer
 
@@ -169,7 +169,7 @@ def test_batches_read_ahead_and_the_process_take_memory(run):
     """On CPU those of the input pipeline, too; of each device its share."""
     image = 4 * 32 * 16 * 16 * 3 / 8
     assert run_lib.bytes_besides(run.program) == 0.3e9 / 8 + image * (
-        sharding.BATCHES_UNDER_WAY + run_lib.pipeline.BATCHES_IN_MEMORY
+        feeding.BATCHES_UNDER_WAY + run_lib.pipeline.BATCHES_IN_MEMORY
     )
     assert config_lib.total_steps(run.config) == 48
 

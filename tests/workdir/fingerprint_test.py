@@ -4,7 +4,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax import config as config_lib
-from vit_jax.training import sharding
+from vit_jax.parallel import sharding
 from vit_jax.workdir import fingerprint
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from vit_jax.errors import UserError
 from vit_jax.evaluators import average_precision
 from vit_jax.evaluators.batches import Batch
-from vit_jax.models.parts import join, split
+from vit_jax.parallel.microbatch import join, split
 
 MEAN_AVERAGE_PRECISION = 'eval/mean_average_precision'
 

@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
 from vit_jax.models import representation
-from vit_jax.models.parts import in_parts
+from vit_jax.parallel.microbatch import in_parts
 
 
 class Features(NamedTuple):

@@ -13,8 +13,9 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.models.parts import in_parts
-from vit_jax.training import accumulation, sharding
+from vit_jax.parallel import feeding, sharding
+from vit_jax.parallel.microbatch import in_parts
+from vit_jax.training import accumulation
 from vit_jax.training.program import Program
 
 # Of a config that does not state them: ImageNet-1k's.
@@ -127,7 +128,7 @@ def input_and_both(config: ConfigDict) -> dict[str, Workload]:
     with tempfile.TemporaryDirectory() as workdir:  # of a run that is never begun
         run, _ = run_lib.resolve(config, workdir)
     alone = run.train_batches()
-    both = sharding.feed(run.train_batches(), run.program.mesh)
+    both = feeding.feed(run.train_batches(), run.program.mesh)
     read = functools.partial(seconds_of, functools.partial(next, alone))
     return {
         'input': Workload(read, run.config.batch_size, 0, {'first_step': read(1)}),

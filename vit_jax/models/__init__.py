@@ -1,7 +1,7 @@
 """Models.
 
 In: a name of variants.py or the fields of `config.model`. Out: a Flax module from images to logits,
-and what it costs. Imports errors and fields, besides JAX and Flax.
+and what it costs. Imports errors, fields and plugins, besides JAX and Flax.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ _KEPT = jax.checkpoint_policies
 # 'products' no linear layer and no convolution is computed twice, and neither attention weights nor
 # masks of dropout nor the float32 values within normalisations and GELUs are kept.
 REMAT_POLICIES = {
-    'auto': None,  # where training/chosen.py does not choose
+    'auto': None,  # where training/device_defaults.py does not choose
     'products': _KEPT.save_from_both_policies(
         _KEPT.dots_with_no_batch_dims_saveable,
         lambda primitive, *_, **__: primitive is jax.lax.conv_general_dilated_p,

@@ -14,8 +14,9 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.objectives.teacher import Teacher
+from vit_jax.parallel import feeding, sharding
 from vit_jax.planning import collectives
-from vit_jax.training import accumulation, chips, optimizer, sharding
+from vit_jax.training import accumulation, chips, optimizer
 from vit_jax.training.program import Program
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Step(NamedTuple):
 
 def compile_step(program: Program, target: Target) -> Step:
     """Compiles the training step of a program; nothing is allocated on any device."""
-    under_way = sharding.BATCHES_UNDER_WAY * sharding.bytes_per_device(program.abstract_batch)
+    under_way = feeding.BATCHES_UNDER_WAY * sharding.bytes_per_device(program.abstract_batch)
     lowered = program.trace_train_step().lower()
     start = time.perf_counter()
     try:
@@ -128,7 +129,7 @@ def memory(program: Program, needed: int) -> dict[str, int]:
         'optimizer': size(state.opt_state),
         'gradients': size(state.params),
         'teacher': size(program.abstract_constants),
-        'batches': (1 + sharding.BATCHES_UNDER_WAY) * size(program.abstract_batch),
+        'batches': (1 + feeding.BATCHES_UNDER_WAY) * size(program.abstract_batch),
     }
     return parts | {'activations': max(needed - sum(parts.values()), 0), 'peak': needed}
 

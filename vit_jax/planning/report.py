@@ -8,9 +8,10 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import cost
+from vit_jax.parallel import sharding
 from vit_jax.planning import estimate
 from vit_jax.planning.estimate import Target
-from vit_jax.training import accumulation, chips, sharding
+from vit_jax.training import accumulation, chips
 from vit_jax.training.program import Program
 from vit_jax.workdir import progress
 

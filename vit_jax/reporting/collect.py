@@ -75,7 +75,7 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
         return found
 
     try:  # they import TensorFlow
-        from vit_jax.reporting import data, looks, model, predictions
+        from vit_jax.reporting import data, explorer, model, predictions
     except ModuleNotFoundError as error:
         found['missing'] = dict.fromkeys(PARTS, f"{error}: pip install -e '.[train]' brings it.")
         return found
@@ -83,7 +83,7 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     attempt(found, 'model', lambda: model.load(workdir, config))
     if loaded := found['model']:
         attempt(found, 'predictions', lambda: predictions.evaluate(loaded, images, seconds))
-        attempt(found, 'inspection', lambda: looks.inspect(loaded))
+        attempt(found, 'inspection', lambda: explorer.inspect(loaded))
         found['model'] = loaded.facts()
     for part, reason in found['missing'].items():
         log.info('%s: the page is without %s: %s', workdir, part, reason)

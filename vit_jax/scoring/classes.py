@@ -15,11 +15,11 @@ from vit_jax.data import table_cells
 from vit_jax.errors import UserError, check_destination, counted, one_line, writing
 from vit_jax.evaluators import average_precision, classification, per_class
 from vit_jax.evaluators.calibration import calibration
-from vit_jax.models.parts import fastest, in_parts
 from vit_jax.objectives import losses
+from vit_jax.parallel import feeding, sharding
+from vit_jax.parallel.microbatch import fastest, in_parts
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
-from vit_jax.training import sharding
 from vit_jax.weights import Weights, description
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,7 @@ def total(
 
     everywhere = sharding.replicated(mesh)
     step = model.backend.jit(step, out_shardings=everywhere)
-    return classification.total(
-        step, sharding.replicate(params, mesh), sharding.feed(batches, mesh)
-    )
+    return classification.total(step, feeding.replicate(params, mesh), feeding.feed(batches, mesh))
 
 
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:

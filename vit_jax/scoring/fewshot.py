@@ -11,9 +11,9 @@ from jaxtyping import PyTree
 from vit_jax import fields
 from vit_jax.errors import UserError, check_at_least, counted
 from vit_jax.evaluators import features, fewshot
-from vit_jax.models import parts, representation
+from vit_jax.models import representation
+from vit_jax.parallel import feeding, microbatch, sharding
 from vit_jax.scoring import split
-from vit_jax.training import sharding
 from vit_jax.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -92,19 +92,19 @@ def _features(sources, model, params, name, mesh, settings):
     """The features of each source, and the names of images that cannot be decoded."""
     from vit_jax.data import pipeline
 
-    accum_steps = parts.fastest(
+    accum_steps = microbatch.fastest(
         model, settings['batch_size'], settings['image_size'], sharding.batch_parts(mesh)
     )
     step = model.backend.jit(
         functools.partial(features.step, model=model, name=name, accum_steps=accum_steps),
         out_shardings=sharding.replicated(mesh),
     )
-    params = sharding.replicate(params, mesh)
+    params = feeding.replicate(params, mesh)
     found, broken = [], []
     for source in sources:
         log.info('features of %s', counted(source.num_examples, 'image'))
         batches = pipeline.eval_batches(source, **settings)
-        found.append(features.extract(step, params, sharding.feed(batches, mesh)))
+        found.append(features.extract(step, params, feeding.feed(batches, mesh)))
         broken += split.broken(batches)
     return found, broken
 

@@ -10,8 +10,8 @@ import jax
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least, composed, nearest_names, some
 from vit_jax.evaluators import per_class
+from vit_jax.parallel import feeding, sharding
 from vit_jax.processes import consensus
-from vit_jax.training import sharding
 from vit_jax.weights import Weights, description
 from vit_jax.workdir import record
 
@@ -209,7 +209,7 @@ def batch_settings(
         batch_size=batch_size,
         image_size=loaded.image_size(),
         preprocess=description.complete_preprocess(loaded),
-        share=sharding.data_share(mesh),
+        share=feeding.data_share(mesh),
         files_at_once=files_at_once,
         max_broken_fraction=1.0,
     )

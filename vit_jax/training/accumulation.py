@@ -9,8 +9,8 @@ import jax
 
 from vit_jax import machine
 from vit_jax.errors import UserError
+from vit_jax.parallel import sharding
 from vit_jax.processes import consensus
-from vit_jax.training import sharding
 from vit_jax.training.program import Program
 
 log = logging.getLogger(__name__)

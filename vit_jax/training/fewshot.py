@@ -10,8 +10,8 @@ from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators import features, fewshot
 from vit_jax.models import representation
+from vit_jax.parallel import feeding, sharding
 from vit_jax.processes import consensus
-from vit_jax.training import sharding
 from vit_jax.training.program import Program
 
 # (params, interrupted) -> the values of fewshot.metrics, None if interrupted.
@@ -58,7 +58,7 @@ def evaluator(
                     features.extract(
                         step,
                         program.objective.encoder_params(params),
-                        sharding.feed(batches, program.mesh),
+                        feeding.feed(batches, program.mesh),
                         interrupted,
                     )
                 )

@@ -10,8 +10,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from vit_jax import config as config_lib
 from vit_jax.evaluators import classification, per_class
+from vit_jax.parallel import feeding
 from vit_jax.processes import consensus, launch
-from vit_jax.training import chips, sharding
+from vit_jax.training import chips
 from vit_jax.training import run as run_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
@@ -127,7 +128,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     outputs.meter.start(step)
     outputs.show('reading the first batch')
     batches = interrupts.each(
-        sharding.feed(outputs.meter.timed(run.train_batches(start_step=step)), program.mesh),
+        feeding.feed(outputs.meter.timed(run.train_batches(start_step=step)), program.mesh),
         meanwhile=outputs.wait_for_batch,
     )
     while step < program.num_steps and not (outputs.has_lost_patience() or interrupts.anywhere()):
@@ -174,7 +175,7 @@ def evaluate(
     begin = time.perf_counter()
     outputs.show(f'evaluating after step {int(state.step)}')
     params = state.params if state.ema_params is None else state.ema_params
-    batches = sharding.feed(run.eval_batches, run.program.mesh)
+    batches = feeding.feed(run.eval_batches, run.program.mesh)
     values = None
     try:
         sums = interrupts.wait_for(

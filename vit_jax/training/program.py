@@ -18,10 +18,11 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
-from vit_jax.models import cost, parts
+from vit_jax.models import cost
 from vit_jax.objectives import registry
 from vit_jax.objectives.teacher import Teacher
-from vit_jax.training import chosen, optimizer, sharding, steps
+from vit_jax.parallel import feeding, microbatch, sharding
+from vit_jax.training import device_defaults, optimizer, steps
 from vit_jax.training import state as train_state
 from vit_jax.training.state import TrainState
 
@@ -29,7 +30,7 @@ from vit_jax.training.state import TrainState
 class Program:
     """Model, optimizer and steps of a resolved config on a mesh.
 
-    `config` is that config with what it leaves open chosen for the devices, see chosen.py.
+    `config` is that config with what it leaves open chosen for the devices, see device_defaults.py.
 
     The training step splits the batch into `config.accum_steps` equal parts, 0 counting as 1, and
     is fastest in `fastest_parts`; steps that evaluate split it into `eval_parts`.
@@ -48,10 +49,10 @@ class Program:
         """
         self.mesh = mesh
         self._platform = platform or mesh.devices.flat[0].platform
-        config = chosen.for_platform(config, self._platform, mesh.devices.flat[0])
-        chosen.check_kernel(config.model, mesh.devices.flat[0])
+        config = device_defaults.for_platform(config, self._platform, mesh.devices.flat[0])
+        device_defaults.check_kernel(config.model, mesh.devices.flat[0])
         sharding.check_model(config.model, mesh)
-        sharding.data_share(mesh, mesh.devices.flat[0].process_index)
+        feeding.data_share(mesh, mesh.devices.flat[0].process_index)
         self.num_steps = config_lib.total_steps(config)
         model = models.build(config.model, config.dataset.num_classes)
         objective = registry.build(config, model, teacher)
@@ -110,7 +111,7 @@ class Program:
         """Everything that depends on the split of the batch."""
         sharding.check_batch(config.batch_size, config.accum_steps, self.mesh)
         fastest = functools.partial(
-            parts.fastest,
+            microbatch.fastest,
             self.model,
             config.batch_size,
             config.image_size,

@@ -21,8 +21,9 @@ from vit_jax.data import broken, cached, folders, pipeline, sequential, sources,
 from vit_jax.errors import UserError, some
 from vit_jax.evaluators import classification, per_class
 from vit_jax.objectives import teacher as teacher_lib
+from vit_jax.parallel import feeding, sharding
 from vit_jax.processes import consensus
-from vit_jax.training import accumulation, chosen, fewshot, optimizer, pretrained, sharding
+from vit_jax.training import accumulation, device_defaults, fewshot, optimizer, pretrained
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
 from vit_jax.workdir import data_record, record, trackers
@@ -99,10 +100,10 @@ def resolve(
     trackers.require(config.trackers)
     if begun:
         config = config_lib.as_begun(config, begun[0])
-        config = config_lib.changed(config, chosen.kept(config.model, begun[0]['model']))
-    config.mesh.host_devices = chosen.shown_devices(config)
+        config = config_lib.changed(config, device_defaults.kept(config.model, begun[0]['model']))
+    config.mesh.host_devices = device_defaults.shown_devices(config)
     mesh = sharding.make_mesh(config.mesh)
-    share = sharding.data_share(mesh)
+    share = feeding.data_share(mesh)
     dataset = config.dataset
     _complete(config, begun)
     check_alone = check if consensus.count() == 1 else _do_nothing
@@ -368,7 +369,7 @@ def without_broken(
 
 def bytes_besides(program: Program) -> float:
     """Bytes of a device besides a step's: batches read ahead, on a CPU those of the process."""
-    batches, others = sharding.BATCHES_UNDER_WAY, 0.0
+    batches, others = feeding.BATCHES_UNDER_WAY, 0.0
     if jax.default_backend() == 'cpu':  # where the input pipeline has no memory of its own
         batches += pipeline.BATCHES_IN_MEMORY
         others = _BEGINNING / jax.local_device_count()
@@ -482,7 +483,9 @@ def announce(run: Run, state: TrainState) -> None:
         'computed with accum_steps=%d, %s',
         config.accum_steps,
         ', '.join(
-            f'model.{field}={config.model[field]}' for field in chosen.OPEN if field in config.model
+            f'model.{field}={config.model[field]}'
+            for field in device_defaults.OPEN
+            if field in config.model
         ),
     )
     if run.program.lr_factors is not None:

@@ -9,8 +9,8 @@ import optax
 from jaxtyping import Array, PyTree
 
 from vit_jax.evaluators.batches import Batch
-from vit_jax.models.parts import split
 from vit_jax.objectives.objective import Objective
+from vit_jax.parallel.microbatch import split
 from vit_jax.training import mixup as mixup_lib
 from vit_jax.training import optimizer
 from vit_jax.training.state import TrainState

@@ -16,7 +16,7 @@ from vit_jax import models
 from vit_jax.data import images as image_files
 from vit_jax.errors import UserError
 from vit_jax.models.backends import registry
-from vit_jax.models.parts import fastest, in_parts
+from vit_jax.parallel.microbatch import fastest, in_parts
 from vit_jax.weights import description
 from vit_jax.weights.model import Weights
 

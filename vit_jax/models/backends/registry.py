@@ -27,7 +27,7 @@ XLA = Backend(
     attention=Attention,
     attend=xla.attend,
 )
-# By model.linear_kernel. 'auto' is xla where training/chosen.py does not choose.
+# By model.linear_kernel. 'auto' is xla where training/device_defaults.py does not choose.
 LINEAR = {
     'auto': XLA,
     'xla': XLA,

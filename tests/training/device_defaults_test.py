@@ -8,7 +8,7 @@ from vit_jax import machine
 from vit_jax.errors import UserError
 from vit_jax.models import variants
 from vit_jax.models.backends import registry
-from vit_jax.training import chosen
+from vit_jax.training import device_defaults
 from vit_jax.workdir import record
 
 FIELDS = ('unroll', 'remat_policy')
@@ -29,7 +29,7 @@ FIELDS = ('unroll', 'remat_policy')
 )
 def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected):
     config = config_lib.base(model)
-    found = chosen.for_platform(config, platform)
+    found = device_defaults.for_platform(config, platform)
     assert tuple(found.model[field] for field in FIELDS) == expected
     assert config.model.unroll == 0  # the user's stays as it is
     assert config_lib.flatten(found) == config_lib.flatten(config) | {
@@ -45,7 +45,7 @@ def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected)
 def test_the_root_of_a_resnet_needs_no_loop():
     config = config_lib.base('b16')
     config.model.resnet = variants.hybrid_resnet(units=())
-    assert chosen.for_platform(config, 'cpu').model.unroll == 12
+    assert device_defaults.for_platform(config, 'cpu').model.unroll == 12
 
 
 def test_what_the_config_says_is_not_chosen():
@@ -57,29 +57,33 @@ def test_what_the_config_says_is_not_chosen():
         linear_kernel='xla',
         dtype='bfloat16',
     )
-    for platform in chosen.CHOICES:
-        assert config_lib.flatten(chosen.for_platform(config, platform)) == config_lib.flatten(
-            config
-        )
+    for platform in device_defaults.CHOICES:
+        assert config_lib.flatten(
+            device_defaults.for_platform(config, platform)
+        ) == config_lib.flatten(config)
 
 
 def test_a_continued_run_keeps_what_it_has_recorded():
     recorded = {'unroll': 1, 'remat_policy': 'nothing_saveable', 'num_layers': 12}
     config = config_lib.base('b16')
-    assert chosen.kept(config.model, recorded) == {
+    assert device_defaults.kept(config.model, recorded) == {
         'model.unroll': 1,
         'model.remat_policy': 'nothing_saveable',
         'model.attention_kernel': 'xla',
         'model.linear_kernel': 'xla',
     }
-    assert chosen.kept(config.model, {'attention_kernel': 'cudnn', 'linear_kernel': 'cpu'}) == {
+    assert device_defaults.kept(
+        config.model, {'attention_kernel': 'cudnn', 'linear_kernel': 'cpu'}
+    ) == {
         'model.attention_kernel': 'cudnn',
         'model.linear_kernel': 'cpu',
     }
     config.model.update(unroll=4, attention_kernel='xla', linear_kernel='xla')
     recorded['attention_kernel'] = 'cudnn'
-    assert chosen.kept(config.model, recorded) == {'model.remat_policy': 'nothing_saveable'}
-    assert chosen.kept(config.model, {}) == {}
+    assert device_defaults.kept(config.model, recorded) == {
+        'model.remat_policy': 'nothing_saveable'
+    }
+    assert device_defaults.kept(config.model, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -93,10 +97,10 @@ def test_a_continued_run_keeps_what_it_has_recorded():
 )
 def test_linear_layers_are_computed_by_the_fastest_of_a_dtype(platform, dtype, expected):
     config = config_lib.changed(config_lib.base(), {'model.dtype': dtype})
-    assert chosen.for_platform(config, platform).model.linear_kernel == expected
-    begun = chosen.kept(config.model, {'unroll': 1})  # by a version without the field
+    assert device_defaults.for_platform(config, platform).model.linear_kernel == expected
+    begun = device_defaults.kept(config.model, {'unroll': 1})  # by a version without the field
     config = config_lib.changed(config, begun)
-    assert chosen.for_platform(config, platform).model.linear_kernel == 'xla'
+    assert device_defaults.for_platform(config, platform).model.linear_kernel == 'xla'
 
 
 DEVICE = types.SimpleNamespace(platform='gpu', device_kind='Accelerator X')
@@ -104,16 +108,16 @@ DEVICE = types.SimpleNamespace(platform='gpu', device_kind='Accelerator X')
 
 def test_kernels_that_a_device_has(monkeypatch):
     for model in (dict(attention_kernel='auto'), dict(attention_kernel='xla'), {}):  # a ResNet
-        chosen.check_kernel(model, DEVICE)
+        device_defaults.check_kernel(model, DEVICE)
     model = dict(attention_kernel='cudnn')
     with pytest.raises(
         UserError,
         match=r'attention_kernel is cudnn, .* this is gpu '
         r'.Accelerator X., which has: xla, cpu\.',
     ):
-        chosen.check_kernel(model, DEVICE)
+        device_defaults.check_kernel(model, DEVICE)
     monkeypatch.setattr(registry, 'has_cudnn', lambda device: device is DEVICE)
-    chosen.check_kernel(model, DEVICE)
+    device_defaults.check_kernel(model, DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +138,20 @@ def test_what_is_chosen_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch
     config.model.dtype = dtype
     if model.endswith('*5'):
         config.model.num_layers *= 5
-    found = chosen.for_platform(config, 'gpu', DEVICE).model
-    assert tuple(found[field] for field in chosen.OPEN) == expected
+    found = device_defaults.for_platform(config, 'gpu', DEVICE).model
+    assert tuple(found[field] for field in device_defaults.OPEN) == expected
     looped = config_lib.changed(config, {'model.unroll': 3})
-    found = chosen.for_platform(looped, 'gpu', DEVICE).model  # which would copy what it keeps
-    assert tuple(found[field] for field in chosen.OPEN) == (3, 'products', *expected[2:])
-    found = chosen.for_platform(config, 'gpu').model  # of a GPU that is only planned for
-    assert tuple(found[field] for field in chosen.OPEN) == (1, 'products', 'xla', 'xla')
+    found = device_defaults.for_platform(
+        looped, 'gpu', DEVICE
+    ).model  # which would copy what it keeps
+    assert tuple(found[field] for field in device_defaults.OPEN) == (3, 'products', *expected[2:])
+    found = device_defaults.for_platform(config, 'gpu').model  # of a GPU that is only planned for
+    assert tuple(found[field] for field in device_defaults.OPEN) == (1, 'products', 'xla', 'xla')
     config.model.attention_kernel = 'xla'
-    found = chosen.for_platform(config, 'gpu', DEVICE).model  # the same, where it is asked for
-    assert tuple(found[field] for field in chosen.OPEN) == (1, 'products', 'xla', 'xla')
+    found = device_defaults.for_platform(
+        config, 'gpu', DEVICE
+    ).model  # the same, where it is asked for
+    assert tuple(found[field] for field in device_defaults.OPEN) == (1, 'products', 'xla', 'xla')
 
 
 def narrow(fields):
@@ -171,9 +179,9 @@ def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected, monke
     """Unless the mesh says otherwise, the batch (512) cannot be split or the model is wide."""
     monkeypatch.setattr(machine, 'cores', lambda: cores)
     config = narrow({'batch_size': 512} | fields)
-    assert chosen.host_devices({'': config}) == expected
+    assert device_defaults.host_devices({'': config}) == expected
     wide = 'model.hidden_size' in fields
-    assert chosen.host_devices({'': config}, trains=False) == (2 if wide else expected)
+    assert device_defaults.host_devices({'': config}, trains=False) == (2 if wide else expected)
 
 
 def with_devices(number):
@@ -184,11 +192,11 @@ def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path, monkeypatch)
     monkeypatch.setattr(machine, 'cores', lambda: 2)
     config, workdir = narrow({}), str(tmp_path)
     record.write(workdir, with_devices(1), ['ant', 'bee'])
-    assert chosen.host_devices({workdir: config}) == 2  # nothing has been saved
+    assert device_defaults.host_devices({workdir: config}) == 2  # nothing has been saved
     begin(tmp_path, with_devices(1))
-    assert chosen.host_devices({workdir: config}) == 1
+    assert device_defaults.host_devices({workdir: config}) == 1
     monkeypatch.setattr(machine, 'cores', lambda: 1)
-    assert chosen.host_devices({workdir: with_devices(2)}) == 2
+    assert device_defaults.host_devices({workdir: with_devices(2)}) == 2
 
 
 @pytest.mark.parametrize(
@@ -207,18 +215,18 @@ def test_runs_of_one_process_go_on_as_those_that_have_begun(
             without=['host_devices'] if devices is None else [],
         )
     configs = {str(tmp_path / str(number)): narrow({}) for number in range(4)}
-    assert chosen.host_devices(configs) == expected
-    assert chosen.host_devices({workdir: with_devices(3) for workdir in configs}) == 3
+    assert device_defaults.host_devices(configs) == expected
+    assert device_defaults.host_devices({workdir: with_devices(3) for workdir in configs}) == 3
     configs['other'] = with_devices(3)
     with pytest.raises(
         UserError,
         match=r'mesh.host_devices is \[0, 3\] for runs of one process, '
         'which can have one number: train those of each by',
     ):
-        chosen.host_devices(configs)
+        device_defaults.host_devices(configs)
 
 
 def test_one_run_whose_batch_cannot_be_split_leaves_one_device_to_all(monkeypatch):
     monkeypatch.setattr(machine, 'cores', lambda: 2)
     configs = {str(size): narrow({'batch_size': size}) for size in (510, 511)}
-    assert chosen.host_devices(configs) == 1
+    assert device_defaults.host_devices(configs) == 1

@@ -8,19 +8,20 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.support.parameters import randomised
 from vit_jax import models
-from vit_jax.models import masked, parts
+from vit_jax.models import masked
+from vit_jax.parallel import microbatch
 
 
 def test_parts_are_equal_and_take_every_nth_example():
     """So that on many devices, each with neighbouring examples, no data moves."""
-    batch = parts.split({'label': jnp.arange(12), 'image': jnp.arange(24.0).reshape(12, 2)}, 3)
+    batch = microbatch.split({'label': jnp.arange(12), 'image': jnp.arange(24.0).reshape(12, 2)}, 3)
     np.testing.assert_array_equal(batch['label'], np.arange(12).reshape(4, 3).T)
     np.testing.assert_array_equal(batch['image'][1], [[2, 3], [8, 9], [14, 15], [20, 21]])
 
 
 def test_joined_parts_are_the_batch():
     batch = {'label': jnp.arange(12), 'image': jnp.arange(24.0).reshape(12, 2)}
-    joined = parts.join(parts.split(batch, 3))
+    joined = microbatch.join(microbatch.split(batch, 3))
     assert all((joined[name] == batch[name]).all() for name in batch)
 
 
@@ -42,8 +43,8 @@ def test_joined_parts_are_the_batch():
 )  # 577, 50 and 5 tokens
 def test_a_cpu_computes_about_as_many_tokens_at_once(batch_size, devices, side, expected):
     model = models.build('ti16', 10)
-    assert parts.fastest(model, batch_size, (side, side), devices, 'cpu') == expected
-    assert parts.fastest(model, batch_size, (side, side), devices, 'tpu') == 1
+    assert microbatch.fastest(model, batch_size, (side, side), devices, 'cpu') == expected
+    assert microbatch.fastest(model, batch_size, (side, side), devices, 'tpu') == 1
 
 
 @pytest.mark.parametrize(
@@ -60,15 +61,15 @@ def test_a_cpu_computes_about_as_many_tokens_at_once(batch_size, devices, side, 
 )
 def test_training_takes_about_eight_images_of_224_pixels_at_once(name, side, expected):
     model = models.build(name, 10)
-    assert parts.fastest(model, 64, (side, side), 2, 'cpu', train=True) == expected
-    assert parts.fastest(model, 64, (side, side), 2, 'tpu', train=True) == 1
+    assert microbatch.fastest(model, 64, (side, side), 2, 'cpu', train=True) == expected
+    assert microbatch.fastest(model, 64, (side, side), 2, 'tpu', train=True) == 1
 
 
 @pytest.mark.parametrize('name', ['r50x1', 'r_ti16'])
 def test_outputs_of_resnets_and_hybrids_are_computed_in_large_parts(name):
     model = models.build(name, 10)
-    assert parts.fastest(model, 64, (224, 224), 1, 'cpu') == 1
-    assert parts.fastest(model, 512, (224, 224), 2, 'cpu') == 4
+    assert microbatch.fastest(model, 64, (224, 224), 1, 'cpu') == 1
+    assert microbatch.fastest(model, 512, (224, 224), 2, 'cpu') == 4
 
 
 def test_masked_patches_are_drawn_for_the_whole_batch():
@@ -77,7 +78,7 @@ def test_masked_patches_are_drawn_for_the_whole_batch():
     model = masked.build(
         models.build('ti16', 10), {'target': 'mean_color', 'rate': 0.5}, preprocess
     )
-    assert parts.fastest(model, 64, (224, 224), 1, 'cpu') == 1
+    assert microbatch.fastest(model, 64, (224, 224), 1, 'cpu') == 1
 
 
 @pytest.mark.parametrize('pool', ['cls', 'gap', 'map', 'none'])
@@ -93,7 +94,9 @@ def test_outputs_do_not_depend_on_parts(pool):
     images = jax.device_put(images, NamedSharding(mesh, PartitionSpec('data')))
     compiled = {
         n: jax.jit(
-            lambda p, x, n=n: parts.in_parts(functools.partial(model.apply, {'params': p}), x, n)
+            lambda p, x, n=n: microbatch.in_parts(
+                functools.partial(model.apply, {'params': p}), x, n
+            )
         )
         .lower(params, images)
         .compile()
