@@ -1,5 +1,4 @@
 import importlib.util
-import mmap
 import os
 import pathlib
 import resource
@@ -152,12 +151,7 @@ def test_libtpu_without_chips_is_quiet():
     [
         ('', False),
         ('machine.keep_memory()', True),
-        ('machine.keep_memory(); machine.keep_at_most(int(6e8))', True),
-        (
-            'machine._use_huge_pages = id; machine.keep_memory(); machine.keep_at_most(int(6e8))',
-            True,
-        ),
-        ('machine.keep_memory(); machine.keep_at_most(0)', False),
+        ('machine.keep_memory(); machine.give_memory_back()', False),
     ],
 )
 def test_memory_of_a_step_is_there_for_the_next(begin, keeps):
@@ -185,107 +179,6 @@ print(faults())
         env=os.environ | {'JAX_PLATFORMS': 'cpu'},
     ).stdout
     assert (int(out) < 1000) == keeps
-
-
-@pytest.mark.parametrize('limited', [False, True])
-def test_no_more_memory_is_kept_than_asked_for(limited):
-    """Of 1 GB in pieces with small blocks between them 300 MB stay, or all of it."""
-    program = f"""
-import psutil
-from vit_jax import machine
-
-machine.keep_memory()
-if {limited}:
-    machine.keep_at_most(300_000_000)
-before = psutil.Process().memory_info().rss
-pieces, between = [], []
-for n in range(10):
-    pieces.append(b'x' * 100_000_000)
-    between.append(bytes(2000))
-pieces.clear()
-print(psutil.Process().memory_info().rss - before)
-"""
-    out = subprocess.run(
-        [sys.executable, '-c', program],
-        check=True,
-        text=True,
-        timeout=60,
-        stdout=subprocess.PIPE,
-        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-    ).stdout
-    assert (int(out) > 900_000_000) != limited
-
-
-def test_pieces_between_what_is_in_use_are_set_apart():
-    """Of 2000 pieces of 64 to 96 KB malloc finds hardly one afterwards; no page is written on.
-
-    When what lay between them is free, too, all is one piece again.
-    """
-    program = """
-import ctypes, psutil
-from vit_jax import machine
-
-def pieces():
-    return sum(count for size, count in machine._free_pieces(library) if 2**16 <= size < 2**17)
-
-library = ctypes.CDLL(None)
-library.malloc.restype = ctypes.c_void_p
-machine.keep_memory()
-taken = [[ctypes.c_void_p(library.malloc(ctypes.c_size_t(size))) for size in (2**16 + 16 * n, 2000)]
-         for n in range(2000)]
-for piece, _ in taken:
-    library.memset(piece, 1, ctypes.c_size_t(2**16))
-    library.free(piece)
-before, resident = pieces(), psutil.Process().memory_info().rss
-machine.set_pieces_apart()
-print(before, pieces(), psutil.Process().memory_info().rss - resident, len(machine._apart))
-for _, between in taken:
-    library.free(between)
-machine.set_pieces_apart()
-print(len(machine._apart))
-"""
-    out = subprocess.run(
-        [sys.executable, '-c', program],
-        check=True,
-        text=True,
-        timeout=60,
-        stdout=subprocess.PIPE,
-        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-    ).stdout
-    before, after, more, apart, at_last = map(int, out.split())
-    assert before > 1500  # some are not sorted yet
-    assert after < 100
-    assert more < -100_000_000  # of 130 MB
-    assert apart > 1500
-    assert at_last < 100
-
-
-@pytest.mark.skipif(
-    mmap.PAGESIZE != 4096 or not HUGE_PAGES.exists() or '[madvise]' not in HUGE_PAGES.read_text(),
-    reason='this system does not give pages of 2 MB to who asks for them',
-)
-@pytest.mark.parametrize('limited', [False, True])
-def test_memory_is_in_huge_pages(limited):
-    """400 MB are 200 pages of 2 MB, or 100,000 of 4 KB where address space is scarce."""
-    program = f"""
-import resource
-from vit_jax import machine
-if {limited}:
-    resource.setrlimit(resource.RLIMIT_AS, (10**11, 10**11))
-machine.keep_memory()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-memory = b'x' * 400_000_000
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-    out = subprocess.run(
-        [sys.executable, '-c', program],
-        check=True,
-        text=True,
-        timeout=60,
-        stdout=subprocess.PIPE,
-        env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-    ).stdout
-    assert (int(out) > 50_000) == limited
 
 
 # Of /proc/cpuinfo: two processors of a kind, one of which is at another frequency now.

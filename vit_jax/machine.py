@@ -6,10 +6,8 @@ import gc
 import glob
 import hashlib
 import logging
-import mmap
 import os
 import pathlib
-import re
 import resource
 import signal
 
@@ -94,6 +92,8 @@ def check_address_space(needed: float) -> None:
 # Of glibc's malloc.h, with the values that keep everything: no memory goes back to the system, none
 # comes from mmap, and all threads share what is free.
 _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
+# Two of them as glibc has them at the start.
+_GIVE_BACK = {'M_TRIM_THRESHOLD': (-1, 128 * 1024), 'M_MMAP_MAX': (-4, 65536)}
 # Of devices that the CPU is shown as, one may be far behind the others where another program keeps
 # its core busy. XLA would complain of that after 20 s, and abort after 60.
 _PATIENT = (
@@ -108,84 +108,29 @@ CPUINFO = pathlib.Path('/proc/cpuinfo')
 def keep_memory() -> None:
     """Lets malloc keep what is freed, where JAX computes on the CPU, for the steps to come.
 
-    Else the buffers of a step, which are larger than what it keeps, go back to the system, which
-    clears them page by page for the next step: a fifth of the processor time of training Ti/16.
-    What malloc gets from then on is in huge pages. To be called before JAX starts its threads.
-    Without effect beside a GPU or TPU, whose hosts have many threads, and where the C library is
-    not glibc.
+    Otherwise the buffers of a step go back to the system, which clears them page by page for the
+    next step: a fifth of the processor time of training Ti/16. The function is called before JAX
+    starts its threads. It has no effect beside a GPU or TPU, whose hosts have many threads, and
+    where the C library is not glibc.
     """
+    for parameter, value in _KEEP.values():
+        _set_malloc(parameter, value)
+
+
+def give_memory_back() -> None:
+    """Ends what `keep_memory` has begun: malloc gives back what is freed, and takes more by mmap.
+
+    For steps that take so much of the memory that nothing may be kept beside them.
+    """
+    for parameter, value in _GIVE_BACK.values():
+        _set_malloc(parameter, value)
+
+
+def _set_malloc(parameter, value):
+    """Sets one of the options of glibc's malloc, on a machine whose only device is the CPU."""
     library = ctypes.CDLL(None)
     if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
-        for parameter, value in _KEEP.values():
-            library.mallopt(parameter, value)
-        _use_huge_pages(library)
-
-
-def keep_at_most(size: int) -> None:
-    """Limits what `keep_memory` keeps for buffers to come to `size` bytes beside what is in use.
-
-    Else a process grows: small blocks in use at the ends of a kept buffer keep out the next one.
-    """
-    library = ctypes.CDLL(None)
-    if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
-        library.malloc.restype = ctypes.c_void_p
-        library.free(ctypes.c_void_p(library.malloc(ctypes.c_size_t(size))))  # so much is there
-        library.mallopt(_KEEP['M_MMAP_MAX'][0], 65536)  # as it was
-        library.malloc_trim(ctypes.c_size_t(size))
-
-
-_apart = []  # addresses
-
-
-def set_pieces_apart() -> None:
-    """Takes from malloc the free pieces of 16 to 512 KB between what compilation left.
-
-    Else malloc goes through thousands of them, one after another, for every block that a product
-    asks for and frees: up to 5 % of a step of S/16 in bfloat16, in a process that compiled it.
-    Their pages go back to the system, and as nothing writes on them, stay there. The next call
-    gives the pieces back first: what lay between them may be free by then, as after another run.
-    """
-    library = ctypes.CDLL(None)
-    if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
-        library.malloc.restype = ctypes.c_void_p
-        while _apart:
-            library.free(ctypes.c_void_p(_apart.pop()))
-        library.malloc_trim(ctypes.c_size_t(2**40))  # no less at the end, where buffers come to be
-        for size, count in _free_pieces(library):
-            for _ in range(count if 2**14 <= size < 2**19 else 0):
-                _apart.append(library.malloc(ctypes.c_size_t(size)))
-
-
-def _free_pieces(library):
-    """[(bytes, number)] of the free pieces of malloc's memory, those of a bin by its smallest."""
-    text, length = ctypes.c_char_p(), ctypes.c_size_t()
-    library.open_memstream.restype = ctypes.c_void_p
-    stream = ctypes.c_void_p(library.open_memstream(ctypes.byref(text), ctypes.byref(length)))
-    library.malloc_info(0, stream)
-    library.fclose(stream)
-    pieces = re.findall(r'<size from="(\d+)".* count="(\d+)"/>', text.value.decode())
-    library.free(text)
-    header = 9  # bytes of the size of a piece, the last bit of which says something else
-    return [(int(size) - header, int(count)) for size, count in reversed(pieces)]
-
-
-def _use_huge_pages(library):
-    """Asks for pages of 2 MB for all memory that malloc may get, and does not touch it."""
-    overcommit = pathlib.Path('/proc/sys/vm/overcommit_memory')  # 2: of no more than there is
-    scarce = overcommit.exists() and overcommit.read_text().strip() == '2'
-    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    # What malloc holds would be missing elsewhere; larger pages come with far larger huge ones.
-    if scarce or limited or mmap.PAGESIZE != 4096:
-        return
-    size = available_memory()
-    library.malloc.restype = ctypes.c_void_p
-    # Not aligned_alloc: what it cuts off may stay above, and `keep_at_most` without effect.
-    if memory := library.malloc(ctypes.c_size_t(size)):  # else that is too much
-        page = -(-memory // mmap.PAGESIZE) * mmap.PAGESIZE
-        library.madvise(
-            ctypes.c_void_p(page), ctypes.c_size_t(size - mmap.PAGESIZE), mmap.MADV_HUGEPAGE
-        )
-        library.free(ctypes.c_void_p(memory))
+        library.mallopt(parameter, value)
 
 
 def keep_compiled() -> None:
