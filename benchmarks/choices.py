@@ -9,17 +9,19 @@ is timed on the same noise. So are the choices of vit_jax/training/device_defaul
 alone.
 """
 
+import functools
 import sys
 
 import jax
 
-from vit_jax import cli, machine, sweep
+from vit_jax import cli, machine
 from vit_jax import config as config_lib
+from vit_jax.campaigns import grids
+from vit_jax.campaigns.outcome import name_of
 from vit_jax.measuring import report, rounds, workloads
 from vit_jax.parallel import sharding
 from vit_jax.training import accumulation, device_defaults
 from vit_jax.training.program import Program
-from vit_jax.workdir.outcome import name_of
 
 
 def workload(config, part):
@@ -39,12 +41,12 @@ def main(argv=None):
     parser.add_argument('--part', choices=('training', 'inference'), default='training')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--seconds', type=float, default=3.0)
-    texts, others = sweep.separate(sys.argv[1:] if argv is None else argv)
+    texts, others = grids.separate(sys.argv[1:] if argv is None else argv)
     first = [f'--config.{field}={text.partition(",")[0]}' for field, text in texts.items()]
     options, config = cli.parse_with_config(parser, others + first)
+    grid = grids.read(texts, functools.partial(cli.read_value, config))
     configs = {
-        name_of(member): config_lib.changed(config, member)
-        for member in sweep.combinations(sweep.read_grid(texts, config))
+        name_of(member): config_lib.changed(config, member) for member in grids.combinations(grid)
     }
     rounds.check(options)
     trains = options.part == 'training'

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     'objectives training',
     'reporting': 'errors models config processes data workdir weights evaluators inspection '
     'training scoring',
+    'campaigns': 'errors config data workdir training reporting',
     'web': 'errors data workdir weights reporting',
     'planning': 'errors parallel models config workdir objectives training',
     'measuring': 'errors parallel models config workdir training',
@@ -53,7 +54,7 @@ ONLY_IN = {
     'orbax': ('workdir',),
     'jinja2': ('reporting',),
     'vl_convert': ('reporting',),
-    'matplotlib': ('workdir', 'drawing'),
+    'matplotlib': ('workdir', 'drawing', 'campaigns'),
     'jax._src': (),
     'unittest': (),
     'ctypes': ('machine',),

@@ -275,6 +275,12 @@ def override(
     return config_lib.with_values_read(config)
 
 
+def read_value(config: ConfigDict, field: str, text: str) -> Any:
+    """The value of --config.FIELD=TEXT, of the type of the field; raises as `read_config`."""
+    changed = override(config_lib.changed(config, {}), [f'--config.{field}={text}'])
+    return config_lib.flatten(changed)[field]
+
+
 def _joined(arguments, given):
     """The arguments, in which '--config.FIELD', 'VALUE' is one, '--config.FIELD=VALUE'."""
     joined = []
