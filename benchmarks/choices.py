@@ -20,7 +20,7 @@ from vit_jax.campaigns import grids
 from vit_jax.campaigns.outcome import name_of
 from vit_jax.measuring import report, rounds, workloads
 from vit_jax.parallel import sharding
-from vit_jax.training import accumulation, device_defaults
+from vit_jax.training import accumulation, device_defaults, resolve
 from vit_jax.training.program import Program
 
 
@@ -28,7 +28,9 @@ def workload(config, part):
     """The training step or the inference of a config, on as many devices as it says."""
     complete = workloads.complete(config)
     devices = jax.devices()[: complete.mesh.host_devices or None]
-    program = Program(complete, sharding.make_mesh(complete.mesh, devices))
+    mesh = sharding.make_mesh(complete.mesh, devices)
+    complete = resolve.for_mesh(complete, mesh)
+    program = Program(complete, mesh)
     if not complete.accum_steps:
         program = accumulation.choose(program)
     return getattr(workloads, part)(program)

@@ -261,6 +261,32 @@ def test_several_processes_on_the_cpu_keep_no_compiled_programs(new_start, monke
     assert (kept_in() is None) == (new_start == 'cpu')
 
 
+@pytest.mark.parametrize(
+    ('vendor', 'flags', 'expected'),
+    [
+        ('GenuineIntel', 'avx512f avx512_bf16', False),
+        ('GenuineIntel', 'avx512f avx512_bf16 amx_bf16', True),
+        ('AuthenticAMD', 'avx512f avx512_bf16', True),
+        ('AuthenticAMD', 'avx512f', False),
+        ('GenuineIntel', 'avx2', False),
+    ],
+)
+def test_processors_that_are_fast_in_bfloat16(vendor, flags, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, 'CPUINFO', tmp_path / 'cpuinfo')
+    each = f'processor\t: 0\nvendor_id\t: {vendor}\nmodel\t\t: 1\nflags\t\t: fpu {flags}\n\n'
+    machine.CPUINFO.write_text(2 * each)
+    assert machine.is_fast_in_bfloat16() == expected
+
+
+@pytest.mark.parametrize('text', ['Features\t: fp asimd bf16\n', None])
+def test_processors_that_are_not_known_are_not_fast_in_bfloat16(text, tmp_path, monkeypatch):
+    """ARM's, and those of systems without this file."""
+    monkeypatch.setattr(machine, 'CPUINFO', tmp_path / 'cpuinfo')
+    if text:
+        machine.CPUINFO.write_text(text)
+    assert not machine.is_fast_in_bfloat16()
+
+
 @pytest.mark.slow
 def test_a_second_start_reads_what_the_first_has_compiled(tmp_path):
     program = """

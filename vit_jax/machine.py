@@ -188,6 +188,23 @@ def cores() -> int:
     return found
 
 
+def is_fast_in_bfloat16() -> bool:
+    """Whether a CPU trains faster in bfloat16 than in float32: with AMX, or if AMD made it.
+
+    S/16 is trained 1.6 to 2 times as fast by these, and 0.83 times by an Intel processor that has
+    instructions for bfloat16 (avx512_bf16) and no AMX. False for all that are not measured.
+    """
+    try:
+        text = CPUINFO.read_text()
+    except OSError:  # not on Linux
+        return False
+    lines = [line.partition(':') for line in text.splitlines()]
+    values = {name.strip(): value.split() for name, _, value in lines}
+    flags = values.get('flags', [])
+    is_amd = values.get('vendor_id') == ['AuthenticAMD']
+    return 'amx_bf16' in flags or (is_amd and 'avx512_bf16' in flags)
+
+
 def use_cpu_as(devices: int) -> None:
     """Lets JAX take the CPU, where it computes on that, for several devices.
 

@@ -9,6 +9,7 @@ import pytest
 from tests.support.datasets import write_images
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.training import resolve
 from vit_jax.workdir import record
 
 CLASSES = ('ant', 'bee')
@@ -18,7 +19,7 @@ def run_config(**fields):
     config = config_lib.base()
     config.num_steps = 10
     config.update_from_flattened_dict({k.replace('__', '.'): v for k, v in fields.items()})
-    return config_lib.complete(config_lib.checked(config), 50, 2)
+    return resolve.with_data(resolve.checked(config), 50, 2)
 
 
 def go_on(tmp_path, classes=CLASSES, **fields):
