@@ -30,7 +30,7 @@ START = (
     'vit_jax.training.run:open_data',
     'vit_jax.training.run:Program',
     'vit_jax.training.run:program_that_fits',
-    'vit_jax.training.run:initial_or_restored_state',
+    'vit_jax.training.run:initial_or_restored',
     'vit_jax.training.run:announce',
     'vit_jax.training.run:require_memory',
 )

@@ -29,7 +29,7 @@ from vit_jax.training import resolve as resolving
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
 from vit_jax.workdir import data_record, record, trackers
-from vit_jax.workdir.checkpoint import Checkpointer
+from vit_jax.workdir.checkpoint import Checkpointer, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -430,28 +430,37 @@ def require_memory(program: Program) -> None:
         accumulation.require_memory(needed + bytes_besides(program))
 
 
-def initial_or_restored_state(
-    run: Run, checkpoints: Checkpointer, params: PyTree | None
-) -> TrainState:
-    """The newest state that can be read, else the initial one, with pre-trained `params`, if any.
+def initial_or_restored(run: Run, checkpoints: Checkpointer, params: PyTree | None) -> Snapshot:
+    """The newest snapshot that can be read, else the initial one, with `params`, if there are any.
 
-    Raises UserError when no checkpoint can be read, or the state is already past the end of the
-    run.
+    Args:
+      params: pre-trained ones, for a run that begins.
+
+    Raises:
+      UserError: if no checkpoint can be read, or the state is already past the end of the run.
     """
-    state = checkpoints.restore_latest(run.program.abstract_state)
-    if state is None:
-        state = run.program.initial_state()
-        if params is not None:
-            params = pretrained.place_params(state.params, params)
-            average = state.ema_params and jax.tree.map(jnp.copy, params)  # both are donated
-            state = dataclasses.replace(state, params=params, ema_params=average)
-    if int(state.step) > run.program.num_steps:
+    snapshot = checkpoints.restore_latest(run.program.abstract_state)
+    if snapshot is None:
+        return Snapshot(_initial_state(run, params), 0, {})
+    if snapshot.step > run.program.num_steps:
         raise UserError(
-            f'{run.workdir} is at step {int(state.step)} already and the config asks '
+            f'{run.workdir} is at step {snapshot.step} already and the config asks '
             f'for {run.program.num_steps}. Raise num_steps or num_epochs, or take '
             'another --workdir.'
         )
-    return state
+    return snapshot
+
+
+def _initial_state(run, params):
+    """The state before the first step, with pre-trained `params`, if there are any."""
+    state = run.program.initial_state()
+    if params is None:
+        return state
+    params = pretrained.place_params(state.params, params)
+    average = None
+    if state.ema_params is not None:
+        average = jax.tree.map(jnp.copy, params)  # both are donated
+    return dataclasses.replace(state, params=params, ema_params=average)
 
 
 def parameter_kinds(params: PyTree) -> str:
