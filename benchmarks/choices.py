@@ -9,7 +9,6 @@ is timed on the same noise. So are the choices of vit_jax/training/device_defaul
 alone.
 """
 
-import functools
 import sys
 
 import jax
@@ -46,7 +45,7 @@ def main(argv=None):
     texts, others = grids.separate(sys.argv[1:] if argv is None else argv)
     first = [f'--config.{field}={text.partition(",")[0]}' for field, text in texts.items()]
     options, config = cli.parse_with_config(parser, others + first)
-    grid = grids.read(texts, functools.partial(cli.read_value, config))
+    grid = grids.read(texts, config)
     configs = {
         name_of(member): config_lib.changed(config, member) for member in grids.combinations(grid)
     }

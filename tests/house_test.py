@@ -25,7 +25,7 @@ MAY_IMPORT = {
     'processes': 'errors machine',
     'data': 'errors',
     'workdir': 'errors config processes',
-    'weights': 'errors parallel models config data workdir',
+    'weights': 'errors fields parallel models config data workdir',
     'evaluators': 'errors parallel models',
     'inspection': 'errors models workdir weights',
     'objectives': 'errors plugins models config processes weights evaluators',

@@ -54,7 +54,7 @@ def config(fields):
             f'{ROOT}/configs/quickstart.py '
             'has no grid of its own.',
         ),
-        (LR, f'Missing value for flag --config.{LR}'),
+        (LR, f'--config.{LR} has no value'),
     ],
 )
 def test_mistakes(argument, message, fields, tmp_path):

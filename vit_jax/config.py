@@ -5,6 +5,7 @@ config_fields.py, those of the model beside the code that reads them: models/vit
 resnet.py. Nothing else has defaults.
 """
 
+import copy
 import dataclasses
 import fnmatch
 import logging
@@ -95,6 +96,22 @@ def all_fields() -> dict[str, fields.Field]:
     }
 
 
+def parse_value(field: str, text: str, known: Collection[str]) -> Any:
+    """The value that a text has for a field, which need not be a possible one.
+
+    Args:
+      field: dotted name.
+      text: as on the command line.
+      known: the fields of the config.
+
+    Raises UserError if the config has no such field, or the text no such value.
+    """
+    declared = all_fields()
+    if field not in known or field not in declared:
+        raise UserError(no_field(field, known))
+    return fields.parse(field, declared[field].values, text)
+
+
 def help_text() -> str:
     """Every field with its meaning, for --help."""
     return '\n\n'.join(
@@ -136,15 +153,25 @@ def changed(
     return config
 
 
+def with_values(
+    config: ml_collections.ConfigDict, values: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+    """A copy with other values of some dotted fields, which fields that refer to them have, too."""
+    config = copy.deepcopy(config)
+    with config.unlocked(), config.ignore_type():
+        config.update_from_flattened_dict(values)
+    return config
+
+
 def with_values_read(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """A copy in which each field has the value that its declaration reads from the given one.
+    """A copy in which each field has the form that its declaration gives to the value.
 
     Lists of texts become tuples of texts without commas. Fields that are not declared stay.
     """
     known = all_fields()
     config = ml_collections.ConfigDict(config).copy_and_resolve_references()
     given = traverse_util.flatten_dict(config.to_dict(), sep='.')
-    values = {name: known[name].values.read(given[name]) for name in given if name in known}
+    values = {name: known[name].values.normalize(given[name]) for name in given if name in known}
     changes = {name: value for name, value in values.items() if value != given[name]}
     with config.ignore_type():  # a text becomes a tuple
         config.update_from_flattened_dict(changes)

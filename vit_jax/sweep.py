@@ -19,7 +19,6 @@ sweep that was stopped, and with more values trains what they add. The outcome i
 DIR/sweep.png and written to DIR/sweep.json; DIR/report.html shows all runs side by side.
 """
 
-import functools
 import logging
 import sys
 from collections.abc import Sequence
@@ -58,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = [f'--config.{field}={text.partition(",")[0]}' for field, text in texts.items()]
     options, config = cli.parse_with_config(parser, others + first)
     if not texts:
-        texts = _grid_of_file(others)
-    grid = grids.read(texts, functools.partial(cli.read_value, config))
+        texts = _grid_of_file(options.config, others)
+    grid = grids.read(texts, config)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
     machine.check_backend(
         device_defaults.host_devices(sweep.workdirs(config, grid, options.workdir))
@@ -70,9 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _grid_of_file(arguments):
-    """The texts of the fields that get_grid of the config file names."""
-    file, others = cli.config_file(arguments)
+def _grid_of_file(file, others):
+    """The texts of the fields that get_grid of a config file names; `others` are arguments."""
     _, has_argument, argument = file.partition(':')
     arguments_of_file = [argument] if has_argument else []
     grid = cli.from_config_file(file, 'get_grid', *arguments_of_file)

@@ -1,10 +1,7 @@
-import functools
-
 import pytest
 
 from tests.support.runs import load
 from tests.support.sweeps import LR, QUICKSTART
-from vit_jax import cli
 from vit_jax.campaigns import grids
 from vit_jax.errors import UserError
 
@@ -45,7 +42,7 @@ def test_values_have_the_types_of_their_fields():
             'batch_size': '16,8',
             'optimizer.name': 'sgd,adam',
         },
-        functools.partial(cli.read_value, config),
+        config,
     )
     assert grid == {
         LR: [1e-3, 0.03],

@@ -2,8 +2,10 @@
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.campaigns.outcome import RATE
@@ -83,19 +85,20 @@ def texts_of(
     return {field: ','.join(map(str, values)) for field, values in grid.items()}
 
 
-def read(texts: Mapping[str, str], read_value: Callable[[str, str], Any]) -> dict[str, list[Any]]:
+def read(texts: Mapping[str, str], config: ConfigDict) -> dict[str, list[Any]]:
     """The values of 'A,B,...' for each field, numbers in rising order.
 
     Args:
       texts: by dotted field, as `separate` returns them.
-      read_value: (field, text) -> the value of that text, of the type of the field.
+      config: which has these fields.
 
     Raises:
       UserError: if a field has fewer than two values, or a text is not a value of its field.
     """
-    grid = {}
+    grid, known = {}, config_lib.flatten(config)
     for field, text in texts.items():
-        values = list(dict.fromkeys(read_value(field, value) for value in text.split(',')))
+        values = [config_lib.parse_value(field, value, known) for value in text.split(',')]
+        values = list(dict.fromkeys(values))
         if len(values) < 2:
             raise UserError(
                 f'--config.{field}={text} has one value, {values[0]}: a sweep needs '
