@@ -193,7 +193,12 @@ def check(
         elif not field.values.fits(value, recorded):
             is_in_range = field.values.recorded is None or field.values.recorded(value)
             limit = field.values.limit if is_in_range and _is_beyond(value) else ''
-            raise UserError(f'{prefix}{name} is {value!r}: expected {field.values.words}{limit}.')
+            raise UserError(
+                f'{prefix}{name} is {value!r}: expected {field.values.words}{limit}.',
+                kind='value',
+                field=prefix + name,
+                value=value,
+            )
 
 
 def _is_beyond(value):

@@ -33,9 +33,10 @@ from ml_collections import ConfigDict
 from vit_jax import cli, machine, reporting
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, UserError, check_at_least
+from vit_jax.files import read_json, write_json
 from vit_jax.processes import launch
 from vit_jax.training import device_defaults
-from vit_jax.workdir import metrics, outcome, record
+from vit_jax.workdir import log_file, metrics, outcome, record
 from vit_jax.workdir.outcome import RATE, name_of
 
 log = logging.getLogger('vit_jax.sweep')
@@ -191,7 +192,7 @@ def run(
     record.require_no_run(directory)
     record.require_apart(directory, config.dataset)
     _check_largest_batch(members, configs, directory)
-    record.log_to(directory)
+    log_file.log_to(directory)
     log.info('the sweep tries %s', '  '.join(map(name_of, members)))
     scores = []
     for member, each in _part(list(zip(members, configs, strict=True)), part):
@@ -386,7 +387,7 @@ def _score(config, name, folder):
     fields = config_lib.flatten(config)
     mark = os.path.join(folder, 'diverged.json')  # contains the config with which it did
     if os.path.exists(mark):
-        marked = record.read_json(mark, dict)
+        marked = read_json(mark, dict)
         defaults = config_lib.flatten(config_lib.base()) | config_lib.UNRECORDED
         newer = {k: v for k, v in defaults.items() if k in fields}
         if newer | marked == fields:
@@ -396,7 +397,7 @@ def _score(config, name, folder):
         code = loop.train(config, folder)
     except DivergedError as error:
         log.warning('%s diverges and is not chosen: %s', name, error)
-        record.write_json(mark, fields)
+        write_json(mark, fields)
         return 0, None
     return code, None if code else metrics.last_accuracy(folder)
 

@@ -22,9 +22,10 @@ from ml_collections import ConfigDict
 from vit_jax import cli, machine, reporting
 from vit_jax import config as config_lib
 from vit_jax.errors import DivergedError, MissingDataError, UserError, check_choice
+from vit_jax.files import write_json
 from vit_jax.processes import launch
 from vit_jax.training import device_defaults
-from vit_jax.workdir import metrics, record
+from vit_jax.workdir import log_file, metrics, record
 
 log = logging.getLogger('vit_jax.vtab')
 
@@ -94,7 +95,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     missing = missing_data(configs)
     if len(missing) < len(configs):
         record.require_no_run(directory)
-        record.log_to(directory)  # first, so that train.log names the tasks that are left out
+        log_file.log_to(directory)  # first, so that train.log names the tasks that are left out
     for problem in dict.fromkeys(missing.values()):  # some tasks share a data set
         log.warning(
             'left out: %s: %s',
@@ -152,7 +153,7 @@ def _conclude(groups, configs, directory, scores, failed):
         table(groups, scores, failed),
     )
     path = os.path.join(directory, 'vtab.json')
-    record.write_json(path, as_json(groups, scores, failed))
+    write_json(path, as_json(groups, scores, failed))
     log.info('numbers: %s', path)
     if others := [
         name
