@@ -17,7 +17,8 @@ from benchmarks.choices import workload
 from vit_jax import cli, machine
 from vit_jax import config as config_lib
 from vit_jax.drawing import canvas
-from vit_jax.errors import check_choice, check_destination
+from vit_jax.errors import check_choice
+from vit_jax.files import check_destination
 from vit_jax.measuring import rounds, workloads
 from vit_jax.parallel import sharding
 from vit_jax.training import device_defaults, resolve

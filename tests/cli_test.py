@@ -13,7 +13,7 @@ from vit_jax import cli, config_fields, errors, evaluate, predict
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.terminal import LOGGER
-from vit_jax.workdir import record
+from vit_jax.workdir import log_file
 
 QUICKSTART = f'--config={ROOT}/configs/quickstart.py'
 H14 = f'--config={ROOT}/configs/vit.py:h14'
@@ -412,7 +412,7 @@ def test_codes_of_what_went_well():
 def test_commands_of_one_process_have_logs_of_their_own(tmp_path):
     @cli.command
     def command(name):
-        record.log_to(str(tmp_path / name))
+        log_file.log_to(str(tmp_path / name))
         raise UserError(f'of {name}')
 
     own = logging.FileHandler(tmp_path / 'own')  # of the program around them, which stays
@@ -434,7 +434,8 @@ def test_out_of_memory_says_what_to_do(caplog):
         jax.jit(lambda: jax.numpy.ones((10**6, 10**9)).at[0].set(0))()
     errors.report(error.value)
     assert 'error: out of memory: ' in caplog.text
-    assert 'In training --config.accum_steps=0 splits the batch into parts that fit' in caplog.text
+    assert 'Lower the batch size' in caplog.text
+    assert 'accum_steps' not in caplog.text  # which is for commands that train
     assert 'Traceback' not in caplog.text
 
 

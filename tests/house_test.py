@@ -15,28 +15,29 @@ from tests.support.runs import ROOT
 # From the bottom to the top: a room, and the rooms that it may import.
 MAY_IMPORT = {
     'errors': '',
+    'files': 'errors',
     'fields': 'errors',
     'plugins': 'errors',
-    'machine': 'errors',
+    'machine': 'errors files',
     'parallel': 'errors',
     'models': 'errors fields plugins',
     'config_fields': 'fields models',
     'config': 'errors fields models config_fields',
     'processes': 'errors machine',
-    'data': 'errors',
-    'workdir': 'errors config processes',
-    'weights': 'errors fields parallel models config data workdir',
+    'data': 'errors files',
+    'workdir': 'errors files config processes',
+    'weights': 'errors files fields parallel models config data workdir',
     'evaluators': 'errors parallel models',
-    'inspection': 'errors models workdir weights',
+    'inspection': 'errors files models workdir weights',
     'objectives': 'errors plugins models config processes weights evaluators',
     'training': 'errors machine parallel models config processes data workdir weights evaluators '
     'objectives',
-    'scoring': 'errors fields parallel models config processes data workdir weights evaluators '
-    'objectives training',
-    'reporting': 'errors models config processes data workdir weights evaluators inspection '
-    'training scoring',
-    'campaigns': 'errors config data workdir training reporting',
-    'web': 'errors data workdir weights reporting',
+    'scoring': 'errors files fields parallel models config processes data workdir weights '
+    'evaluators objectives training',
+    'reporting': 'errors files models config processes data workdir weights evaluators '
+    'inspection training scoring',
+    'campaigns': 'errors files config data workdir training reporting',
+    'web': 'errors files data workdir weights reporting',
     'planning': 'errors parallel models config workdir objectives training',
     'measuring': 'errors parallel models config workdir training',
     'drawing': 'errors',

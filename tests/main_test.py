@@ -20,7 +20,7 @@ from vit_jax import cli, main
 from vit_jax import config as config_lib
 from vit_jax.training import accumulation, resolve
 from vit_jax.training import run as run_lib
-from vit_jax.workdir import record
+from vit_jax.workdir import lock
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_as_a_user_types_it(tmp_path):
 
 def test_a_start_that_is_refused_writes_nothing_into_the_log_of_the_run(run_main, tmp_path):
     (tmp_path / 'train.log').write_text('of the run that is training\n')
-    with record.lock(str(tmp_path)):
+    with lock.reserve(str(tmp_path)):
         result = run_main(tmp_path)
     check_message(result, f'another process is training in {tmp_path}')
     assert (tmp_path / 'train.log').read_text() == 'of the run that is training\n'

@@ -156,10 +156,10 @@ def test_any_name_is_printed_whatever_the_encoding(variables, tmp_path):
     program = f"""
 import contextlib
 from vit_jax import cli, terminal
-from vit_jax.workdir import live_line, record
+from vit_jax.workdir import live_line, log_file
 @cli.command
 def main(argv):
-    record.log_to({str(tmp_path)!r})
+    log_file.log_to({str(tmp_path)!r})
     line = live_line.LiveLine()
     for name in {NAMES}:
         terminal.write(name)

@@ -24,7 +24,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import cli, machine, terminal
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, check_choice, named
+from vit_jax.errors import UserError, check_choice
+from vit_jax.files import named
 from vit_jax.measuring import peers, profile, report, rounds, workloads
 from vit_jax.parallel import sharding
 from vit_jax.training import accumulation, device_defaults, pretrained, resolve

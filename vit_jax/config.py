@@ -395,10 +395,18 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
         _check_sizes_recorded(values)
         for name in values:
             if name not in known:
-                raise UserError(f'{name} is no field. {nearest_names(name, known)}')
+                raise UserError(
+                    f'{name} is no field. {nearest_names(name, known)}', kind='unknown', field=name
+                )
         fields.check({name: known[name] for name in values}, values, recorded=True)
     except UserError as error:
-        raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error
+        raise UserError(
+            f'{path}: {str(error).strip()} Restore the file.',
+            kind=error.kind,
+            file=path,
+            field=error.field,
+            value=error.value,
+        ) from error
 
 
 def _check_sizes_recorded(values):

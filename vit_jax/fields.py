@@ -225,7 +225,12 @@ def _check_value(name, possible, value, given, recorded=False):
     elif not possible.fits(value, recorded):
         is_in_range = possible.recorded is None or possible.recorded(value)
         limit = possible.limit if is_in_range and _is_beyond(value) else ''
-        raise UserError(f'{name} is {given!r}: expected {possible.words}{limit}.')
+        raise UserError(
+            f'{name} is {given!r}: expected {possible.words}{limit}.',
+            kind='value',
+            field=name,
+            value=given,
+        )
 
 
 def parse(name: str, values: Values, text: str) -> Any:
@@ -236,7 +241,9 @@ def parse(name: str, values: Values, text: str) -> Any:
     try:
         return values.parse(text)
     except ValueError:
-        raise UserError(f'{name} is {text!r}: expected {values.words}.') from None
+        raise UserError(
+            f'{name} is {text!r}: expected {values.words}.', kind='value', field=name, value=text
+        ) from None
 
 
 def read(name: str, values: Values, text: str) -> Any:

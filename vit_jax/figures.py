@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import cli, errors, machine, terminal
+from vit_jax import cli, machine, terminal
 from vit_jax.drawing import models as of_models
 from vit_jax.drawing import photos as of_photos
 from vit_jax.drawing import runs as of_runs
-from vit_jax.errors import Inapplicable, UserError, check_choice, writing
+from vit_jax.errors import Inapplicable, UserError, check_choice
+from vit_jax.files import named, writing
 from vit_jax.inspection import arrays, runs
 from vit_jax.inspection.subject import Choice, Subject
 from vit_jax.models import variants
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_choice('--only', name, FIGURES)
     if os.path.exists(options.out) and not os.path.isdir(options.out):
         raise UserError(f'--out={options.out} is a file: name a directory.')
-    with errors.named(options.out):  # now, not after the work
+    with named(options.out):  # now, not after the work
         os.makedirs(options.out, exist_ok=True)
     sources = _sources(options, {FIGURES[name].source for name in names})
     drawn = 0
@@ -132,12 +133,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _sources(options, wanted) -> dict[str, Any]:
     """What the figures are of, by kind: whatever is named and wanted."""
-    named = tuple(options.workdirs)
-    found = {'benchmarks': options.benchmark, 'runs': named}
-    if not (named or options.pretrained or options.benchmark):
+    workdirs = tuple(options.workdirs)
+    found = {'benchmarks': options.benchmark, 'runs': workdirs}
+    if not (workdirs or options.pretrained or options.benchmark):
         raise UserError('there is nothing to draw: name --workdir, --pretrained or --benchmark.')
-    if 'model' in wanted and len(named) + bool(options.pretrained) == 1:
-        options.workdir = named[0] if named else None
+    if 'model' in wanted and len(workdirs) + bool(options.pretrained) == 1:
+        options.workdir = workdirs[0] if workdirs else None
         loaded = cli.read_weights(options)
         found['model'] = Subject(
             loaded,

@@ -15,6 +15,7 @@ import jax
 import psutil
 
 from vit_jax.errors import UserError
+from vit_jax.files import cache_folder
 
 CGROUPS, OWN_GROUPS = pathlib.Path('/sys/fs/cgroup'), pathlib.Path('/proc/self/cgroup')
 # What a container, a Slurm job or a slice of systemd may use: files of control groups, of version 2
@@ -145,12 +146,11 @@ def keep_compiled() -> None:
     several = _only_cpu() and jax.distributed.is_initialized()
     if several or jax.config.jax_compilation_cache_dir is not None:
         return
-    with contextlib.suppress(OSError, RuntimeError):  # the second without a home
+    with contextlib.suppress(OSError, UserError):  # the second without a home
         kind = ('model', 'cpu family', 'flags', 'CPU ', 'Features')  # of x86; of ARM the last two
         lines = {x for x in CPUINFO.read_text().splitlines() if x.startswith(kind)}
         processor = hashlib.sha256('\n'.join(sorted(lines)).encode()).hexdigest()[:16]
-        cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
-        folder = cache / 'vit_jax' / 'compiled' / processor
+        folder = cache_folder('compiled', processor)
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update('jax_compilation_cache_dir', str(folder))

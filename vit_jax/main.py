@@ -15,7 +15,7 @@ from vit_jax import cli, machine, reporting, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import MissingDataError, UserError
 from vit_jax.processes import launch
-from vit_jax.workdir import record
+from vit_jax.workdir import record, run_directory
 
 # Of a run on a directory of images of any number.
 _OWN_BATCH, _OWN_STEPS = 16, 1000
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.join_processes(
         options, continues=True, host_devices=device_defaults.host_devices({workdir: config})
     )
-    with record.removed_if_refused(workdir):
+    with run_directory.removed_if_refused(workdir):
         try:
             code = loop.train(config, workdir, log_to_file=True)
         except MissingDataError as error:

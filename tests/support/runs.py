@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from vit_jax import main
+from vit_jax.files import write_json
 from vit_jax.training import resolve
 from vit_jax.workdir import record
 
@@ -135,8 +136,8 @@ def begin(workdir, config, class_names=('ant', 'bee'), without=()):
     for name in without:
         del recorded['mesh'][name]
     (workdir / 'checkpoints' / '10').mkdir(parents=True)
-    record.write_json(str(workdir / record.CONFIG), recorded)
-    record.write_json(str(workdir / record.CLASSES), list(class_names))
+    write_json(str(workdir / record.CONFIG), recorded)
+    write_json(str(workdir / record.CLASSES), list(class_names))
 
 
 def load(name):

@@ -14,6 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax import machine, models
 from vit_jax.data import order, sources, subsets
 from vit_jax.errors import UserError
+from vit_jax.files import write_json
 from vit_jax.parallel import feeding
 from vit_jax.reporting import collect
 from vit_jax.scoring import split
@@ -366,8 +367,8 @@ def leave_begun(workdir, run, without=()):
     recorded = run.config.to_dict()
     for name in without:
         del recorded['dataset'][name]
-    record.write_json(str(workdir / record.CONFIG), recorded)
-    record.write_json(str(workdir / record.CLASSES), list(run.train_data.class_names))
+    write_json(str(workdir / record.CONFIG), recorded)
+    write_json(str(workdir / record.CLASSES), list(run.train_data.class_names))
 
 
 def test_a_class_without_training_images_is_refused(tmp_path):

@@ -244,14 +244,6 @@ def test_a_full_disk_is_one_message_with_the_last_good_checkpoint(tmp_path, stat
     assert checkpointer.restore_latest(abstract(state)).step == 2
 
 
-def test_errors_of_the_storage_are_recognised():
-    for text in ('[OS error 28: ENOSPC No space left]', "No space left [os_error_code='28']"):
-        full = ValueError(f'RESOURCE_EXHAUSTED: Error writing "a/b": {text}')
-        assert record.storage_error(full) == os.strerror(errno.ENOSPC)
-    assert record.storage_error(OSError(errno.EROFS, 'x')) == os.strerror(errno.EROFS)
-    assert record.storage_error(ValueError('shapes')) == ''
-
-
 @pytest.mark.filterwarnings('ignore:coroutine')  # of asyncio, which cannot make its loop
 def test_a_checkpoint_is_not_blamed_for_too_few_open_files(tmp_path, state, monkeypatch):
     monkeypatch.setattr(sys, 'unraisablehook', lambda _: None)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.workdir import record
+from vit_jax.files import write_json
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def report(outcome: Outcome, directory: str) -> None:
         )
     path = os.path.join(directory, 'sweep')
     curves.save(figure(outcome), f'{path}.png')
-    record.write_json(f'{path}.json', as_json(outcome, directory))
+    write_json(f'{path}.json', as_json(outcome, directory))
     log.info('numbers and picture: %s.json and %s.png', path, path)
 
 

@@ -13,7 +13,8 @@ from vit_jax import reporting
 from vit_jax.campaigns import grids, outcome, splits
 from vit_jax.campaigns.outcome import RATE, name_of
 from vit_jax.errors import DivergedError, UserError, check_at_least
-from vit_jax.workdir import metrics, record
+from vit_jax.files import read_json, write_json
+from vit_jax.workdir import log_file, metrics, record
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def run(
     record.require_no_run(directory)
     record.require_apart(directory, config.dataset)
     _check_largest_batch(members, configs, directory)
-    record.log_to(directory)
+    log_file.log_to(directory)
     log.info('the sweep tries %s', '  '.join(map(name_of, members)))
     scores = []
     for member, member_config in _part(list(zip(members, configs, strict=True)), part):
@@ -141,7 +142,7 @@ def _score(config, name, folder):
     fields = config_lib.flatten(config)
     mark = os.path.join(folder, 'diverged.json')  # contains the config with which it did
     if os.path.exists(mark):
-        marked = record.read_json(mark, dict)
+        marked = read_json(mark, dict)
         defaults = config_lib.flatten(config_lib.base()) | config_lib.UNRECORDED
         newer = {field: value for field, value in defaults.items() if field in fields}
         if newer | marked == fields:
@@ -151,7 +152,7 @@ def _score(config, name, folder):
         code = loop.train(config, folder)
     except DivergedError as error:
         log.warning('%s diverges and is not chosen: %s', name, error)
-        record.write_json(mark, fields)
+        write_json(mark, fields)
         return 0, None
     if code:
         return code, None

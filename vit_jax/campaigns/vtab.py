@@ -12,7 +12,8 @@ from vit_jax import config as config_lib
 from vit_jax import reporting
 from vit_jax.campaigns.outcome import percent
 from vit_jax.errors import DivergedError, MissingDataError, UserError
-from vit_jax.workdir import metrics, record
+from vit_jax.files import write_json
+from vit_jax.workdir import log_file, metrics, record
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     present = {task: config for task, config in configs.items() if task not in problems}
     if present:
         record.require_no_run(directory)
-        record.log_to(directory)  # first, so that train.log names the tasks that are left out
+        log_file.log_to(directory)  # first, so that train.log names the tasks that are left out
     for problem in dict.fromkeys(problems.values()):  # some tasks share a data set
         tasks = [task for task in problems if problems[task] == problem]
         log.warning('left out: %s: %s', ', '.join(tasks), problem)
@@ -152,7 +153,7 @@ def report(outcome: Outcome, directory: str) -> None:
     """Logs the outcome and writes it to vtab.json in the directory."""
     log.info('accuracy on the test splits, after training on the final splits:\n%s', table(outcome))
     path = os.path.join(directory, 'vtab.json')
-    record.write_json(path, as_json(outcome))
+    write_json(path, as_json(outcome))
     log.info('numbers: %s', path)
 
 

@@ -17,7 +17,6 @@ import logging
 import os
 import struct
 import time
-import uuid
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +27,7 @@ from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.preprocess import decode_image, resize
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
+from vit_jax.files import cache_folder, written_whole
 
 logger = logging.getLogger('vit_jax.data')
 
@@ -66,12 +66,7 @@ def cached(
             f'dataset.cache is disk, and {source.name_of(0)} is no file of this machine: expected '
             'a directory of image files as dataset.name, or dataset.cache=none.'
         )
-    folder = os.path.abspath(
-        os.path.expanduser(folder)
-        or os.path.join(
-            os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'vit_jax', 'photos'
-        )
-    )
+    folder = os.path.abspath(os.path.expanduser(folder) if folder else cache_folder('photos'))
     photos = source.fetch(tf.range(number, dtype=tf.int64))['path'].numpy()
     paths = photos.copy()
     broken = {}  # why, by index
@@ -222,21 +217,14 @@ def _is_whole(path):
 
 def _write(path, image):
     """Writes a file of which other processes see all or nothing, also if this one is killed."""
-    content, temporary = io.BytesIO(), f'{path}.{uuid.uuid4().hex}'
+    content = io.BytesIO()
     image.save(content, 'BMP')  # in a file, Pillow would not notice a disk that is almost full
     encoded = bytearray(content.getvalue())
     checksum = int(_checksum(tf.constant(bytes(encoded))))
     struct.pack_into('<I', encoded, _CHECKSUM_AT, checksum)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
-        with open(temporary, 'wb') as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())  # else a file of zeros could have the name after a power cut
-        os.replace(temporary, path)
-    finally:  # it is gone unless that failed
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
+    with written_whole(path, is_shared=True) as temporary, open(temporary, 'wb') as file:
+        file.write(encoded)
 
 
 # A graph, because in one Python functions get the bytes that they get in training.

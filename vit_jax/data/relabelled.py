@@ -11,7 +11,8 @@ import numpy as np
 from vit_jax.data import label_lists
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sources import DirectorySource, Source
-from vit_jax.errors import UserError, composed, nearest_names
+from vit_jax.errors import UserError, nearest_names
+from vit_jax.files import composed
 
 
 def relabelled(source: Source, lists: list[Any], path: str) -> Source:

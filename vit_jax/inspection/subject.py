@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float, PyTree, UInt8
 
 from vit_jax import weights as weights_lib
-from vit_jax.errors import Inapplicable, UserError, composed, nearest_names
+from vit_jax.errors import Inapplicable, UserError, nearest_names
+from vit_jax.files import composed
 from vit_jax.inspection import attention, attribution, maps
 from vit_jax.weights import Weights, description
 from vit_jax.weights.apply import as_pixels

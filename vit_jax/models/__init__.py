@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 import flax.linen as nn
 
-from vit_jax.errors import UserError, check_names
+from vit_jax.errors import UserError
 from vit_jax.fields import Field, declared
 from vit_jax.models import variants
 from vit_jax.models.encoder import BlockFields
+from vit_jax.models.field_names import check_field_names
 from vit_jax.models.resnet import Backbone, ResNet
 from vit_jax.models.stack import check_images as check_images
 from vit_jax.models.vit import ViT
@@ -42,7 +43,7 @@ def build(model: str | Mapping, num_classes: int, **overrides) -> nn.Module:
     """
     family, names, given = _completed(variants.get(model) if isinstance(model, str) else model)
     given |= overrides
-    check_names('model', given, names)
+    check_field_names('model', given, names)
     if given['dtype'] == OPEN['dtype']:  # outside of training
         given['dtype'] = 'float32'
     if not isinstance(num_classes, int) or num_classes < 0:

@@ -2,8 +2,8 @@
 
 In: workdirs. Out: plain data of what their files, their data and their models say (`collect` and
 what it calls), charts of these in Vega-Lite (`charts`), and a page of HTML (`page`). Imports
-errors, models, config, processes, data, workdir, weights, inspection, evaluators, training and
-scoring; only this room uses Jinja2 and Vega.
+errors, files, models, config, processes, data, workdir, weights, inspection, evaluators, training
+and scoring; only this room uses Jinja2 and Vega.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
+from vit_jax.files import write_json, write_text
 from vit_jax.processes import consensus
 from vit_jax.workdir import record
 
@@ -29,7 +30,7 @@ def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
     """Writes what a run departs from, see collect.reference_of, or one line of the log."""
     if consensus.is_main():
         try:
-            record.write_json(os.path.join(workdir, record.RECIPE), recipe)
+            write_json(os.path.join(workdir, record.RECIPE), recipe)
         except UserError as error:
             log.warning(
                 '%s is not written, and pages of the run will not say what it departs from: %s',
@@ -51,7 +52,7 @@ def conclude(workdir: str) -> None:
         from vit_jax.reporting import collect, page  # what is missing must not end the run
 
         run = collect.run(workdir, IMAGES if consensus.count() == 1 else 0, SECONDS)
-        record.write_text(path, page.of_one(run))
+        write_text(path, page.of_one(run))
 
 
 def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
@@ -65,12 +66,12 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
     with _attempt(path, 'All runs are', directory):
         from vit_jax.reporting import collect, page
 
-        record.write_json(
+        write_json(
             os.path.join(directory, NOTES),
             {os.path.relpath(workdir, directory): note for workdir, note in notes.items()},
         )
         runs = [collect.run(workdir, 0) for workdir in notes]
-        record.write_text(path, page.of_several(runs, list(notes.values())))
+        write_text(path, page.of_several(runs, list(notes.values())))
 
 
 @contextlib.contextmanager

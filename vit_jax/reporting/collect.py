@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.files import read_json
 from vit_jax.reporting import NOTES
 from vit_jax.workdir import metrics, progress, record
 
@@ -111,7 +112,7 @@ def workdirs(directory: str) -> dict[str, str]:
         return {directory: ''}
     notes = {}
     with contextlib.suppress(UserError):  # of no sweep, of an older version, or damaged
-        notes = record.read_json(os.path.join(directory, NOTES), dict)
+        notes = read_json(os.path.join(directory, NOTES), dict)
     names = notes | {name: notes.get(name, '') for name in sorted(os.listdir(directory))}
     runs = {
         os.path.join(directory, name): str(note)
@@ -144,7 +145,7 @@ def reference_of(workdir: str, config: Mapping[str, Any]) -> tuple[dict[str, Any
     defaults of all fields.
     """
     try:
-        found = record.read_json(os.path.join(workdir, record.RECIPE), dict)
+        found = read_json(os.path.join(workdir, record.RECIPE), dict)
         if isinstance(found.get('config'), dict) and isinstance(found.get('file'), str):
             return found['config'], found['file']
     except UserError:  # of an older version, or damaged: the page is worth more than this part

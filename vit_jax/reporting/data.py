@@ -7,7 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import pipeline
-from vit_jax.errors import UserError, composed
+from vit_jax.errors import UserError
+from vit_jax.files import composed
 from vit_jax.reporting import pictures
 from vit_jax.training.run import open_data
 from vit_jax.weights.apply import as_pixels

@@ -1,14 +1,15 @@
 """Chooses into how many parts a batch is split: as fits in memory and, on a CPU, in caches."""
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 
 from vit_jax import machine
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, is_out_of_memory
 from vit_jax.parallel import sharding
 from vit_jax.processes import consensus
 from vit_jax.training.program import Program
@@ -18,6 +19,20 @@ log = logging.getLogger(__name__)
 HEADROOM = 0.9  # of the memory; the rest is for fragmentation and the next batches
 LARGE = 1 / 4  # of the memory: a step of more keeps no memory for the next one
 PROBES = (8, 16)  # images per device of the two steps that are compiled to learn the slope
+
+
+@contextlib.contextmanager
+def advice_on_memory() -> Iterator[None]:
+    """Adds what a run can do about too little memory to the error of JAX that says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            error.add_note(
+                'In training --config.accum_steps=0 splits the batch into parts that fit, and on '
+                'a GPU --config.model.remat_policy=products keeps less.'
+            )
+        raise
 
 
 def choose(

@@ -12,11 +12,11 @@ from vit_jax import config as config_lib
 from vit_jax.evaluators import classification, per_class
 from vit_jax.parallel import feeding
 from vit_jax.processes import consensus, launch
-from vit_jax.training import chips
+from vit_jax.training import accumulation, chips
 from vit_jax.training import run as run_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.workdir import checkpoint, data_record, record
+from vit_jax.workdir import checkpoint, data_record, lock, log_file, record
 from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.interrupts import Abandoned, Interrupts
 from vit_jax.workdir.metrics import MetricsLog
@@ -26,6 +26,7 @@ from vit_jax.workdir.progress import Meter
 log = logging.getLogger(__name__)
 
 
+@accumulation.advice_on_memory()
 def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
     """Trains, or continues from the newest checkpoint of the workdir, which is made when missing.
 
@@ -44,9 +45,9 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
             'the config',
             config_lib.flatten(config) | {'--workdir': workdir, 'version of jax': jax.__version__},
         )
-        stack.enter_context(record.lock(workdir))
+        stack.enter_context(lock.reserve(workdir))
         if log_to_file and consensus.is_main():
-            record.log_to(workdir)
+            log_file.log_to(workdir)
         run, params = run_lib.resolve(config, workdir, interrupts.check)
         checkpoints = Checkpointer(
             workdir,

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from vit_jax import config, fields
 from vit_jax.data import table_cells
-from vit_jax.errors import UserError, check_choice, composed
+from vit_jax.errors import UserError, check_choice
+from vit_jax.files import composed, read_text
 from vit_jax.models.vit import as_pair
 from vit_jax.weights import published
 from vit_jax.weights.model import Weights
-from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
 
@@ -310,7 +310,7 @@ def read_names(path: str) -> list[str]:
     Lines may be cells of a table, see data/table_cells.py.
     """
     try:
-        text = record.read_text(path).removeprefix('\ufeff').strip()  # of Windows' editors
+        text = read_text(path).removeprefix('\ufeff').strip()  # of Windows' editors
         if text.startswith(('[', '{')):
             names = json.loads(text)
         else:

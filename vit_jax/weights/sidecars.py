@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from vit_jax.errors import UserError
+from vit_jax.files import read_bytes
 
 LARGEST_FILE = 32 << 20  # bytes; the names of 21,843 classes, both ways, are 2 MB
 
@@ -45,10 +46,11 @@ Schema = TypeVar('Schema')
 def read(path: str) -> dict[str, Any]:
     """The object in a JSON file; UserError if it cannot be read or is anything else."""
     try:
-        with open(path, 'rb') as file:
-            text = file.read(LARGEST_FILE + 1)
+        text = read_bytes(path, LARGEST_FILE + 1)
     except OSError as error:
-        raise UserError(f'{path} cannot be read: {error.strerror or error}.') from error
+        raise UserError(
+            f'{path} cannot be read: {error.strerror or error}.', kind='unreadable', file=path
+        ) from error
     if len(text) > LARGEST_FILE:
         raise UserError(
             f'{path} has more than {LARGEST_FILE >> 20} MiB: expected the few lines '

@@ -25,8 +25,9 @@ from jaxtyping import PyTree
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from vit_jax.errors import UserError, some
+from vit_jax.files import is_special, write_json
 from vit_jax.processes import consensus
-from vit_jax.workdir import fingerprint, record
+from vit_jax.workdir import fingerprint, record, storage_errors
 from vit_jax.workdir.scores import Scores
 
 log = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ class Checkpointer:
             'checkpoint': os.path.join(record.CHECKPOINTS, str(best)),
         }
         try:
-            record.write_json(self._best_file, content)
+            write_json(self._best_file, content)
         except UserError as error:  # nothing needs the file
             log.warning('%s', error)
 
@@ -255,7 +256,7 @@ class Checkpointer:
         try:
             yield
         except Exception as error:  # Orbax and TensorStore raise many kinds
-            if isinstance(error, UserError) or not (reason := record.storage_error(error)):
+            if isinstance(error, UserError) or not (reason := storage_errors.reason(error)):
                 raise
             step, size = self._saving
             what = f'the checkpoint of step {step} ({_amount(size)})' if size else 'checkpoints'
@@ -272,7 +273,7 @@ class Checkpointer:
             try:
                 return read_meta(folder)['fingerprint']
             except Exception as error:  # Orbax raises many kinds for a damaged file
-                record.require_not_scarce(error, str(folder))
+                storage_errors.require_not_scarce(error, str(folder))
                 return None
 
         if consensus.from_main(read) != fingerprint.describe(state):
@@ -294,7 +295,9 @@ class Checkpointer:
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
             if 'RESOURCE_EXHAUSTED' in str(error):
                 raise
-            record.require_not_scarce(error, f'the checkpoint of step {step} in {self.directory}')
+            storage_errors.require_not_scarce(
+                error, f'the checkpoint of step {step} in {self.directory}'
+            )
             reason = first_line(error)
         # What one process cannot read, none may use. The fingerprint needs all processes.
         reason = next(filter(None, consensus.gather(reason)), '')
@@ -371,7 +374,7 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
 
     for directory, _, names in os.walk(folder, onerror=denied):
         for path in (os.path.join(directory, name) for name in names):
-            if os.path.exists(path) and not os.path.isfile(path):
+            if is_special(path):
                 raise ValueError(f'{path} is neither a file nor a directory')
             if os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

@@ -9,8 +9,9 @@ import zlib
 from collections.abc import Iterable, Mapping
 
 from vit_jax.errors import UserError
+from vit_jax.files import read_text, write_text
 from vit_jax.processes import consensus
-from vit_jax.workdir import record
+from vit_jax.workdir import storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class MetricsLog:
 
     def _warn(self, what, error):
         if self._complete:
-            log.warning('%s cannot be written (%s)', what, record.storage_error(error) or error)
+            log.warning('%s cannot be written (%s)', what, storage_errors.reason(error) or error)
 
     def sync(self) -> None:
         """Waits until the rows are on disk, as a checkpoint that is about to be saved relies on.
@@ -119,7 +120,7 @@ class MetricsLog:
             self._rewrite()
 
     def _rewrite(self):
-        record.write_text(self.path, ''.join(json.dumps(row) + '\n' for row in self.rows))
+        write_text(self.path, ''.join(json.dumps(row) + '\n' for row in self.rows))
         self._file = open(self.path, 'a', encoding='utf-8')  # noqa: SIM115 - for the whole run
         self._complete = True
 
@@ -136,7 +137,7 @@ def read(workdir: str) -> list[dict[str, float]]:
     """
     path = os.path.join(workdir, FILE)
     try:
-        text = record.read_text(path)
+        text = read_text(path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

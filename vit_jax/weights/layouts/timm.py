@@ -16,7 +16,7 @@ from msgspec import Meta
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
 from vit_jax.weights import description, published, sidecars
-from vit_jax.weights.files import is_directory
+from vit_jax.weights.array_files import is_directory
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.model import Weights, guess_heads
 from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides, Size
