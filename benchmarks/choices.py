@@ -51,7 +51,7 @@ def main(argv=None):
     }
     rounds.check(options)
     trains = options.part == 'training'
-    machine.check_backend(
+    machine.start_backend(
         max(device_defaults.host_devices({'': each}, trains=trains) for each in configs.values())
     )
     subjects = {name: workload(each, options.part) for name, each in configs.items()}

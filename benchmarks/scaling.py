@@ -118,7 +118,7 @@ def main(argv=None):
     rows = dict.fromkeys(options.only.split(','))
     for row in rows:
         check_choice('--only', row, tuple(ROWS))
-    machine.check_backend(device_defaults.host_devices({'': config}))
+    machine.start_backend(device_defaults.host_devices({'': config}))
     mesh = sharding.make_mesh(config.mesh)
     dtype = resolve.for_mesh(workloads.complete(config), mesh).model.dtype
     device = f'{jax.device_count()} x {jax.devices()[0].device_kind}, {dtype}'

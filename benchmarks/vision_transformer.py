@@ -44,7 +44,7 @@ def main(argv=None):
             f'{options.clone} has no vit_jax/models_vit.py: expected a clone of '
             'google-research/vision_transformer.'
         )
-    machine.check_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
+    machine.start_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)
     mesh = sharding.make_mesh(complete.mesh)

@@ -139,7 +139,7 @@ def test_members_go_on_with_as_many_devices_as_those_of_an_older_version(
     given = []
     monkeypatch.setattr(campaign, 'run', lambda *_: 0)
     monkeypatch.setattr(sweep.machine, 'cores', lambda: 2)
-    monkeypatch.setattr(sweep.machine, 'check_backend', given.append)
+    monkeypatch.setattr(sweep.machine, 'start_backend', given.append)
     arguments = [
         f'--config.{LR}=0.1,0.2',
         *(f'--config.{name}={value}' for name, value in fields.items()),

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _check(options, parts)
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-    machine.check_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
+    machine.start_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
     device_defaults.shown_devices(config)  # raises UserError where JAX shows another number
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     if config.pretrained:

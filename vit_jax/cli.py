@@ -121,7 +121,6 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
 
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
-        machine.as_usual()
         terminal.log_to_terminal()
         before = LOGGER.handlers[:]
         # With arguments from Python the process is that of another program, such as a notebook.
@@ -443,7 +442,7 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
 
 def read_weights(options: argparse.Namespace) -> weights.Weights:
     """The weights that the options name, completed by what they say of images and classes."""
-    machine.check_backend()
+    machine.start_backend()
     loaded = weights.load(
         options.workdir or options.pretrained,
         description.parse_model(options.model),
@@ -485,7 +484,7 @@ def join_processes(
     """Joins the other processes, which the options of `add_process_options` or a launcher name.
 
     Afterwards only process 0 logs progress. `continues` is that of launch.start; `host_devices`,
-    that of machine.check_backend, is for a process that is alone: several have started JAX by then.
+    that of machine.start_backend, is for a process that is alone: several have started JAX by then.
     """
     launch.start(
         options.coordinator,
@@ -494,5 +493,5 @@ def join_processes(
         options.start_timeout,
         continues,
     )
-    machine.check_backend(host_devices if consensus.count() == 1 else 1)
+    machine.start_backend(host_devices if consensus.count() == 1 else 1)
     terminal.log_as_process()

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import glob
 import hashlib
 import logging
@@ -25,18 +24,6 @@ MEMORY_LIMITS = {
     '': ('memory.max', 'memory.current', 'inactive_file'),
     'memory': ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'),
 }
-
-
-def as_usual() -> None:
-    """Ends what vit_jax/__init__.py has begun: Ctrl-C is KeyboardInterrupt, garbage is looked for.
-
-    But not among what is imported, which stays.
-    """
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def available_memory() -> int:
@@ -222,19 +209,28 @@ def use_cpu_as(devices: int) -> None:
         os.environ['XLA_FLAGS'] = ' '.join([*patient, flags]).strip()  # the last one counts
 
 
-def check_backend(host_devices: int = 1) -> None:
-    """Raises UserError if JAX cannot use the kind of device that it was told to use.
+def start_backend(host_devices: int = 1) -> None:
+    """Starts JAX, which keeps memory and compiled programs and shows the CPU as several devices.
 
     To be called before anything else uses JAX, whose errors would be taken for those of a file.
-    `host_devices` is what `use_cpu_as` is told.
+
+    Args:
+      host_devices: what `use_cpu_as` is told.
+
+    Raises UserError if there is not enough address space, or as `check_devices`.
     """
     check_address_space(2.2e9)
     keep_memory()
     keep_compiled()
     use_cpu_as(host_devices)
+    with quiet_libtpu(), same_sigterm():
+        check_devices()
+
+
+def check_devices() -> None:
+    """Raises UserError if JAX cannot use the kind of device that it was told to use."""
     try:
-        with quiet_libtpu(), same_sigterm():
-            jax.devices()
+        jax.devices()
     except (AssertionError, RuntimeError) as error:  # the first where a plugin is not installed
         asked = jax.config.jax_platforms or ''
         reason = str(error).partition('\n')[0] or f'no device of JAX_PLATFORMS={asked} is there'

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         texts = _grid_of_file(options.config, others)
     grid = grids.read(texts, config)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
-    machine.check_backend(
+    machine.start_backend(
         device_defaults.host_devices(sweep.workdirs(config, grid, options.workdir))
     )
     code = sweep.run(config, grid, options.workdir, options.repeats, options.part)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, others = parser.parse_known_args(argv)
     launch.refuse_several('vit_jax.vtab', options.num_processes)
     groups, configs = read_tasks(others, options.tasks)
-    machine.check_backend(device_defaults.host_devices(vtab.workdirs(configs, options.workdir)))
+    machine.start_backend(device_defaults.host_devices(vtab.workdirs(configs, options.workdir)))
     code = vtab.run(groups, configs, options.workdir)
     if code:
         log.warning('the tasks stop here. To continue, run the same command again.')

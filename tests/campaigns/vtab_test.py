@@ -143,7 +143,7 @@ def test_tasks_go_on_with_as_many_devices_as_those_of_an_older_version(tasks, mo
     given = []
     monkeypatch.setattr(campaign, 'run', lambda *_: 0)
     monkeypatch.setattr(vtab.machine, 'cores', lambda: 2)
-    monkeypatch.setattr(vtab.machine, 'check_backend', given.append)
+    monkeypatch.setattr(vtab.machine, 'start_backend', given.append)
     command(tasks)
     begin(tasks.parent / 'all' / 'c', config_lib.base(), without=['host_devices'])
     command(tasks)

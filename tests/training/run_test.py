@@ -213,7 +213,7 @@ def test_large_steps_keep_no_memory(limit, gives_back, run, monkeypatch):
     monkeypatch.setattr(machine, 'give_memory_back', lambda: calls.append(True))
     monkeypatch.setattr(run_lib.accumulation, 'bytes_needed', lambda compiled: 5e8)
     monkeypatch.setattr(run_lib.accumulation, 'memory_limit', lambda: limit)
-    run_lib.require_memory(run.program)
+    run_lib.make_room(run.program)
     assert bool(calls) == gives_back
 
 

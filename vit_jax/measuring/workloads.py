@@ -68,7 +68,7 @@ def training(program: Program, batches=None) -> Workload:
     lowered = _timed(about, 'lower', traced.lower)
     compiled = _timed(about, 'compile', lowered.compile)
     about['memory'] = accumulation.bytes_needed(compiled)
-    accumulation.require_memory(about['memory'])
+    accumulation.make_room(about['memory'])
     state = program.initial_state()
     batch = None if batches else synthetic(program)
 

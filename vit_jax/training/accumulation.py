@@ -102,11 +102,13 @@ def check_fits(needed: float, what: str) -> None:
         )
 
 
-def require_memory(needed: float) -> None:
-    """Raises as `check_fits` unless there is memory for training steps of `needed` bytes.
+def make_room(needed: float) -> None:
+    """Gives memory back that large training steps, of `needed` bytes, would find in use.
 
     malloc keeps the memory of a step in pieces, into which the next step may not fit, so that a
     process takes several times the memory of a step. Large steps therefore keep nothing.
+
+    Raises UserError, as `check_fits`, if there is not so much memory.
     """
     check_fits(needed, 'a training step')
     if needed > LARGE * memory_limit():

@@ -133,7 +133,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     compile_seconds = time.perf_counter() - begin
     if compile_seconds > 0.05:  # else choosing accum_steps has compiled it
         log.info('compiled the training step in %.1f s', compile_seconds)
-    run_lib.require_memory(program)
+    run_lib.make_room(program)
     interrupts.check_alone()
     outputs.meter.start(step)
     outputs.show('reading the first batch')

@@ -418,8 +418,8 @@ def check_shuffle_memory(source: sources.Source, shuffle_buffer: int, num_proces
     )
 
 
-def require_memory(program: Program) -> None:
-    """Raises UserError if the compiled step does not fit, where it would be killed without a word.
+def make_room(program: Program) -> None:
+    """Makes room for the compiled step; UserError if it does not fit, and would be killed.
 
     That is on CPU: other devices refuse by themselves. State and constants are in memory already.
     """
@@ -427,7 +427,7 @@ def require_memory(program: Program) -> None:
         needed = accumulation.bytes_needed(program.train_step) - sharding.bytes_per_device(
             (program.abstract_state, program.abstract_constants)
         )
-        accumulation.require_memory(needed + bytes_besides(program))
+        accumulation.make_room(needed + bytes_besides(program))
 
 
 def initial_or_restored(run: Run, checkpoints: Checkpointer, params: PyTree | None) -> Snapshot:
