@@ -5,6 +5,7 @@ own imports included; nothing is imported.
 """
 
 import ast
+import graphlib
 import pathlib
 import re
 
@@ -83,7 +84,7 @@ TESTED_ELSEWHERE = {
     },
     **{
         f'reporting/{name}.py': 'parts of one page: tests/report_test.py'
-        for name in ('data', 'explorer', 'model', 'predictions')
+        for name in ('attempts', 'data', 'explorer', 'model', 'predictions')
     },
     'evaluators/batches.py': 'the name of a type',
     'plugins.py': 'by those who name one: tests/objectives/registry_test.py',
@@ -165,6 +166,44 @@ def test_rooms_import_only_from_below():
     rooms = list(MAY_IMPORT)
     for k, room in enumerate(rooms):
         assert set(MAY_IMPORT[room].split()) <= set(rooms[:k]), room
+
+
+def imported_modules(source, modules):
+    """The modules of the package that a module imports, also inside of its functions."""
+    for _, name in imports(source):
+        while name and name not in modules:  # of a function, the module that has it
+            name = name.rpartition('.')[0]
+        if name:
+            yield name
+
+
+def circle(files):
+    """The modules of a circle of imports, the first of them again at the end; [] without one."""
+    modules = {
+        '.'.join(('vit_jax', *path.with_suffix('').parts)).removesuffix('.__init__'): source
+        for path, source in files.items()
+    }
+    graph = {
+        name: set(imported_modules(source, modules)) - {name} for name, source in modules.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other():
+    assert circle(FILES) == []
+
+
+def test_a_circle_inside_of_functions_is_found():
+    files = {
+        pathlib.PurePath('data/a.py'): 'from vit_jax.data import b',
+        pathlib.PurePath('data/b.py'): 'def f():\n    from vit_jax.data.a import g',
+        pathlib.PurePath('data/c.py'): 'import vit_jax.data.a',
+    }
+    assert set(circle(files)) == {'vit_jax.data.a', 'vit_jax.data.b'}
 
 
 def test_every_room_is_in_the_table():

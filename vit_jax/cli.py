@@ -18,8 +18,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import flax.linen as nn
-from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
@@ -452,10 +450,11 @@ def read_weights(options: argparse.Namespace) -> weights.Weights:
     return description.described(loaded, options.preprocess, options.classes, options.loss)
 
 
-def build_model(loaded: weights.Weights) -> tuple[nn.Module, PyTree]:
-    """The model and its float32 parameters; UserError unless it takes RGB images."""
-    description.check_rgb(loaded)
-    return weights.fastest_model(loaded), loaded.float32_params()
+def read_model(options: argparse.Namespace) -> weights.Loaded:
+    """The weights that the options name, with their model; UserError unless it takes RGB images."""
+    given = read_weights(options)
+    description.check_rgb(given)
+    return weights.build(given)
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:

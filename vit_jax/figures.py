@@ -139,10 +139,8 @@ def _sources(options, wanted) -> dict[str, Any]:
         raise UserError('there is nothing to draw: name --workdir, --pretrained or --benchmark.')
     if 'model' in wanted and len(workdirs) + bool(options.pretrained) == 1:
         options.workdir = workdirs[0] if workdirs else None
-        loaded = cli.read_weights(options)
         found['model'] = Subject(
-            loaded,
-            *cli.build_model(loaded),
+            cli.read_model(options),
             options.images,
             Choice(options.layer, options.head, options.query, options.target),
         )
@@ -166,7 +164,7 @@ def _draw(name, sources, options):
     if figure.source == 'model':
         subject = sources['model']
         source = os.path.basename(os.path.normpath(options.pretrained or options.workdirs[0]))
-        title = ' · '.join(filter(None, (variants.name_of(subject.weights.model), source)))
+        title = ' · '.join(filter(None, (variants.name_of(subject.loaded.weights.model), source)))
     path = os.path.join(options.out, name)
     with writing(f'{path}.npz') as temporary, open(temporary, 'wb') as file:
         np.savez_compressed(file, **found)

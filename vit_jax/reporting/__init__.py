@@ -21,7 +21,6 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 FILE = 'report.html'
-NOTES = 'report.json'  # what a sweep or vtab says of each run, for a page that is written again
 # At the end of a run: so many images, and no longer than so many seconds, whichever comes first.
 IMAGES, SECONDS = 2000, 60
 
@@ -59,15 +58,15 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
     """Writes DIRECTORY/report.html, which sets runs side by side, or one line of the log.
 
     `notes` has what is to be said of each run, by workdir, such as 'diverges', or ''; they are kept
-    in NOTES. The page has what files say: models and data are not used, so that it takes seconds
-    for any number.
+    in collect.NOTES. The page has what files say: models and data are not used, so that it takes
+    seconds for any number.
     """
     path = os.path.join(directory, FILE)
     with _attempt(path, 'All runs are', directory):
         from vit_jax.reporting import collect, page
 
         write_json(
-            os.path.join(directory, NOTES),
+            os.path.join(directory, collect.NOTES),
             {os.path.relpath(workdir, directory): note for workdir, note in notes.items()},
         )
         runs = [collect.run(workdir, 0) for workdir in notes]

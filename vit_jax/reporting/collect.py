@@ -6,10 +6,9 @@ import math
 import os
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from flax import traverse_util
 from ml_collections import ConfigDict
 
@@ -17,7 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.files import read_json
-from vit_jax.reporting import NOTES
+from vit_jax.reporting.attempts import attempt
 from vit_jax.workdir import metrics, progress, record
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,7 @@ FOUND = {
     'teacher.checksum',
 }
 DEFAULTS = 'the defaults of all fields'
+NOTES = 'report.json'  # what a sweep or vtab says of each run, for a page that is written again
 PARTS = ('data', 'model', 'predictions', 'inspection')  # what the files of a workdir do not tell
 
 
@@ -92,15 +92,6 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     if not loaded:
         found['missing'] |= dict.fromkeys(PARTS[2:], found['missing']['model'])
     return found
-
-
-def attempt(found: dict[str, Any], part: str, function: Callable[[], Any]) -> None:
-    """Sets found[part] to what the function returns, or found['missing'][part] to why not."""
-    found[part] = None
-    try:
-        found[part] = function()
-    except (UserError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
-        found['missing'][part] = str(error).partition('\n')[0]  # JAX's go on, as about memory
 
 
 def workdirs(directory: str) -> dict[str, str]:
