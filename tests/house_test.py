@@ -17,6 +17,7 @@ MAY_IMPORT = {
     'errors': '',
     'fields': 'errors',
     'plugins': 'errors',
+    'options': 'errors',
     'machine': 'errors',
     'parallel': 'errors',
     'models': 'errors fields plugins',
@@ -24,15 +25,15 @@ MAY_IMPORT = {
     'config': 'errors fields models config_fields',
     'processes': 'errors machine',
     'data': 'errors',
-    'workdir': 'errors config processes',
+    'evaluators': 'errors options plugins parallel models',
+    'workdir': 'errors config processes evaluators',
     'weights': 'errors parallel models config data workdir',
-    'evaluators': 'errors parallel models',
     'inspection': 'errors models workdir weights',
-    'objectives': 'errors plugins models config processes weights evaluators',
-    'training': 'errors machine parallel models config processes data workdir weights evaluators '
-    'objectives',
-    'scoring': 'errors fields parallel models config processes data workdir weights evaluators '
-    'objectives training',
+    'objectives': 'errors plugins options models config processes weights evaluators',
+    'training': 'errors machine options parallel models config processes data workdir weights '
+    'evaluators objectives',
+    'scoring': 'errors fields options parallel models config_fields config processes data workdir '
+    'weights evaluators objectives training',
     'reporting': 'errors models config processes data workdir weights evaluators inspection '
     'training scoring',
     'web': 'errors data workdir weights reporting',
@@ -84,6 +85,9 @@ TESTED_ELSEWHERE = {
         for name in ('data', 'explorer', 'model', 'predictions')
     },
     'evaluators/batches.py': 'the name of a type',
+    'evaluators/evaluator.py': 'the types: tests/evaluators/classification_test.py',
+    'evaluators/context.py': 'as a user has it: tests/evaluators/registry_test.py',
+    'evaluators/frozen.py': 'in runs: tests/training/evaluation_test.py',
     'plugins.py': 'by those who name one: tests/objectives/registry_test.py',
     'objectives/objective.py': 'the types: tests/objectives/registry_test.py',
     'objectives/labels.py': 'as a user writes one: tests/objectives/registry_test.py',

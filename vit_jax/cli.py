@@ -265,6 +265,7 @@ def override(
     config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
 ) -> ConfigDict:
     """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
+    config = config_lib.with_evaluators(config, _named_evaluators(arguments))
     arguments = _joined(arguments, config_lib.flatten(config))
     _check_names(arguments, config_lib.flatten(config), own_options)
     arguments = [_as_literal(argument) for argument in arguments]
@@ -273,6 +274,16 @@ def override(
     except (TypeError, ValueError, flags.Error) as error:
         raise UserError(_expected(str(error))) from error
     return config_lib.with_values_read(config)
+
+
+def _named_evaluators(arguments):
+    """The names in arguments --config.evals.NAME.FIELD of evaluators, which may be new."""
+    names = []
+    for argument in arguments:
+        match = re.match(r'--?config\.evals\.(\w+)\.', argument)
+        if match and match[1] != 'fewshot':
+            names.append(match[1])
+    return names
 
 
 def _joined(arguments, given):
@@ -295,7 +306,7 @@ def _as_literal(argument):
     An empty value is () for every field that may have none.
     """
     name, has_value, text = argument.partition('=')
-    field = config_lib.all_fields().get(re.sub('^--?config[.]', '', name))
+    field = config_lib.field_named(re.sub('^--?config[.]', '', name))
     if field is None or not has_value:
         return argument
     if field.values.of_texts and text[:1] not in ('(', '[', '"', "'"):
@@ -320,7 +331,7 @@ def _where(error, config):
 def _expected(message):
     """What absl says of a value that it cannot convert, with what the field may be."""
     found = re.match(r'flag --config\.([\w.]+)=(.*?): ', message)
-    field = config_lib.all_fields().get(found[1]) if found else None
+    field = config_lib.field_named(found[1]) if found else None
     if field is None:
         return message
     sweep = (

@@ -26,7 +26,6 @@ class Model:
     module: nn.Module
     params: PyTree
     dataset: dict[str, Any]
-    masked: bool  # whether the run predicts hidden patches, and so has no classes
 
     def facts(self) -> dict[str, Any]:
         """What the page says of it: the `step` of the checkpoint, and how many `parameters`."""
@@ -59,5 +58,4 @@ def load(workdir: str, config: Mapping[str, Any]) -> Model:
         models.build(loaded.model, loaded.num_classes),
         loaded.float32_params(),
         split.dataset_of(workdir, {'name': None}),
-        config['masked']['target'] != 'none',
     )

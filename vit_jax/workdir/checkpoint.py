@@ -25,8 +25,9 @@ from jaxtyping import PyTree
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from vit_jax.errors import UserError, some
+from vit_jax.evaluators.metric import Metric
 from vit_jax.processes import consensus
-from vit_jax.workdir import fingerprint, metrics, record
+from vit_jax.workdir import descriptions, fingerprint, metrics, record
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,11 @@ class Checkpointer:
         metric: str = metrics.ACCURACY,
         keep_every: int = 0,
         fields: Mapping[str, Any] | None = None,
+        described: Metric | None = None,
     ):
+        """`described` says which values of the metric are best; None: as the name implies."""
         self._fields = dict(fields or {})
+        self.described = described or descriptions.assumed(metric)
         self.directory = record.checkpoint_directory(workdir)
         self.restored = {}  # `extra` of the checkpoint that was restored
         self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
@@ -84,12 +88,12 @@ class Checkpointer:
 
     def best(self) -> int | None:
         """The best of the saved steps that have been evaluated."""
-        return metrics.best(self.scores, self._manager.all_steps(), self.metric)
+        return metrics.best(self.scores, self._manager.all_steps(), self.described)
 
     def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
         """Orbax asks which checkpoints are the best: of several equal ones the newest."""
         del context
-        best = metrics.best(self.scores, [each.step for each in checkpoints], self.metric)
+        best = metrics.best(self.scores, [each.step for each in checkpoints], self.described)
         return [checkpoint.step == best for checkpoint in checkpoints]
 
     def save(self, step: int, state: PyTree, extra: dict[str, Any] | None = None) -> None:
