@@ -33,6 +33,10 @@ def data(tmp_path_factory):
         ('second', 'test', 4, 2),
     ):
         write_images(root / folder / split, ['ant', 'bee', 'cat'], count, seed=seed)
+    for path in sorted((root / 'second').rglob('*.png')):  # labels go by the names of files
+        path.rename(path.with_name(f'{path.parent.name}_{path.name}'))
+    labels = [[0, 1]] * 4 + [[1]] * 4 + [[]] * 4
+    (root / 'real.json').write_text(json.dumps(labels))
     return root
 
 
@@ -58,9 +62,21 @@ OPTIONS = [
     '--config.evals.v2.type=classification',
     '--config.evals.v2.split=test',
     '--config.evals.near.type=knn',
+    '--config.evals.real.type=classification',
+    '--config.evals.real.split=test',
     '--config.best_metric=balanced/balanced_accuracy',
     '--config.keep_best=True',
 ]
+
+
+def with_data(data):
+    """OPTIONS, with the data sets that they score."""
+    return [
+        *OPTIONS,
+        f'--config.evals.v2.dataset={data / "second"}',
+        f'--config.evals.real.dataset={data / "second"}',
+        f'--config.evals.real.labels={data / "real.json"}',
+    ]
 
 
 def config_of(data, options, **fields):
@@ -85,9 +101,9 @@ def config_of(data, options, **fields):
 
 @pytest.fixture(scope='module')
 def finished(data, my_lab, tmp_path_factory):
-    """The workdir of a run with three evaluators besides the main one."""
+    """The workdir of a run with five evaluators besides the main one."""
     workdir = tmp_path_factory.mktemp('run')
-    options = [*OPTIONS, f'--config.evals.v2.dataset={data / "second"}']
+    options = with_data(data)
     assert loop.train(config_of(data, options), str(workdir)) == 0
     return workdir
 
@@ -102,6 +118,8 @@ def test_rows_have_every_evaluator_at_its_own_steps(finished):
     assert [row['step'] for row in rows if BALANCED in row] == [2]
     row = last_of(finished)
     assert (row['eval/num_examples'], row['v2/num_examples']) == (15, 12)
+    assert row['real/num_examples'] == 8  # those with a label
+    assert 0 < row['real/mean_average_precision'] <= 1
     assert {'v2/accuracy', 'v2/loss', 'near/accuracy'} <= row.keys()
     # Every class has as many images, so that the mean over classes is that over images.
     assert row[BALANCED] == pytest.approx(row['eval/accuracy'])
@@ -124,9 +142,11 @@ def test_the_report_has_their_curves_and_numbers(finished):
         'top-1',
         'balanced: balanced accuracy',
         'near: accuracy',
+        'real: top-1',
+        'real: mean average precision',
         'v2: top-1',
     ]
-    assert series['Loss'] == ['training', 'evaluation', 'v2: evaluation']
+    assert series['Loss'] == ['training', 'evaluation', 'real: evaluation', 'v2: evaluation']
     assert series['Norm'] == ['norms: parameters']
     text = Read(page.of_one(found)).text
     assert 'balanced: Balanced accuracy' in text
@@ -134,7 +154,7 @@ def test_the_report_has_their_curves_and_numbers(finished):
 
 
 def test_the_log_says_them(finished, data, my_lab, caplog):
-    options = [*OPTIONS, f'--config.evals.v2.dataset={data / "second"}']
+    options = with_data(data)
     config = config_of(data, options, num_steps=3)
     assert loop.train(config, str(finished)) == 0  # it resumes
     row = last_of(finished)
@@ -196,6 +216,10 @@ def test_sections_that_are_refused(options, message, data):
         ),
         (['.v2.type=classification', '.v2.split=no'], 'evals.v2 scores no of .*first'),
         (['.v2.type=clasification'], 'evals.v2.type is .* Did you mean classification'),
+        (
+            ['.v2.type=classification', '.v2.labels=no.json'],
+            'evals.v2.labels: .*no.json cannot be read',
+        ),
         (['.v2.type=knn', '.v2.split=train'], 'evals.v2 needs .*it would learn from train'),
     ],
 )

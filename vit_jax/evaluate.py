@@ -22,8 +22,11 @@ Several processes, started as those of vit_jax.main, share the images; process 0
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import flax.linen as nn
+from jaxtyping import PyTree
 
 from vit_jax import cli, terminal
 from vit_jax.errors import UserError
@@ -31,6 +34,7 @@ from vit_jax.models import representation
 from vit_jax.processes import consensus, launch
 from vit_jax.scoring import classes, evaluators, fewshot, split
 from vit_jax.training import device_defaults
+from vit_jax.weights import Weights
 
 
 @cli.command
@@ -48,11 +52,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     loaded = cli.read_weights(options)
     model, params = cli.build_model(loaded)
     consensus.check_equal_arrays('the weights', params)
-    if options.evals:
-        score_sections(options, (loaded, model, params))
-        launch.finish()
-        return
     results = []
+    for result, table in scores(options, targets, (loaded, model, params)):
+        results.append(as_json(result))
+        if consensus.is_main() and not options.json:
+            terminal.write(table(result))
+    if consensus.is_main() and options.json:
+        terminal.write(json.dumps(results[0] if len(results) == 1 else {'results': results}))
+    launch.finish()
+
+
+def scores(
+    options: argparse.Namespace,
+    targets: Sequence[tuple[str | None, str | None]],
+    weights: tuple[Weights, nn.Module, PyTree],
+) -> Iterator[tuple[dict[str, Any], Callable[[dict[str, Any]], str]]]:
+    """Each result that the options ask for, and the function that makes a table of it.
+
+    Args:
+      targets: of `named_splits`.
+      weights: the loaded ones, their model and its parameters.
+    """
+    if options.evals:
+        for name in options.evals.split(','):
+            yield score_section(options, name, weights), evaluators.table
+        return
     for name, scored in targets:
         dataset = split.dataset_of(
             options.workdir,
@@ -64,85 +88,67 @@ def main(argv: Sequence[str] | None = None) -> None:
             },
             options.pretrained,
         )
-        given = loaded, model, params, dataset
         if options.type:
-            result, table = (
-                evaluators.score(
-                    *given,
-                    batch_size=options.batch_size,
-                    name=evaluators.name_of(options.type),
-                    kind=options.type,
-                    options=options.options,
-                    train_split=options.fewshot_split,
-                    labels=options.labels,
-                    mapping=options.mapping,
-                ),
-                evaluators.table,
+            result = evaluators.score(
+                *weights,
+                dataset,
+                batch_size=options.batch_size,
+                name=evaluators.name_of(options.type),
+                kind=options.type,
+                options=options.options,
+                train_split=options.fewshot_split,
+                labels=options.labels,
+                mapping=options.mapping,
             )
+            yield result, evaluators.table
         elif options.fewshot is None:
-            result, table = (
-                classes.score(
-                    *given,
-                    batch_size=options.batch_size,
-                    labels=options.labels,
-                    mapping=options.mapping,
-                    save_to=options.save,
-                    csv_to=options.csv,
-                ),
-                classes.table,
+            result = classes.score(
+                *weights,
+                dataset,
+                batch_size=options.batch_size,
+                labels=options.labels,
+                mapping=options.mapping,
+                save_to=options.save,
+                csv_to=options.csv,
             )
+            yield result, classes.table
         else:
-            result, table = (
-                fewshot.score(
-                    *given,
-                    batch_size=options.batch_size,
-                    shots=options.fewshot,
-                    train_split=options.fewshot_split,
-                    l2=options.fewshot_l2,
-                    seeds=options.fewshot_seeds,
-                    name=options.representation,
-                ),
-                fewshot.table,
+            result = fewshot.score(
+                *weights,
+                dataset,
+                batch_size=options.batch_size,
+                shots=options.fewshot,
+                train_split=options.fewshot_split,
+                l2=options.fewshot_l2,
+                seeds=options.fewshot_seeds,
+                name=options.representation,
             )
-        results.append(as_json(result))
-        if consensus.is_main() and not options.json:
-            terminal.write(table(result))
-    if consensus.is_main() and options.json:
-        write_json(results)
-    launch.finish()
+            yield result, fewshot.table
 
 
-def score_sections(options: argparse.Namespace, weights: tuple) -> None:
-    """Scores the weights by the evaluators of the run that --evals names, and writes the results.
-
-    `weights` are the loaded ones, the model and its parameters.
-    """
-    results = []
-    for name in options.evals.split(','):
-        section = evaluators.section_of(options.workdir, name)
-        dataset = split.dataset_of(
-            options.workdir,
-            {
-                'name': section['dataset'] or None,
-                'data_dir': options.data_dir,
-                'eval_split': section['split'],
-            },
-        )
-        result = evaluators.score(
-            *weights,
-            dataset,
-            batch_size=options.batch_size,
-            name=name,
-            kind=section['type'],
-            options=section['options'],
-            train_split=section['train_split'] or None,
-            labels=section['labels'] or None,
-        )
-        results.append(as_json(result))
-        if consensus.is_main() and not options.json:
-            terminal.write(evaluators.table(result))
-    if consensus.is_main() and options.json:
-        write_json(results)
+def score_section(
+    options: argparse.Namespace, name: str, weights: tuple[Weights, nn.Module, PyTree]
+) -> dict[str, Any]:
+    """What the evaluator of that name in the config of the run says of the weights."""
+    section = evaluators.section_of(options.workdir, name)
+    dataset = split.dataset_of(
+        options.workdir,
+        {
+            'name': section['dataset'] or None,
+            'data_dir': options.data_dir,
+            'eval_split': section['split'],
+        },
+    )
+    return evaluators.score(
+        *weights,
+        dataset,
+        batch_size=options.batch_size,
+        name=name,
+        kind=section['type'],
+        options=section['options'],
+        train_split=section['train_split'] or None,
+        labels=section['labels'] or None,
+    )
 
 
 def as_json(result: dict[str, Any]) -> dict[str, Any]:
@@ -150,11 +156,6 @@ def as_json(result: dict[str, Any]) -> dict[str, Any]:
     return {
         k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in result.items()
     }
-
-
-def write_json(results: Sequence[dict[str, Any]]) -> None:
-    """Writes one result as an object, several as {"results": [...]}."""
-    terminal.write(json.dumps(results[0] if len(results) == 1 else {'results': results}))
 
 
 def make_parser() -> argparse.ArgumentParser:

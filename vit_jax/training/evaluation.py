@@ -143,8 +143,11 @@ def _open_test(field, section, config, train, test):
                 f'--config.{field}.type=knn, linear_probe or fewshot.'
             )
     if section.labels:
-        lists = record.read_json(section.labels, list)
-        test = relabelled.relabelled(test, lists, section.labels)
+        try:
+            lists = record.read_json(section.labels, list)
+            test = relabelled.relabelled(test, lists, section.labels)
+        except UserError as error:
+            raise UserError(f'{field}.labels: {error}') from error
     consensus.check_equal(f'the data of {field}', {'images': test.num_examples})
     return test, split
 
