@@ -19,6 +19,7 @@ MAY_IMPORT = {
     'files': 'errors',
     'fields': 'errors',
     'plugins': 'errors',
+    'options': 'errors',
     'machine': 'errors files',
     'parallel': 'errors',
     'models': 'errors fields plugins',
@@ -26,15 +27,15 @@ MAY_IMPORT = {
     'config': 'errors fields models config_fields',
     'processes': 'errors machine',
     'data': 'errors files',
-    'workdir': 'errors files config processes',
+    'evaluators': 'errors options plugins parallel models',
+    'workdir': 'errors files config processes evaluators',
     'weights': 'errors files fields parallel models config data workdir',
-    'evaluators': 'errors parallel models',
     'inspection': 'errors files models workdir weights',
-    'objectives': 'errors plugins models config processes weights evaluators',
-    'training': 'errors machine parallel models config processes data workdir weights evaluators '
-    'objectives',
-    'scoring': 'errors files fields parallel models config processes data workdir weights '
-    'evaluators objectives training',
+    'objectives': 'errors plugins options models config processes weights evaluators',
+    'training': 'errors files machine options parallel models config processes data workdir '
+    'weights evaluators objectives',
+    'scoring': 'errors files fields options parallel models config_fields config processes data '
+    'workdir weights evaluators objectives training',
     'reporting': 'errors files models config processes data workdir weights evaluators '
     'inspection training scoring',
     'campaigns': 'errors files config data workdir training reporting',
@@ -87,6 +88,9 @@ TESTED_ELSEWHERE = {
         for name in ('attempts', 'data', 'explorer', 'model', 'predictions')
     },
     'evaluators/batches.py': 'the name of a type',
+    'evaluators/evaluator.py': 'the types: tests/evaluators/classification_test.py',
+    'evaluators/context.py': 'as a user has it: tests/evaluators/registry_test.py',
+    'evaluators/frozen.py': 'in runs: tests/training/evaluation_test.py',
     'plugins.py': 'by those who name one: tests/objectives/registry_test.py',
     'objectives/objective.py': 'the types: tests/objectives/registry_test.py',
     'objectives/labels.py': 'as a user writes one: tests/objectives/registry_test.py',

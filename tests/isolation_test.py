@@ -17,7 +17,7 @@ for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'clu', 'sklearn', 'ma
     sys.modules[name] = None  # importing it raises ImportError
 import jax, jax.numpy as jnp
 from vit_jax import config, models, predict
-from vit_jax.evaluators import classification
+from vit_jax.evaluators import evaluator
 from vit_jax.objectives import registry
 from vit_jax.training import optimizer, state as train_state, steps
 from vit_jax.workdir import checkpoint
@@ -32,7 +32,7 @@ step = jax.jit(functools.partial(steps.train_step, objective=objective, tx=tx, s
                                  seed=0, options=steps.StepOptions()))
 state, metrics = step(state, batch)
 assert abs(float(metrics['loss']) - 1.0986) < 1e-3, metrics
-evaluate = functools.partial(classification.eval_step, sums_of=objective.sums)
+evaluate = functools.partial(evaluator.sums_in_parts, sums=objective.evaluator.sums)
 sums = jax.jit(evaluate)(state.params, batch)
 assert float(sums['count']) == 4
 """

@@ -299,6 +299,7 @@ def override(
 
     Raises UserError as `read_config`.
     """
+    config = config_lib.with_evaluators(config, _named_evaluators(arguments))
     known = config_lib.flatten(config)
     values = {}
     for field, text in _given_fields(arguments, known, own_options).items():
@@ -309,9 +310,19 @@ def override(
     return config_lib.with_values_read(config_lib.with_values(config, values))
 
 
+def _named_evaluators(arguments):
+    """The names in arguments --config.evals.NAME.FIELD of evaluators, which may be new."""
+    names = []
+    for argument in arguments:
+        match = re.match(r'--?config\.evals\.(\w+)\.', argument)
+        if match and match[1] != 'fewshot':
+            names.append(match[1])
+    return names
+
+
 def _several_advice(field, text):
     """A sentence for several values of a field that has one."""
-    declared = config_lib.all_fields().get(field)
+    declared = config_lib.field_named(field)
     if declared is None or declared.values.has_commas or ',' not in text:
         return ''
     return ' To try several, python -m vit_jax.sweep takes the same options.'

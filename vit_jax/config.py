@@ -10,6 +10,7 @@ import dataclasses
 import fnmatch
 import logging
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ import ml_collections
 from flax import traverse_util
 
 from vit_jax import fields, models
-from vit_jax.config_fields import ALIASES, FIELDS
+from vit_jax.config_fields import ALIASES, EVALUATOR_FIELDS, FIELDS
 from vit_jax.errors import UserError, nearest_names, some
 from vit_jax.models import masked
 from vit_jax.models.vit import as_pair
@@ -106,10 +107,42 @@ def parse_value(field: str, text: str, known: Collection[str]) -> Any:
 
     Raises UserError if the config has no such field, or the text no such value.
     """
-    declared = all_fields()
-    if field not in known or field not in declared:
+    declared = field_named(field)
+    if field not in known or declared is None:
         raise UserError(no_field(field, known))
-    return fields.parse(field, declared[field].values, text)
+    return fields.parse(field, declared.values, text)
+
+
+def evaluator_names(config: Mapping[str, Any] | ml_collections.ConfigDict) -> list[str]:
+    """The names of the further evaluators of a config: the sections of `evals` but fewshot."""
+    return [name for name in config['evals'] if name != 'fewshot']
+
+
+def evaluator_fields(name: str) -> dict[str, fields.Field]:
+    """The fields of the section of one further evaluator, by dotted name."""
+    return {f'evals.{name}.{field}': about for field, about in EVALUATOR_FIELDS.items()}
+
+
+def field_named(name: str) -> fields.Field | None:
+    """The field of that dotted name, also of a further evaluator; None if there is none."""
+    section, _, field = name.rpartition('.')
+    if re.fullmatch(r'evals\.\w+', section) and section != 'evals.fewshot':
+        return EVALUATOR_FIELDS.get(field)
+    return all_fields().get(name)
+
+
+def with_evaluators(
+    config: ml_collections.ConfigDict, names: Collection[str] = ()
+) -> ml_collections.ConfigDict:
+    """A copy in which each further evaluator, and those of `names`, has all of its fields."""
+    config = ml_collections.ConfigDict(config).copy_and_resolve_references()
+    defaults = {field: about.default for field, about in EVALUATOR_FIELDS.items()}
+    with config.unlocked():
+        for name in dict.fromkeys([*evaluator_names(config), *names]):
+            given = config.evals.get(name, {})
+            if isinstance(given, Mapping | ml_collections.ConfigDict):
+                config.evals[name] = defaults | dict(given)
+    return config
 
 
 def help_text() -> str:
@@ -117,6 +150,7 @@ def help_text() -> str:
     return '\n\n'.join(
         [
             'fields of the config (a file of configs/ sets some of them):\n' + fields.text(FIELDS),
+            'of each further evaluator, by any NAME:\n' + fields.text(evaluator_fields('NAME')),
             *(
                 f'of the model, for {models_of}:\n{fields.text(table)}'
                 for models_of, table in models.tables().items()
@@ -139,6 +173,8 @@ def markdown() -> str:
         '',
         *fields.markdown(FIELDS),
     ]
+    lines += ['', '## A further evaluator, by any NAME', '']
+    lines += fields.markdown(evaluator_fields('NAME'))
     for models_of, table in models.tables().items():
         lines += ['', f'## The model: {models_of}', '', *fields.markdown(table)]
     return '\n'.join(lines) + '\n'
@@ -166,12 +202,16 @@ def with_values(
 def with_values_read(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """A copy in which each field has the form that its declaration gives to the value.
 
-    Lists of texts become tuples of texts without commas. Fields that are not declared stay.
+    Lists of texts become tuples of texts without commas. Fields that are not declared stay. Further
+    evaluators have all of their fields.
     """
-    known = all_fields()
-    config = ml_collections.ConfigDict(config).copy_and_resolve_references()
+    config = with_evaluators(config)
     given = traverse_util.flatten_dict(config.to_dict(), sep='.')
-    values = {name: known[name].values.normalize(given[name]) for name in given if name in known}
+    values = {}
+    for name, value in given.items():
+        field = field_named(name)
+        if field is not None:
+            values[name] = field.values.normalize(value)
     changes = {name: value for name, value in values.items() if value != given[name]}
     with config.ignore_type():  # a text becomes a tuple
         config.update_from_flattened_dict(changes)
@@ -201,9 +241,14 @@ def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') 
     resnet = any(x.startswith('model.resnet') and given[x] is not None for x in given)
     kind = 'b16' if not resnet else 'r50_b16' if 'model.hidden_size' in given else 'r50x1'
     needed = flatten(base(kind))
+    further = {}
+    for evaluator in evaluator_names(config) if 'evals' in config else ():
+        further |= evaluator_fields(evaluator)
     for name in given:  # of what should be a section, and is not, fields are lacking
+        if name in further:
+            continue
         if name not in needed and not any(x.startswith(f'{name}.') for x in needed):
-            raise UserError(no_field(name, needed, whose))
+            raise UserError(no_field(name, needed | further, whose))
     if lacking := [name for name in needed if name not in given]:
         raise UserError(
             f'{whose} lacks {some(lacking, 3)}: start from '
@@ -236,6 +281,8 @@ def checked(
 def _check(config):
     given = flatten(config)
     fields.check({name: x for name, x in all_fields().items() if name in given}, given)
+    for name in evaluator_names(config):
+        _check_evaluator(name, config.evals[name], given)
     if config.optimizer.end_learning_rate > 1e30 * config.optimizer.learning_rate:
         raise UserError(
             f'optimizer.end_learning_rate is {config.optimizer.end_learning_rate}: expected at '
@@ -293,6 +340,21 @@ def _check(config):
     if config.accum_steps > 0 and config.batch_size % config.accum_steps:
         raise UserError(
             f'batch_size {config.batch_size} is not divisible by accum_steps {config.accum_steps}.'
+        )
+
+
+def _check_evaluator(name, section, given):
+    """Raises UserError unless a section of `evals` describes an evaluator."""
+    if not re.fullmatch(r'[A-Za-z]\w*', name) or name in ('eval', 'train'):
+        raise UserError(
+            f'evals has {name!r}: expected a name of letters, digits and underscores other than '
+            'eval and train, which begin the names of other numbers.'
+        )
+    fields.check(evaluator_fields(name), given)
+    if not section.type:
+        raise UserError(
+            f"evals.{name}.type is '': expected classification, fewshot, knn, linear_probe or "
+            f'PACKAGE.MODULE:FUNCTION. {nearest_names(name, ["fewshot"])}'.strip()
         )
 
 

@@ -424,6 +424,29 @@ FIELDS = {  # by dotted name
     ),
 }
 
+# Of each further evaluator, whose section is `evals.NAME`.
+EVALUATOR_FIELDS = {
+    'type': Field(
+        '',
+        TEXT,
+        'classification, fewshot, knn, linear_probe, or PACKAGE.MODULE:FUNCTION of your own '
+        '(docs/extending.md)',
+    ),
+    'dataset': Field('', TEXT, "as dataset.name; empty: the run's"),
+    'split': Field('', TEXT, "scored; empty: the run's dataset.eval_split"),
+    'train_split': Field(
+        '', TEXT, "fewshot, knn, linear_probe: learned from; empty: the run's dataset.train_split"
+    ),
+    'labels': Field(
+        '',
+        TEXT,
+        'JSON file with other labels of a directory: a list of class numbers for each image, in '
+        "the order of file names, such as ImageNet-ReaL's real.json; empty: its own",
+    ),
+    'every': Field(0, whole(0), 'steps; 0: as eval_every. The last step is always scored'),
+    'options': Field('', TEXT, 'NAME=VALUE with commas between them, which the type reads'),
+}
+
 # What other code bases call a field.
 ALIASES = {
     'lr': 'optimizer.learning_rate',

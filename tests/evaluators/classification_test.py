@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score
 
 from tests.support.steps import assert_close, random_batch, setup
 from vit_jax.errors import UserError
-from vit_jax.evaluators import classification
+from vit_jax.evaluators import classification, evaluator
 from vit_jax.objectives import losses
 
 
@@ -23,20 +23,20 @@ def step(params, batch):
 
 
 def test_every_example_weighs_the_same():
-    values = classification.metrics(classification.total(step, None, batches()))
+    values = classification.metrics(evaluator.total(step, None, batches()))
     assert values == pytest.approx(
         {
-            'eval/accuracy': 4 / 9,
-            'eval/accuracy_top5': 8 / 9,
-            'eval/loss': 12.5 / 9,
-            'eval/num_examples': 9,
+            'accuracy': 4 / 9,
+            'accuracy_top5': 8 / 9,
+            'loss': 12.5 / 9,
+            'num_examples': 9,
         }
     )
 
 
 def test_interrupted_in_the_middle_gives_nothing():
     answers = iter([False, True])
-    assert classification.total(step, None, batches(), lambda: next(answers)) is None
+    assert evaluator.total(step, None, batches(), lambda: next(answers)) is None
 
 
 def by_logits(model, loss):
@@ -57,7 +57,7 @@ def test_eval_step_counts_what_the_mask_leaves():
     batch = random_batch(8) | {'mask': np.array([1, 1, 0, 1, 0, 0, 1, 1], bool)}
     batch['image'][2] = np.nan  # what is masked must not be looked at
     step = functools.partial(
-        classification.eval_step, sums_of=by_logits(model, losses.make_loss(**config.loss))
+        evaluator.sums_in_parts, sums=by_logits(model, losses.make_loss(**config.loss))
     )
     sums = jax.jit(step)(params, batch)
     assert_close(jax.jit(functools.partial(step, accum_steps=4))(params, batch), sums)
@@ -87,12 +87,12 @@ def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accu
     batch['image'][2] = np.nan
     step = jax.jit(
         functools.partial(
-            classification.eval_step,
-            sums_of=by_logits(model, losses.make_loss('sigmoid')),
+            evaluator.sums_in_parts,
+            sums=by_logits(model, losses.make_loss('sigmoid')),
             accum_steps=accum_steps,
         )
     )
-    totals = classification.total(step, params, [batch, batch])
+    totals = evaluator.total(step, params, [batch, batch])
     found = classification.metrics(totals)
     logits = np.asarray(jax.jit(model.apply)({'params': params}, batch['image']), np.float64)
     kept = [0, 1, 4, 5, 6, 7]
@@ -103,11 +103,11 @@ def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accu
     loss = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).sum(-1).mean()
     assert found == pytest.approx(
         {
-            'eval/accuracy': labels[range(6), logits.argmax(-1)].mean(),
-            'eval/accuracy_top5': 1,
-            'eval/loss': loss,
-            'eval/num_examples': 12,
-            'eval/mean_average_precision': average_precision_score(labels, logits, average='macro'),
+            'accuracy': labels[range(6), logits.argmax(-1)].mean(),
+            'accuracy_top5': 1,
+            'loss': loss,
+            'num_examples': 12,
+            'mean_average_precision': average_precision_score(labels, logits, average='macro'),
         },
         rel=1e-5,
     )

@@ -57,12 +57,12 @@ def test_rows_are_means_over_seeds():
     assert rows[5]['accuracy'] == pytest.approx(np.mean(alone))
     assert rows[5]['deviation'] == pytest.approx(np.std(alone, ddof=1))
     assert fewshot.metrics(train, test, CLASSES, (1, 5), 3, 1024.0) == {
-        'fewshot/1shot': rows[1]['accuracy'],
-        'fewshot/1shot_deviation': rows[1]['deviation'],
-        'fewshot/5shot': rows[5]['accuracy'],
-        'fewshot/5shot_deviation': rows[5]['deviation'],
+        '1shot': rows[1]['accuracy'],
+        '1shot_deviation': rows[1]['deviation'],
+        '5shot': rows[5]['accuracy'],
+        '5shot_deviation': rows[5]['deviation'],
     }
-    assert list(fewshot.metrics(train, test, CLASSES, [5], 1, 1024.0)) == ['fewshot/5shot']
+    assert list(fewshot.metrics(train, test, CLASSES, [5], 1, 1024.0)) == ['5shot']
     lines = fewshot.table(rows).splitlines()
     assert [line.split()[0] for line in lines] == ['shots', '1', '5', 'all']
     assert len(set(map(len, lines[:1] + lines[3:]))) == 1

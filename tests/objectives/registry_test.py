@@ -55,7 +55,7 @@ def test_an_objective_of_the_user_is_what_it_computes(gamma, my_lab):
     expected = classification.logit_sums(
         jnp.asarray(logits), jax.tree.map(jnp.asarray, batch), losses.make_loss('softmax')
     )
-    found = objective.sums(params, batch)
+    found = objective.evaluator.sums(params, batch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 

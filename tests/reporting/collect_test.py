@@ -34,6 +34,8 @@ def test_summary_of_a_run_without_evaluation_and_without_rows():
     found = collect.summary(rows()[::2], 40)
     assert (found['last'], found['best'], found['seconds']) == (None, None, 12)
     assert collect.summary([], 40) == {
+        'headline': None,
+        'others': {},
         'last': None,
         'best': None,
         'steps': 0,

@@ -8,6 +8,7 @@ import pytest
 from tests.support.pages import Read, check, made, without
 from vit_jax.errors import UserError
 from vit_jax.reporting import collect, page
+from vit_jax.workdir import descriptions
 
 EVIL = '<script>alert(1)</script>'
 
@@ -214,6 +215,10 @@ def test_runs_side_by_side():
 def test_hits_of_masked_patches_have_columns_and_curves_of_their_own():
     masked = made(workdir='runs/m')
     masked['config']['masked.target'] = 'mean_color'
+    masked['metrics'] = descriptions.of_names(
+        'runs/m', masked['metrics'], {'masked': {'target': 'mean_color'}}
+    )
+    masked['summary'] = collect.summary(masked['rows'], 128, masked['metrics'])
     heads = ['accuracy', 'right colours']
     for runs, expected in (
         ([made(), masked], [['81.25 %', '–'], ['–', '81.25 %']]),

@@ -15,6 +15,7 @@ from vit_jax import config as config_lib
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.inspection.attention import Observed
 from vit_jax.reporting import attention, collect, pictures
+from vit_jax.workdir import descriptions
 
 
 class Read(html.parser.HTMLParser):
@@ -118,6 +119,7 @@ def made(num_classes=3, names=None, **changes):
             'eval/seconds': 1.0,
         }
     ]
+    metrics_of = {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}
     confusion = {
         name: {names[other]: 1 + k % 3 for other in {k, (k + 1) % len(names)}}
         for k, name in enumerate(names)
@@ -156,7 +158,8 @@ def made(num_classes=3, names=None, **changes):
         'compared_with': 'configs/quickstart.py',
         'differences': [],
         'num_steps': 20,
-        'summary': collect.summary(rows, 128),
+        'metrics': metrics_of,
+        'summary': collect.summary(rows, 128, metrics_of),
         'missing': {},
         'model': {'step': 20, 'parameters': 1_234_567, 'image_size': [16, 16]},
         'data': {

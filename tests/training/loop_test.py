@@ -12,7 +12,7 @@ from PIL import Image
 from tests.support.datasets import write_images
 from tests.support.runs import TIMED, TINY, begin, load
 from vit_jax.errors import DivergedError, UserError
-from vit_jax.evaluators import classification
+from vit_jax.evaluators import evaluator
 from vit_jax.training import accumulation, loop
 from vit_jax.training import run as run_lib
 from vit_jax.workdir import curves, metrics
@@ -192,7 +192,7 @@ def test_not_finite_stops_with_the_step_and_the_last_good_checkpoint(tmp_path):
 def test_steps_are_not_lost_with_their_evaluation(tmp_path, monkeypatch):
     given = config(checkpoint_every=100)
     with monkeypatch.context() as patch:
-        patch.setattr(classification, 'total', lambda *args: 1 / 0)
+        patch.setattr(evaluator, 'total', lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             loop.train(given, str(tmp_path))
     assert [p.name for p in (tmp_path / 'checkpoints').iterdir()] == ['12']
@@ -236,17 +236,17 @@ def test_not_finite_before_any_checkpoint(tmp_path):
 def test_signal_during_evaluation_saves_and_evaluates_on_return(num_steps, tmp_path, monkeypatch):
     config = functools.partial(make_config, num_steps=num_steps, model__dropout_rate=0.2)
     loop.train(config(eval_every=6), str(tmp_path / 'undisturbed'))
-    total = classification.total
+    total = evaluator.total
 
     def interrupted_total(*args):
         os.kill(os.getpid(), signal.SIGTERM)
         return total(*args)
 
-    monkeypatch.setattr(classification, 'total', interrupted_total)
+    monkeypatch.setattr(evaluator, 'total', interrupted_total)
     assert loop.train(config(eval_every=6), str(tmp_path / 'run')) == 143
     assert (tmp_path / 'run' / 'checkpoints' / '6').is_dir()
     assert rows(tmp_path / 'run', 'eval/loss') == []
-    monkeypatch.setattr(classification, 'total', total)
+    monkeypatch.setattr(evaluator, 'total', total)
     assert loop.train(config(eval_every=6), str(tmp_path / 'run')) == 0
     both = [
         [{k: v for k, v in row.items() if k not in TIMED} for row in metrics.read(tmp_path / name)]
@@ -318,6 +318,7 @@ def test_a_run_that_gets_no_better_ends_early_and_goes_on_with_more_patience(tmp
         dataset__eval_split='test[:50]',
     )
     made = config(**still, evals__fewshot__shots=(1,))
+    names = run_lib.metric_names(run_lib.resolve(made, str(tmp_path / 'names'))[0])
     for name, patience in [('whole', 2), ('parts', 1), ('parts', 2)]:
         made.patience = patience
         assert loop.train(made, str(tmp_path / name)) == 0
@@ -333,9 +334,7 @@ def test_a_run_that_gets_no_better_ends_early_and_goes_on_with_more_patience(tmp
     assert whole == parts
     assert [row['step'] for row in whole if 'eval/loss' in row] == [1, 2, 3]
     evaluation = {name for row in whole for name in row if name.startswith(('eval/', 'fewshot/'))}
-    assert evaluation - {'eval/num_examples', 'fewshot/1shot_deviation'} == set(
-        run_lib.metric_names(made)
-    )
+    assert evaluation - {'eval/num_examples', 'fewshot/1shot_deviation'} == set(names)
 
 
 @pytest.mark.slow

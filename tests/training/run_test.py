@@ -15,6 +15,7 @@ from vit_jax import machine, models
 from vit_jax.data import order, sources, subsets
 from vit_jax.errors import UserError
 from vit_jax.files import write_json
+from vit_jax.objectives import registry
 from vit_jax.parallel import feeding
 from vit_jax.reporting import collect
 from vit_jax.scoring import split
@@ -284,16 +285,27 @@ def test_the_metric_that_decides_is_one_that_the_run_has(tmp_path):
         'Few-shot accuracies come with evals.fewshot.shots.',
     ):
         resolve(tmp_path, best_metric='fewshot/5shot')
-    config = resolve(
+    run = resolve(
         tmp_path,
         best_metric='fewshot/5shot',
         **{'evals.fewshot.shots': (1, 5), 'evals.fewshot.test_split': 'test'},
-    ).config
-    assert run_lib.metric_names(config)[3:] == ['fewshot/1shot', 'fewshot/5shot']
-    config = config_lib.changed(config, {'dataset.multi_label': True})
-    assert 'eval/mean_average_precision' in run_lib.metric_names(config)
-    config = config_lib.changed(config, {'masked.target': 'mean_color'})  # and no classes
-    assert 'eval/mean_average_precision' not in run_lib.metric_names(config)
+    )
+    assert run_lib.metric_names(run)[3:] == ['fewshot/1shot', 'fewshot/5shot']
+
+
+def test_the_metrics_of_the_main_evaluator_are_those_of_the_objective(tmp_path):
+    config = resolve(tmp_path).config
+    model = models.build(config.model, 10)
+    several = config_lib.changed(config, {'dataset.multi_label': True})
+    names = [metric.name for metric in registry.build(several, model).evaluator.metrics]
+    assert 'mean_average_precision' in names
+    fields = {'masked.target': 'mean_color', 'model.pool': 'gap'}  # and no classes
+    masked = config_lib.changed(several, fields)
+    model = models.build(masked.model, 10)
+    names = [metric.name for metric in registry.build(masked, model).evaluator.metrics]
+    assert names[0] == 'patch_accuracy'
+    assert 'accuracy' in names
+    assert 'mean_average_precision' not in names
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.workdir import metrics
+from vit_jax.workdir.descriptions import assumed
 
 
 def opened(workdir, start_step):
@@ -134,10 +135,12 @@ def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
 
 def test_the_best_is_the_highest_and_of_losses_the_lowest():
     values = {3: 0.5, 6: 0.8, 9: 0.8, 12: 0.1, 15: float('nan')}
-    assert metrics.best(values, range(20), 'fewshot/5shot') == 9  # of equal ones the newest
-    assert metrics.best(values, [3, 12, 15], 'eval/accuracy') == 3
-    assert metrics.best(values, range(20), 'eval/loss') == 12
-    assert metrics.best(values, [1, 2], 'eval/loss') is None
+    assert (
+        metrics.best(values, range(20), assumed('fewshot/5shot')) == 9
+    )  # of equal ones the newest
+    assert metrics.best(values, [3, 12, 15], assumed('eval/accuracy')) == 3
+    assert metrics.best(values, range(20), assumed('eval/loss')) == 12
+    assert metrics.best(values, [1, 2], assumed('eval/loss')) is None
 
 
 @pytest.mark.parametrize(
@@ -155,4 +158,4 @@ def test_the_best_is_the_highest_and_of_losses_the_lowest():
 def test_values_since_the_best_are_counted(values, name, expected):
     """One that is equal to the best is no better."""
     by_step = {10 * k: value for k, value in enumerate(values)}
-    assert metrics.since_best(dict(reversed(by_step.items())), name) == expected
+    assert metrics.since_best(dict(reversed(by_step.items())), assumed(name)) == expected

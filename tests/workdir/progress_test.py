@@ -50,10 +50,10 @@ def test_the_time_of_a_run_is_that_of_all_its_rows():
 
 def test_the_live_line():
     speed = {'images_per_sec': 12_694.4, 'eta_sec': 7261.0}
-    assert progress.live(284_123, 300_000, 1.225, 0.78721, speed) == (
+    assert progress.live(284_123, 300_000, 1.225, 'accuracy 78.72 %', speed) == (
         '284123/300000 95%  loss 1.2250  accuracy 78.72 %  12,694 images/s  ETA 02:01:01'
     )
-    assert progress.live(0, 9, None, None, {'images_per_sec': 0, 'eta_sec': 0}) == '0/9 0%'
+    assert progress.live(0, 9, None, '', {'images_per_sec': 0, 'eta_sec': 0}) == '0/9 0%'
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""Evaluators.
+"""What is measured: accuracies, losses, classifiers of frozen features, or a function of the user.
 
-In: a model, its parameters, a loss and batches. Out: sums over the examples of a batch, which are
-added up, and the metrics of a whole split. Imports errors and models.
+In: a Context with a model, its data and the devices. Out: a SumEvaluator or an Evaluator, one
+value, and a Metric that describes each of its numbers. The loop of training and the command
+evaluate run the same values. Imports errors, options, plugins, parallel and models.
 """

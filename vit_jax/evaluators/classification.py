@@ -1,105 +1,110 @@
 """Top-1 and top-5 accuracy, loss and mean average precision, every example counted exactly once."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators import average_precision
 from vit_jax.evaluators.batches import Batch
-from vit_jax.parallel.microbatch import join, split
+from vit_jax.evaluators.evaluator import SumEvaluator
+from vit_jax.evaluators.metric import Metric
 
-MEAN_AVERAGE_PRECISION = 'eval/mean_average_precision'
+ACCURACY = Metric('accuracy', 'percent', 'highest', 'accuracy', legend='top-1', title='Accuracy')
+TOP5 = Metric('accuracy_top5', 'percent', 'highest', 'accuracy', 'top-5', least_classes=10)
+MEAN_AVERAGE_PRECISION = Metric(
+    'mean_average_precision', 'percent', 'highest', 'accuracy', 'mAP', 'mean average precision'
+)
+LOSS = Metric('loss', 'number', 'lowest', 'loss', legend='evaluation', title='Evaluation loss')
+NUM_EXAMPLES = Metric('num_examples', 'count')
+METRICS = (ACCURACY, TOP5, MEAN_AVERAGE_PRECISION, LOSS, NUM_EXAMPLES)
 
 
-def total(
-    eval_step: Callable,
-    params: PyTree,
-    batches: Iterable,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> dict[str, Any] | None:
-    """Sums over all batches, in float64, which is exact for counts.
+def classify(
+    logits: Callable[[PyTree, Batch], Array], loss: Callable, multi_label: bool
+) -> SumEvaluator:
+    """The evaluator of a classifier.
 
-    `eval_step` is (params, batch) -> sums, as eval_step() with its other arguments given;
-    `batches` are on the devices, with mask 0 for padding and broken images. If `interrupted`, which
-    is asked before every batch, None is returned. Arrays in `rows`, with an element for each
-    example of a batch, are not summed but joined, without the elements whose `mask` is 0.
+    Args:
+      logits: (params, batch) -> logits [batch, classes].
+      loss: (logits, labels) -> the loss of each example in nats.
+      multi_label: whether an image may have several labels, which have an average precision.
     """
-    sums, rows = [], []
-    for batch in batches:
-        if interrupted():
-            return None
-        found = eval_step(params, batch)
-        rows.append(found.pop('rows', {}))
-        sums.append(found)
-        jax.block_until_ready(sums[-2:-1])  # no more than two batches wait on the devices
-        rows[-2:-1] = map(_valid, rows[-2:-1])
-    rows[-1:] = map(_valid, rows[-1:])
-    totals = {name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]}
-    if rows[0]:
-        totals['rows'] = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    return totals
+
+    def sums(params, batch):
+        return logit_sums(logits(params, batch), batch, loss)
+
+    described = [m for m in METRICS if multi_label or m != MEAN_AVERAGE_PRECISION]
+    return SumEvaluator(sums, metrics, described)
 
 
-def _valid(rows):
-    """On the host, without those that the mask leaves out."""
-    rows = jax.device_get(rows)
-    return {name: x[rows['mask'] > 0] for name, x in rows.items() if name != 'mask'}
+def classify_in_detail(
+    logits: Callable[[PyTree, Batch], Array],
+    loss: Callable,
+    multi_label: bool,
+    probabilities: Callable[[Array], Array],
+    with_logits: bool = False,
+) -> SumEvaluator:
+    """As `classify`, with a row for each image.
+
+    Args:
+      logits, loss, multi_label: as of `classify`.
+      probabilities: from logits.
+      with_logits: whether rows have logits, as those of images with several labels always have.
+
+    Rows have index, label, predicted (the most probable class), its probability (confidence), and
+    right, whether it is a label. Batches have `index`.
+    """
+
+    def sums(params, batch):
+        of_batch = logits(params, batch)
+        found = logit_sums(of_batch, batch, loss)
+        rows = {name: batch[name] for name in ('index', 'label', 'mask')}
+        rows |= {
+            'predicted': of_batch.argmax(-1),
+            'confidence': probabilities(of_batch).max(-1),
+            'right': top_hits(of_batch, batch['label'])[:, 0],
+        }
+        if with_logits:
+            rows['logits'] = of_batch
+        return found | {'rows': rows | found.get('rows', {})}
+
+    return dataclasses.replace(classify(logits, loss, multi_label), sums=sums)
 
 
 def metrics(sums: dict[str, Any]) -> dict[str, float]:
-    """eval/accuracy and eval/accuracy_top5 in [0, 1], eval/loss in nats, eval/num_examples.
+    """METRICS by name: accuracies in [0, 1], the loss in nats, the number of examples.
 
-    Of examples with several labels, eval/mean_average_precision in [0, 1], too. Raises UserError if
+    Only examples with several labels have a mean average precision, in [0, 1]. Raises UserError if
     there are none.
     """
-    count, rows = float(sums['count']), sums.get('rows', {})
+    count = float(sums['count'])
+    rows = sums.get('rows', {})
     if not count:
         raise UserError(
             'no image of the split has a label, so there is nothing to score: take another split.'
         )
     values = {
-        'eval/accuracy': float(sums['correct']) / count,
-        'eval/accuracy_top5': float(sums['correct_top5']) / count,
-        'eval/loss': float(sums['loss']) / count,
-        'eval/num_examples': count,
+        ACCURACY.name: float(sums['correct']) / count,
+        TOP5.name: float(sums['correct_top5']) / count,
+        LOSS.name: float(sums['loss']) / count,
+        NUM_EXAMPLES.name: count,
     }
     if rows and rows['label'].ndim == 2:
-        values[MEAN_AVERAGE_PRECISION] = average_precision.mean(rows['logits'], rows['label'])
+        precision = average_precision.mean(rows['logits'], rows['label'])
+        values[MEAN_AVERAGE_PRECISION.name] = precision
     return values
-
-
-def eval_step(
-    params: PyTree,
-    batch: Batch,
-    *,
-    sums_of: Callable[[PyTree, Batch], dict[str, Any]],
-    accum_steps: int = 1,
-) -> dict[str, Any]:
-    """Sums over the examples of a batch whose `mask` is set; pure, to be jitted by the caller.
-
-    Args:
-      batch: with labels and `mask`, see batches.Batch.
-      sums_of: (params, batch) -> sums, as those of logit_sums.
-      accum_steps: the batch is split into this many equal parts, which are computed one after the
-        other, as in training, to fit in memory.
-    """
-    if accum_steps == 1:
-        return sums_of(params, batch)
-    sums = jax.lax.map(functools.partial(sums_of, params), split(batch, accum_steps))
-    rows = {'rows': join(sums.pop('rows'))} if 'rows' in sums else {}
-    return jax.tree.map(lambda x: x.sum(axis=0), sums) | rows
 
 
 def logit_sums(
     logits: Float[Array, 'batch classes'], batch: Batch, loss: Callable
 ) -> dict[str, Any]:
-    """The sums of eval_step from the logits of a batch.
+    """The sums over a batch from its logits.
 
     Returns float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss. Examples
     with one label also have class_count and class_correct, float32 [classes]: count and correct of

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators import classification
+from vit_jax.evaluators import evaluator
 from vit_jax.evaluators.batches import Batch
 from vit_jax.models import representation
 from vit_jax.parallel.microbatch import in_parts
@@ -28,7 +28,7 @@ def step(
     """`rows` of features [batch, features], label and mask of a batch; pure, to be jitted.
 
     The results must be replicated where there are several devices. The batch is split into
-    `accum_steps` parts as in classification.eval_step.
+    `accum_steps` parts as in evaluator.sums_in_parts.
     """
     features = in_parts(
         functools.partial(representation.of, model, params, name=name), batch['image'], accum_steps
@@ -40,7 +40,7 @@ def extract(
     features_step: Callable,
     params: PyTree,
     batches: Iterable,
-    interrupted: Callable[[], bool] = lambda: False,
+    interrupted: Callable[[], bool] = evaluator.never,
 ) -> Features | None:
     """The features of all images of `batches`, in their order, broken ones left out.
 
@@ -51,10 +51,10 @@ def extract(
 
     Raises UserError if a feature is not finite.
     """
-    found = classification.total(features_step, params, batches, interrupted)
-    if found is None:
+    totals = evaluator.total(features_step, params, batches, interrupted)
+    if totals is None:
         return None
-    features = Features(found['rows']['features'], found['rows']['label'])
+    features = Features(totals['rows']['features'], totals['rows']['label'])
     finite = np.isfinite(features.values).all(axis=1)
     if not finite.all():
         raise UserError(

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from vit_jax.errors import UserError
 from vit_jax.evaluators import probes
 from vit_jax.evaluators.features import Features
+from vit_jax.evaluators.metric import Metric
 
 LEAST_SQUARES = 'least squares'
 # What least squares is held against, by the names in the table. The linear probe takes all.
@@ -91,14 +92,26 @@ def least_squares_accuracies(
     return dict(found)
 
 
+def metrics_of(shots: Sequence[int]) -> list[Metric]:
+    """The descriptions of what `metrics` returns."""
+    found = []
+    for count in shots:
+        name = f'{count}shot'
+        accuracy = Metric(
+            name, 'percent', 'highest', 'few-shot accuracy', name, title=f'Few-shot, {name}'
+        )
+        found += [accuracy, Metric(f'{name}_deviation', 'percent')]
+    return found
+
+
 def metrics(
     train: Features, test: Features, num_classes: int, shots: Sequence[int], seeds: int, l2: float
 ) -> dict[str, float]:
-    """fewshot/Nshot, the mean accuracy in [0, 1] over the seeds, and its standard deviation."""
+    """Nshot, the mean accuracy in [0, 1] over the seeds, and its standard deviation."""
     accuracies = least_squares_accuracies(train, test, num_classes, shots, seeds, (l2,))
     rows = [_row(count, LEAST_SQUARES, found) for (count, _), found in accuracies.items()]
     return {
-        f'fewshot/{row["shots"]}shot{suffix}': row[key]
+        f'{row["shots"]}shot{suffix}': row[key]
         for row in rows
         for suffix, key in (('', 'accuracy'), ('_deviation', 'deviation'))
         if row[key] is not None

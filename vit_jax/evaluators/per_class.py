@@ -61,7 +61,7 @@ class PerClass:
 
 
 def from_sums(sums: Mapping[str, Any], names: Sequence[str]) -> PerClass | None:
-    """The scores from the sums of classification.total; None if the model predicts no classes."""
+    """The scores from the totals of evaluator.total; None if the model predicts no classes."""
     if 'class_count' in sums:
         count = sums['class_count']
         return PerClass(names, sums['class_correct'] / np.maximum(count, 1), count)

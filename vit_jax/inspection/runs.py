@@ -16,7 +16,7 @@ from vit_jax.files import read_text
 from vit_jax.models import cost, variants
 from vit_jax.models.vit import as_pair
 from vit_jax.weights.model import with_defaults
-from vit_jax.workdir import metrics, record, saved_params
+from vit_jax.workdir import descriptions, metrics, record, saved_params
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +57,14 @@ def _of_run(workdir):
     found = [row for row in metrics.read(workdir) if metrics.ACCURACY in row]
     before, end = _pretraining(config)
     per_step = before and _flops_per_step(before)
-    masked = config.get('masked', {}).get('target', 'none') != 'none'
+    accuracy = descriptions.of_names(workdir, [metrics.ACCURACY], config)[metrics.ACCURACY]
+    of_classes = accuracy.panel == 'accuracy'
     for row in found:
         yield {
             'run': workdir,
             **dict(zip(('model', 'family'), _name(config['model']), strict=True)),
             'step': row['step'],
-            'accuracy': math.nan if masked else row[metrics.ACCURACY],
+            'accuracy': row[metrics.ACCURACY] if of_classes else math.nan,
             'final': row is found[-1],
             'epochs': row['step'] * config['batch_size'] / config['dataset']['num_examples'],
             'flops': per_step * (row['step'] if end is None else end) if before else math.nan,

@@ -33,7 +33,7 @@ def distillation(context: Context) -> Objective:
     return Objective(
         module=model,
         loss=loss,
-        sums=score_by_labels(model, context.config),
+        evaluator=score_by_labels(model, context.config),
         encoder=model,
         constants=teacher.params,
         frozen={'teacher': FrozenModel(teacher.model, teacher.fields, teacher.image_size)},

@@ -1,11 +1,10 @@
 """Classification by labels: cross-entropy with each image's class, or classes."""
 
-import functools
-
 import flax.linen as nn
+from ml_collections import ConfigDict
 
 from vit_jax.evaluators import classification
-from vit_jax.evaluators.batches import Batch
+from vit_jax.evaluators.evaluator import SumEvaluator
 from vit_jax.objectives import losses
 from vit_jax.objectives.objective import Context, Objective
 
@@ -20,16 +19,18 @@ def labels(context: Context) -> Objective:
         return loss_of(logits, batch['label']).mean(), {}
 
     return Objective(
-        module=model, loss=loss, sums=score_by_labels(model, context.config), encoder=model
+        module=model,
+        loss=loss,
+        evaluator=score_by_labels(model, context.config),
+        encoder=model,
     )
 
 
-def score_by_labels(model: nn.Module, config):
-    """(params, batch) -> sums of classification.logit_sums, with the loss that is not smoothed."""
+def score_by_labels(model: nn.Module, config: ConfigDict) -> SumEvaluator:
+    """Accuracies, and the loss of `config.loss` that is neither smoothed nor weighted."""
+
+    def logits(params, batch):
+        return model.apply({'params': params}, batch['image'], train=False)
+
     loss_of = losses.make_loss(config.loss.name)
-    return functools.partial(_sums, model, loss_of)
-
-
-def _sums(model, loss_of, params, batch: Batch):
-    logits = model.apply({'params': params}, batch['image'], train=False)
-    return classification.logit_sums(logits, batch, loss_of)
+    return classification.classify(logits, loss_of, config.dataset.multi_label)

@@ -47,6 +47,21 @@ def make_loss(
     return loss
 
 
+def make_evaluation_loss(name: str) -> Callable:
+    """As make_loss, also of images with any number of labels.
+
+    With 'softmax', the target of such an image is spread evenly over its labels.
+    """
+    given_loss = make_loss(name)
+
+    def loss(logits, labels):
+        if labels.ndim == 2 and name == 'softmax':
+            labels = labels / jnp.maximum(labels.sum(axis=-1, keepdims=True), 1)
+        return given_loss(logits, labels)
+
+    return loss
+
+
 def distillation(
     logits: Float[Array, 'batch classes'],
     wanted: Float[Array, 'batch classes'],

@@ -8,9 +8,28 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
+from vit_jax.evaluators.evaluator import SumEvaluator
+from vit_jax.evaluators.metric import Metric
 from vit_jax.models import masked
 from vit_jax.objectives.objective import Context, Objective
+
+PATCHES = Metric(
+    'patch_accuracy', 'percent', 'highest', 'right colours', 'right colours', legend='top-1'
+)
+PATCHES_TOP5 = Metric(
+    'patch_accuracy_top5', 'percent', 'highest', 'right colours', 'top-5', least_classes=10
+)
+METRICS = (
+    PATCHES,
+    PATCHES_TOP5,
+    classification.LOSS,
+    classification.NUM_EXAMPLES,
+    # The same hits by the names that earlier versions gave them, for those who read these.
+    Metric('accuracy', 'percent', 'highest'),
+    Metric('accuracy_top5', 'percent', 'highest'),
+)
 
 Outputs = dict[str, Array]  # of models.masked.MaskedPatches
 
@@ -31,7 +50,7 @@ def masked_patches(context: Context) -> Objective:
     return Objective(
         module=module,
         loss=mean_loss,
-        sums=score,
+        evaluator=SumEvaluator(score, finish, METRICS),
         encoder=context.model.clone(num_classes=0),
         encoder_params=operator.itemgetter('vit'),
         uses_labels=False,
@@ -71,6 +90,15 @@ def sums(outputs: Outputs, batch: Batch) -> dict[str, Any]:
     }
     mask = batch['mask'].astype(jnp.float32)
     return {'count': mask.sum()} | {name: jnp.sum(x, where=mask > 0) for name, x in values.items()}
+
+
+def finish(totals: dict[str, Any]) -> dict[str, float]:
+    """METRICS by name, from the totals of `sums`."""
+    values = classification.metrics(totals)
+    return values | {
+        PATCHES.name: values['accuracy'],
+        PATCHES_TOP5.name: values['accuracy_top5'],
+    }
 
 
 def _are_colors(outputs):

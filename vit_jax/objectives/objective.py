@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, PyTree
 from ml_collections import ConfigDict
 
 from vit_jax.evaluators.batches import Batch
-from vit_jax.objectives.options import Options
+from vit_jax.evaluators.evaluator import SumEvaluator
+from vit_jax.options import Options
 
 # (params, constants, batch, rngs) -> (value, metrics). `value` is the mean over the batch, which
 # is minimised; `metrics` are further float32 scalars, logged as train/NAME. `rngs` are PRNG keys by
@@ -39,7 +40,8 @@ class Objective:
     Attributes:
       module: the Flax module whose parameters are trained.
       loss: see Loss; it calls module.apply with train=True.
-      sums: (params, batch) -> the sums of an evaluation, see classification.logit_sums.
+      evaluator: scores the parameters on the evaluation split. Its first metric tells in a word
+        how good they are; it has `loss` and `num_examples`, too.
       encoder: the model from images to representations, for few-shot evaluation and export.
       encoder_params: takes its parameters from those of `module`.
       constants: arrays that are not trained, or their shapes, one argument of `loss`.
@@ -49,7 +51,7 @@ class Objective:
 
     module: nn.Module
     loss: Loss
-    sums: Callable[[PyTree, Batch], dict[str, Any]]
+    evaluator: SumEvaluator
     encoder: nn.Module
     encoder_params: Callable[[PyTree], PyTree] = all_parameters
     constants: PyTree = ()

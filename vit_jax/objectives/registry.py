@@ -9,8 +9,8 @@ from vit_jax.objectives.distillation import distillation
 from vit_jax.objectives.labels import labels
 from vit_jax.objectives.masked_patches import masked_patches
 from vit_jax.objectives.objective import Context, Objective
-from vit_jax.objectives.options import Options
 from vit_jax.objectives.teacher import Teacher
+from vit_jax.options import Options
 
 OBJECTIVES = {
     'labels': labels,

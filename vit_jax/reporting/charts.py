@@ -9,31 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.evaluators.metric import Metric
+from vit_jax.workdir import descriptions
+
 MOST_POINTS = 500  # of a series
 CELLS = 50  # of each side of a confusion matrix that is drawn
 COLOURS = [f'var(--c{k})' for k in range(8)]
 DASHES = {'solid': [1, 0], 'dashed': [6, 4], 'dotted': [2, 3]}
 # Title, series by name in metrics.jsonl, format of the values, logarithmic.
-PANELS = (
-    ('Loss', {'train/loss': 'training', 'eval/loss': 'evaluation'}, '.4f', True),
-    (
-        'Accuracy',
-        {
-            'eval/accuracy': 'top-1',
-            'eval/accuracy_top5': 'top-5',
-            'eval/mean_average_precision': 'mean average precision',
-        },
-        '.2%',
-        False,
-    ),
-    (
-        'Right colours',
-        {'eval/right_colours': 'top-1', 'eval/right_colours_top5': 'top-5'},
-        '.2%',
-        False,
-    ),
-    ('Agreement with the teacher', {'train/agreement': 'training'}, '.2%', False),
-    ('Few-shot accuracy', {}, '.2%', False),  # of whatever is named fewshot/
+LOSS = ('Loss', {'train/loss': 'training'}, '.4f', True)
+FEWSHOT = 'Few-shot accuracy'
+AGREEMENT = ('Agreement with the teacher', {'train/agreement': 'training'}, '.2%', False)
+TRAINING = (
     ('Learning rate', {'train/learning_rate': 'learning rate'}, '.3g', False),
     ('Images per second', {'train/images_per_sec': 'training'}, ',d', False),
     ('Norms', {'train/grad_norm': 'gradient', 'train/update_norm': 'update'}, '.3g', True),
@@ -74,23 +61,34 @@ CONFIG = {
 
 
 def curves(
-    rows_of_run: Mapping[str, Sequence[Mapping[str, float]]], num_classes: int
+    rows_of_run: Mapping[str, Sequence[Mapping[str, float]]],
+    num_classes: int,
+    described: Mapping[str, Mapping[str, Metric]] | None = None,
 ) -> list[dict[str, Any]]:
-    """A chart for each of PANELS that has values, of one run or of several by name.
+    """A chart for each panel that has values, of one run or of several by name.
+
+    Args:
+      described: what the metrics of evaluations of each run are, whose panels stand between loss
+        and training; None: as their names imply.
 
     Each has `title`, `spec`, `summary` (a sentence), `key` (of lines that differ by more than the
     run, whose colours are `colours` in turn) and `series`, a list of name, number of values, and
-    the first, lowest, highest and last value as text. Top-5 of fewer than ten classes is left out.
+    the first, lowest, highest and last value as text. Metrics that say little of so few classes are
+    left out.
     """
+    if described is None:
+        described = {
+            run: {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}
+            for run, rows in rows_of_run.items()
+        }
     found = []
-    for title, names, style, logarithmic in PANELS:
+    for title, names, style, logarithmic in _panels(described):
         series = []
         for run, rows in rows_of_run.items():
-            present = names or {
-                name: name.removeprefix('fewshot/')
-                for row in rows
-                for name in row
-                if name.startswith('fewshot/') and 'deviation' not in name
+            present = names | {
+                name: metric.legend
+                for name, metric in described[run].items()
+                if _title(metric) == title and metric.is_shown(num_classes)
             }
             for name, words in present.items():
                 points = [
@@ -98,7 +96,7 @@ def curves(
                     for row in rows
                     if name in row and math.isfinite(row[name])
                 ]
-                if points and not (name == 'eval/accuracy_top5' and num_classes < 10):
+                if points:
                     series.append((run, words, points))
         if series:
             found.append(
@@ -111,6 +109,28 @@ def curves(
                 )
             )
     return found
+
+
+def _title(metric):
+    """The title of the panel of a metric, '' if it has none."""
+    return metric.panel[:1].upper() + metric.panel[1:]
+
+
+def _panels(described):
+    """As TRAINING, with the panels of the metrics before them: loss, accuracies, then others."""
+    percent = {}
+    for metrics in described.values():
+        for metric in metrics.values():
+            title = _title(metric)
+            if title and title != LOSS[0]:
+                percent[title] = percent.get(title, True) and metric.unit == 'percent'
+    panels = [
+        (title, {}, '.2%' if is_share else '.4g', False) for title, is_share in percent.items()
+    ]
+    panels.sort(key=lambda panel: panel[0] != 'Accuracy')
+    before = [panel for panel in panels if panel[0] != FEWSHOT]
+    after = [panel for panel in panels if panel[0] == FEWSHOT]
+    return [LOSS, *before, AGREEMENT, *after, *TRAINING]
 
 
 def _lines(title, series, style, logarithmic, several):

@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.evaluators.metric import MAIN, Metric
 from vit_jax.files import read_json
 from vit_jax.reporting.attempts import attempt
-from vit_jax.workdir import metrics, progress, record
+from vit_jax.workdir import descriptions, metrics, progress, record
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
       seconds: after which evaluation stops, with as many images as it has.
 
     Returns `name`, `workdir`, `config` (by dotted field), `differences` and the name of what it is
-    `compared_with`, `classes`, `num_steps` of the whole run, `rows` (of metrics.jsonl), `summary`;
+    `compared_with`, `classes`, `num_steps` of the whole run, `rows` (of metrics.jsonl), `metrics`,
+    what the names in the rows of evaluations are, `summary`;
     `model`, `data`, `predictions` and `inspection`, what the functions named below return, None
     where `missing` has a sentence for the same key instead.
 
@@ -54,6 +56,7 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     """
     config, classes, rows = *read(workdir), metrics.read(workdir)
     flat = config_lib.flatten(config)
+    metrics_of = descriptions.of_names(workdir, descriptions.names_in(rows), config)
     reference, compared_with = reference_of(workdir, flat)
     found = {
         'name': os.path.basename(os.path.abspath(workdir)),
@@ -64,7 +67,8 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
         'num_steps': config_lib.total_steps(ConfigDict(config)),
         'compared_with': compared_with,
         'differences': differences(flat, reference),
-        'summary': summary(rows, flat['batch_size']),
+        'metrics': metrics_of,
+        'summary': summary(rows, flat['batch_size'], metrics_of),
         'missing': {},
         **dict.fromkeys(PARTS),
     }
@@ -153,35 +157,54 @@ def differences(config: Mapping[str, Any], reference: Mapping[str, Any]) -> list
     A value is None where a config does not have the field. What the data or the machine decided
     is left out.
     """
-    fields, found = config_lib.all_fields(), []
+    found = []
     for name in sorted((config.keys() | reference.keys()) - FOUND):
         value, other = config.get(name), reference.get(name)
         is_chosen = name == 'model.dtype' and other == models.OPEN['dtype']
         if value != other and not is_chosen:
+            field = config_lib.field_named(name)
             found.append(
                 {
                     'field': name,
                     'value': value,
                     'reference': other,
-                    'meaning': fields[name].meaning if name in fields else '',
+                    'meaning': field.meaning if field else '',
                 }
             )
     return found
 
 
-def summary(rows: Sequence[Mapping[str, float]], batch_size: int) -> dict[str, Any]:
+def summary(
+    rows: Sequence[Mapping[str, float]],
+    batch_size: int,
+    described: Mapping[str, Metric] | None = None,
+) -> dict[str, Any]:
     """The result of a run from its rows of metrics.
 
-    Returns `last` and `best`, the rows of the last evaluation and of that with the highest
-    accuracy, None without one; `steps`; `seconds` of training and evaluation, None where nothing
-    tells; `images_per_sec`, the median.
+    Args:
+      described: the metrics of evaluations by name; None: as their names imply.
+
+    Returns `headline`, the name of the metric that tells how good the model is, None without one;
+    `last` and `best`, the rows of the last evaluation and of that with its best value, None
+    without one; `others`, the last values of other evaluators by name; `steps`; `seconds` of
+    training and evaluation, None where nothing tells; `images_per_sec`, the median.
     """
-    evaluations = [row for row in rows if 'eval/loss' in row]
-    scored = [row for row in evaluations if metrics.ACCURACY in row]
+    if described is None:
+        described = {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}
+    headline = descriptions.headline(described)
+    main = [name for name in described if name.startswith(f'{MAIN}/')]
+    evaluations = [row for row in rows if any(name in row for name in main)]
+    scores = metrics.scores(evaluations, headline)
+    best = metrics.best(scores, scores, described[headline]) if scores else None
+    others = {}
+    for row in rows:
+        others |= {name: row[name] for name in described if name in row and name not in main}
     speeds = [*filter(None, metrics.scores(rows, 'train/images_per_sec').values())]
     return {
+        'headline': headline,
         'last': evaluations[-1] if evaluations else None,
-        'best': max(scored, key=lambda row: (row[metrics.ACCURACY], row['step']), default=None),
+        'best': next((row for row in evaluations if row['step'] == best), None),
+        'others': others,
         'steps': rows[-1]['step'] if rows else 0,
         'seconds': progress.taken(rows, batch_size) if speeds else None,
         'images_per_sec': statistics.median(speeds) if speeds else None,

@@ -22,7 +22,6 @@ class Model(Loaded):
     """The model of a run with its weights, and the section `dataset` of the run's config."""
 
     dataset: dict[str, Any]
-    masked: bool  # whether the run predicts hidden patches, and so has no classes
 
     def facts(self) -> dict[str, Any]:
         """What the page says of it: the `step` of the checkpoint, and how many `parameters`."""
@@ -56,5 +55,4 @@ def load(workdir: str, config: Mapping[str, Any]) -> Model:
         ready.module,
         ready.params,
         split.dataset_of(workdir, {'name': None}),
-        config['masked']['target'] != 'none',
     )

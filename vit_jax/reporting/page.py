@@ -38,12 +38,8 @@ SECTIONS = {
     'looks': 'What it looks at',
     'classes': 'Classes',
 }
-# Name, value of a summary; the first five are shares, of which a run has two or three.
+# Name, value of a summary. Before them stand the best and the last value of each headline.
 COLUMNS = (
-    'best accuracy',
-    'last accuracy',
-    'best right colours',
-    'last right colours',
     'calibration error',
     'evaluation loss',
     'steps',
@@ -111,8 +107,12 @@ def of_one(run: Mapping[str, Any]) -> str:
 
 def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
     """A page that sets the runs of collect.run side by side; `notes` are said of each, if given."""
-    names, numbers = _unique_names([run['workdir'] for run in runs]), list(map(_numbers, runs))
-    found = [k for k in range(len(COLUMNS)) if any(row[k][0] != '' for row in numbers)]
+    names = _unique_names([run['workdir'] for run in runs])
+    headlines = dict.fromkeys(words for words in map(_headline_words, runs) if words)
+    columns = [f'{which} {words}' for words in headlines for which in ('best', 'last')]
+    columns += COLUMNS
+    numbers = [_numbers(run, headlines) for run in runs]
+    found = [k for k in range(len(columns)) if any(row[k][0] != '' for row in numbers)]
     splits = [run['config']['dataset.eval_split'] for run in runs]
     said = [
         [note, len(set(splits)) > 1 and f'scored on {split}']
@@ -137,7 +137,7 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     same = names_of_classes and all(x == names_of_classes[0] for x in names_of_classes)
     values = {
         'run': None,
-        'columns': [COLUMNS[k] for k in found],
+        'columns': [columns[k] for k in found],
         'curves': drawn,
         'names': names,
         'tiny': False,
@@ -176,39 +176,36 @@ def _unique_names(workdirs):
 
 def _curves(runs, num_classes):
     """The charts, each with an `id`, and their specifications by id."""
-    rows = {name: _rows(run) for name, run in runs.items()}
+    rows = {name: run['rows'] for name, run in runs.items()}
+    described = {name: run['metrics'] for name, run in runs.items()}
     drawn = [
-        chart | {'id': f'curve-{k}'} for k, chart in enumerate(charts.curves(rows, num_classes))
+        chart | {'id': f'curve-{k}'}
+        for k, chart in enumerate(charts.curves(rows, num_classes, described))
     ]
     return drawn, {chart['id']: chart['spec'] for chart in drawn}
 
 
-def _rows(run):
-    """Its metrics, in which the accuracy of hidden patches has a name of its own."""
-    return (
-        [
-            {key.replace('eval/accuracy', 'eval/right_colours'): x for key, x in row.items()}
-            for row in run['rows']
-        ]
-        if _is_masked(run)
-        else run['rows']
-    )
-
-
-def _is_masked(run):
-    return run['config']['masked.target'] != 'none'
+def _headline_words(run):
+    """What the metric is called that tells how good the model is, '' if there is none."""
+    headline = run['summary']['headline']
+    return run['metrics'][headline].words if headline else ''
 
 
 def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The result in a few numbers: what, how much, and a note."""
     summary = run['summary']
-    last, best = summary['last'] or {}, summary['best'] or {}
-    what, found = 'right colours' if _is_masked(run) else 'accuracy', []
+    described = run['metrics']
+    headline = summary['headline']
+    last = summary['last'] or {}
+    best = summary['best'] or {}
+    words = _headline_words(run)
+    found = []
     if best and best['step'] != last['step']:
-        found.append((f'Best {what}', percent(best['eval/accuracy']), f'step {best["step"]:,}'))
-    if 'eval/accuracy' in last:
+        value = _text(described[headline], best[headline])
+        found.append((f'Best {words}', value, f'step {best["step"]:,}'))
+    if headline in last:
         note = f'step {last["step"]:,}' + (', the best' if best['step'] == last['step'] else '')
-        found.append((f'Last {what}', percent(last['eval/accuracy']), note))
+        found.append((f'Last {words}', _text(described[headline], last[headline]), note))
     missing = _missing_classes(run)
     if found and missing:
         label, accuracy, note = found[0]
@@ -219,17 +216,7 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if lowest:
         name, score, num_examples = lowest
         found.append(('Worst class', percent(score), f'{name}, {num_examples:,} images'))
-    if 'eval/mean_average_precision' in last:
-        found.append(('Mean average precision', percent(last['eval/mean_average_precision']), ''))
-    if 'eval/loss' in last:
-        count = last.get('eval/num_examples')  # another program may have written the row
-        images = '' if count is None else f'{count:,.0f} images'
-        found.append(('Evaluation loss', f'{last["eval/loss"]:.4f}', images))
-    found += [
-        (name.replace('fewshot/', 'Few-shot, '), percent(x), '')
-        for name, x in last.items()
-        if name.startswith('fewshot/') and 'deviation' not in name
-    ]
+    found += _other_cards(run)
     if summary['seconds'] is not None:
         of_all = f' of {run["num_steps"]:,}' if summary['steps'] < run['num_steps'] else ''
         found += [
@@ -247,9 +234,33 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return found
 
 
+def _other_cards(run):
+    """The last values of the metrics besides the headline that stand on a card."""
+    summary = run['summary']
+    last = summary['last'] or {}
+    found = []
+    for name, metric in run['metrics'].items():
+        value = last.get(name, summary['others'].get(name))
+        is_first = metric.least_classes == 0 and name != summary['headline']
+        if value is None or not metric.panel or not is_first:
+            continue
+        note = ''
+        count = last.get('eval/num_examples')  # another program may have written the row
+        if name == 'eval/loss' and count is not None:
+            note = f'{count:,.0f} images'
+        found.append((metric.title, _text(metric, value), note))
+    return found
+
+
+def _text(metric, value):
+    """A value of a metric, on one line."""
+    return percent(value) if metric.unit == 'percent' else metric.text(value)
+
+
 def _missing_classes(run):
     """What to say of classes without training images and without evaluation images."""
-    if _is_masked(run):
+    headline = run['summary']['headline']
+    if headline and run['metrics'][headline].panel != 'accuracy':  # it predicts no classes
         return []
     counts = [None, None]
     if run['data']:
@@ -268,22 +279,29 @@ def _missing_classes(run):
     return texts
 
 
-def _numbers(run):
-    """(value to sort by, text) of COLUMNS."""
-    summary, predictions = run['summary'], run['predictions'] or {}
-    last, best = summary['last'] or {}, summary['best'] or {}
-    shares = (best.get('eval/accuracy'), last.get('eval/accuracy'))
-    values = (
-        *((None, None, *shares) if _is_masked(run) else (*shares, None, None)),
-        predictions.get('calibration', {}).get('expected_error'),
-        last.get('eval/loss'),
-        summary['steps'],
-        summary['seconds'],
-        summary['images_per_sec'],
-        (run['model'] or {}).get('parameters'),
-    )
-    texts = (*[percent] * 5, '{:.4f}'.format, '{:,}'.format, duration, charts.speed, _short)
-    return [('', '–') if x is None else (x, text(x)) for x, text in zip(values, texts, strict=True)]
+def _numbers(run, headlines):
+    """(value to sort by, text) of the best and last of each of `headlines`, and of COLUMNS."""
+    summary = run['summary']
+    predictions = run['predictions'] or {}
+    last = summary['last'] or {}
+    best = summary['best'] or {}
+    headline = summary['headline']
+    cells = []
+    for words in headlines:
+        for row in (best, last):
+            value = row.get(headline) if words == _headline_words(run) else None
+            cells.append((value, '' if value is None else _text(run['metrics'][headline], value)))
+    error = predictions.get('calibration', {}).get('expected_error')
+    for value, text in (
+        (error, percent),
+        (last.get('eval/loss'), '{:.4f}'.format),
+        (summary['steps'], '{:,}'.format),
+        (summary['seconds'], duration),
+        (summary['images_per_sec'], charts.speed),
+        ((run['model'] or {}).get('parameters'), _short),
+    ):
+        cells.append((value, '' if value is None else text(value)))
+    return [('', '–') if value is None else (value, text) for value, text in cells]
 
 
 def _predictions(run, found):

@@ -11,6 +11,7 @@ from vit_jax.data import pipeline
 from vit_jax.errors import Inapplicable, UserError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.calibration import calibration
+from vit_jax.evaluators.metric import MAIN
 from vit_jax.reporting import pictures
 from vit_jax.reporting.data import names_of
 from vit_jax.reporting.model import Model
@@ -30,7 +31,7 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
 
     Raises UserError where the run has no classes, or its data cannot be opened.
     """
-    if model.masked:
+    if not model.weights.num_classes:
         raise Inapplicable(
             'The run predicts hidden patches and no classes: fine-tune from it '
             '(configs/finetune.py) and see the report of that run.'
@@ -45,12 +46,13 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
     )
     thumbnails: dict[int, str] = {}  # as the page has them, which takes less memory
     loss = model.weights.loss
-    totals = scoring.total(
+    totals = scoring.totals_in_detail(
         model.module,
         model.params,
         loss,
-        mesh,
+        split.devices(model.module, mesh, batch_size, model.weights.image_size()),
         _limited(batches, model, most, seconds, thumbnails),
+        source.multi_label,
         with_logits=True,
     )
     rows, names = totals['rows'], source.class_names
@@ -80,7 +82,9 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
         'split': model.dataset['eval_split'],
         'num_images': len(order),
         'of': source.num_examples,
-        'metrics': classification.metrics(totals),
+        'metrics': {
+            f'{MAIN}/{name}': value for name, value in classification.metrics(totals).items()
+        },
         'calibration': calibration(rows['confidence'], rows['right']),
         **scoring.by_class(rows, names),
         'several_labels': source.multi_label,

@@ -1,4 +1,4 @@
-"""What weights are worth on a split, with numbers for every class, or of their frozen features.
+"""What the command vit_jax.evaluate adds to evaluators: which images, and reports of the numbers.
 
 In: weights, their model and parameters, the name of a split. Out: a dict of numbers, and a table of
 them. Imports every room but planning; the command vit_jax.evaluate calls it.

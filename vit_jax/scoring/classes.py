@@ -1,13 +1,11 @@
 """Accuracy, loss and calibration of weights on a split, in total and for every class."""
 
-import functools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -15,10 +13,12 @@ from vit_jax.data import table_cells
 from vit_jax.errors import UserError, counted, one_line
 from vit_jax.evaluators import average_precision, classification, per_class
 from vit_jax.evaluators.calibration import calibration
+from vit_jax.evaluators.context import Devices
+from vit_jax.evaluators.evaluator import total
+from vit_jax.evaluators.metric import MAIN
 from vit_jax.files import check_destination, writing
 from vit_jax.objectives import losses
-from vit_jax.parallel import feeding, sharding
-from vit_jax.parallel.microbatch import fastest, in_parts
+from vit_jax.parallel import feeding
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
 from vit_jax.weights import Weights, description
@@ -66,15 +66,19 @@ def score(
         with_index=True,
         **split.batch_settings(loaded, mesh, batch_size, dataset['files_at_once']),
     )
-    totals = total(model, params, loss, mesh, batches, with_logits=bool(save_to))
-    rows, given = totals['rows'], dict(totals['rows'])
+    devices = split.devices(model, mesh, batch_size, loaded.image_size())
+    totals = totals_in_detail(
+        model, params, loss, devices, batches, source.multi_label, with_logits=bool(save_to)
+    )
+    rows = totals['rows']
+    given = dict(rows)
     if source.multi_label and loss == 'softmax':  # which is compared between images
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
     result = {
         'dataset': dataset['name'],
         'split': dataset['eval_split'],
         **{k: path for k, path in (('labels', labels), ('mapping', mapping)) if path},
-        **classification.metrics(totals),
+        **{f'{MAIN}/{name}': value for name, value in classification.metrics(totals).items()},
         'broken': split.broken(batches),
         'calibration': calibration(rows['confidence'], rows['right']),
         **by_class(rows, source.class_names),
@@ -91,49 +95,33 @@ def score(
     return result
 
 
-def total(
+def totals_in_detail(
     model: nn.Module,
     params: PyTree,
     loss: str,
-    mesh: jax.sharding.Mesh,
+    devices: Devices,
     batches: Iterable,
+    multi_label: bool,
     with_logits: bool,
 ) -> dict[str, Any]:
-    """Sums over all batches: those of classification.logit_sums.
+    """Sums over all batches, with the rows of classification.classify_in_detail.
 
-    With `rows` for every image: index, label, predicted (the most probable class), its probability
-    (confidence), and right, whether it is a label. Logits where labels are several, or if asked
-    for. The loss softmax is that of targets spread evenly over the labels of an image.
+    Args:
+      loss: 'softmax' or 'sigmoid'. The loss softmax is that of targets spread evenly over the
+        labels of an image.
+      devices: where the model computes.
+      multi_label, with_logits: of classification.classify_in_detail.
     """
-    make_probabilities = jax.nn.sigmoid if loss == 'sigmoid' else jax.nn.softmax
-    given_loss = losses.make_loss(loss)
+    probabilities = jax.nn.sigmoid if loss == 'sigmoid' else jax.nn.softmax
 
-    def loss_of(logits, labels):
-        if labels.ndim == 2 and loss == 'softmax':
-            labels /= jnp.maximum(labels.sum(axis=-1, keepdims=True), 1)
-        return given_loss(logits, labels)
+    def logits(params, batch):
+        return model.apply({'params': params}, batch['image'])
 
-    def step(params, batch):
-        images = batch['image']
-        logits = in_parts(
-            functools.partial(model.apply, {'params': params}),
-            images,
-            fastest(model, len(images), images.shape[1:3], sharding.batch_parts(mesh)),
-        )
-        sums = classification.logit_sums(logits, batch, loss_of)
-        rows = {name: batch[name] for name in ('index', 'label', 'mask')}
-        rows |= {
-            'predicted': logits.argmax(-1),
-            'confidence': make_probabilities(logits).max(-1),
-            'right': classification.top_hits(logits, batch['label'])[:, 0],
-        }
-        if with_logits:
-            rows['logits'] = logits
-        return sums | {'rows': rows | sums.get('rows', {})}
-
-    everywhere = sharding.replicated(mesh)
-    step = model.backend.jit(step, out_shardings=everywhere)
-    return classification.total(step, feeding.replicate(params, mesh), feeding.feed(batches, mesh))
+    evaluator = classification.classify_in_detail(
+        logits, losses.make_evaluation_loss(loss), multi_label, probabilities, with_logits
+    )
+    placed = feeding.replicate(params, devices.mesh)
+    return total(devices.jit_sums(evaluator), placed, devices.feed(batches))
 
 
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
@@ -228,7 +216,7 @@ def table(result: dict) -> str:
         f'  {name:<{width}}  {100 * score:6.2f} %  of {count}' for score, name, count in scored
     ]
     broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
-    precision = result.get(classification.MEAN_AVERAGE_PRECISION)
+    precision = result.get(f'{MAIN}/{classification.MEAN_AVERAGE_PRECISION.name}')
     error = result['calibration']['expected_error']
     by = ''.join(f', {name} of {result[name]}' for name in ('labels', 'mapping') if name in result)
     numbers = [

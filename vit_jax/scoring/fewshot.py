@@ -9,9 +9,11 @@ from jaxtyping import PyTree
 
 from vit_jax import fields
 from vit_jax.errors import UserError, check_at_least, counted
-from vit_jax.evaluators import features, fewshot
+from vit_jax.evaluators import fewshot, frozen
+from vit_jax.evaluators.context import Split
+from vit_jax.evaluators.evaluator import never
 from vit_jax.models import representation
-from vit_jax.parallel import feeding, microbatch, sharding
+from vit_jax.parallel import feeding
 from vit_jax.scoring import split
 from vit_jax.weights import Weights
 
@@ -42,6 +44,8 @@ def score(
     Returns `dataset`, both splits, `representation`, its size `num_features`, the numbers of
     images `num_train` and `num_test`, `broken`, and the rows of fewshot.compare as `fewshot`.
     """
+    from vit_jax.data import pipeline  # imports TensorFlow
+
     shots = numbers('--fewshot', shots, fields.whole(1))
     l2 = numbers('--fewshot_l2', l2, fields.number(least=1e-6, most=1e12))
     check_at_least('--fewshot_seeds', seeds, 1)
@@ -53,7 +57,15 @@ def score(
     if train.labels is not None:  # now, and not after the work
         fewshot.check_examples(train.labels, classes, shots, where)
     settings = split.batch_settings(loaded, mesh, batch_size, dataset['files_at_once'])
-    found, broken = _features([train, test], model, params, name, mesh, settings)
+    splits = [
+        Split(source, pipeline.eval_batches(source, **settings), name_of_split)
+        for source, name_of_split in ((train, train_split), (test, dataset['eval_split']))
+    ]
+    log.info('features of %s', counted(train.num_examples + test.num_examples, 'image'))
+    devices = split.devices(model, mesh, batch_size, loaded.image_size())
+    extract = frozen.extractor(model, name, splits, devices)
+    found = extract(feeding.replicate(params, mesh), never)
+    broken = [path for each in splits for path in split.broken(each.batches)]
     fewshot.check_examples(found[0].labels, classes, shots, where)
     rows = list(fewshot.compare(*found, len(classes), shots, seeds, l2))
     return {
@@ -85,27 +97,6 @@ def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tupl
     fewshot.check_single_label(train, dataset['name'])
     split.check_equal_data(train, test)
     return train, test
-
-
-def _features(sources, model, params, name, mesh, settings):
-    """The features of each source, and the names of images that cannot be decoded."""
-    from vit_jax.data import pipeline
-
-    accum_steps = microbatch.fastest(
-        model, settings['batch_size'], settings['image_size'], sharding.batch_parts(mesh)
-    )
-    step = model.backend.jit(
-        functools.partial(features.step, model=model, name=name, accum_steps=accum_steps),
-        out_shardings=sharding.replicated(mesh),
-    )
-    params = feeding.replicate(params, mesh)
-    found, broken = [], []
-    for source in sources:
-        log.info('features of %s', counted(source.num_examples, 'image'))
-        batches = pipeline.eval_batches(source, **settings)
-        found.append(features.extract(step, params, feeding.feed(batches, mesh)))
-        broken += split.broken(batches)
-    return found, broken
 
 
 def numbers(option: str, text: str, each: fields.Values) -> tuple:

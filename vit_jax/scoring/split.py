@@ -5,13 +5,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least, nearest_names, some
 from vit_jax.evaluators import per_class
+from vit_jax.evaluators.context import Devices
 from vit_jax.files import composed, read_json
-from vit_jax.parallel import feeding, sharding
+from vit_jax.parallel import feeding, microbatch, sharding
 from vit_jax.processes import consensus
 from vit_jax.weights import Weights, description
 from vit_jax.workdir import record
@@ -200,6 +202,14 @@ def make_mesh(batch_size: int) -> jax.sharding.Mesh:
     mesh = sharding.make_mesh(config_lib.base().mesh)
     sharding.check_batch(batch_size, 1, mesh)
     return mesh
+
+
+def devices(
+    model: nn.Module, mesh: jax.sharding.Mesh, batch_size: int, image_size: tuple[int, int]
+) -> Devices:
+    """How the model computes batches of that size over the mesh: in the fastest parts."""
+    parts = microbatch.fastest(model, batch_size, image_size, sharding.batch_parts(mesh))
+    return Devices(mesh, model.backend, parts)
 
 
 def batch_settings(

@@ -3,20 +3,23 @@
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 
 import jax
 from ml_collections import ConfigDict
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from vit_jax import config as config_lib
-from vit_jax.evaluators import classification, per_class
+from vit_jax.evaluators import evaluator as evaluator_lib
+from vit_jax.evaluators import metric as metric_lib
+from vit_jax.evaluators import per_class
 from vit_jax.parallel import feeding
 from vit_jax.processes import consensus, launch
 from vit_jax.training import accumulation, chips
 from vit_jax.training import run as run_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.workdir import checkpoint, data_record, lock, log_file, record
+from vit_jax.workdir import checkpoint, data_record, descriptions, lock, log_file, record
 from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.interrupts import Abandoned, Interrupts
 from vit_jax.workdir.metrics import MetricsLog
@@ -68,6 +71,7 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
             )
         record.write(workdir, run.config, run.train_data.class_names)
         data_record.write(workdir, run.data)
+        descriptions.write(workdir, run.described())
         if not run.config.keep_best:
             checkpoint.forget_best(workdir)
         meter = Meter(
@@ -91,6 +95,7 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
             run.config.dataset.num_classes,
             run.config.best_metric,
             run.config.patience,
+            run.described(),
         )
         stack.callback(outputs.close)
         # Before anything is closed, which could wait for a process that is lost.
@@ -121,9 +126,12 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     Returns the state, saved, after the last step, or after the one during which a signal came or
     patience was lost.
     """
-    program, step, values = run.program, int(state.step), None
-    if run.due('eval', step) and not outputs.has_evaluation(step):
-        evaluate(run, state, outputs, interrupts)  # the run was interrupted before it
+    program = run.program
+    step = int(state.step)
+    values = None
+    missing = [name for name in run.due_evaluators(step) if not outputs.has_values(step, name)]
+    if missing:  # the run was interrupted before them
+        evaluate(run, missing, state, outputs, interrupts)
     if step == program.num_steps or outputs.has_lost_patience():
         return state
     interrupts.check_alone()
@@ -166,12 +174,13 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
         if run.due('log', step):
             outputs.log(step, values)
         evaluation = None
-        if run.due('eval', step):
+        due = run.due_evaluators(step)
+        if due:
             outputs.require_finite(step, values)
             with outputs.saved_if_it_fails(step, state, values):
-                evaluation = evaluate(run, state, outputs, interrupts)
-        kept = run.due('keep', step) or (evaluation and run.config.keep_best)
-        if kept or run.due('checkpoint', step):
+                evaluation = evaluate(run, due, state, outputs, interrupts)
+        may_be_best = run.config.keep_best and run.config.best_metric in (evaluation or {})
+        if may_be_best or run.due('keep', step) or run.due('checkpoint', step):
             outputs.save(step, state, values)
     if values is not None:  # a signal may come at any time: save what the loop did not
         outputs.save(step, state, values)
@@ -179,30 +188,39 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
 
 
 def evaluate(
-    run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
+    run: Run, names: Sequence[str], state: TrainState, outputs: Outputs, interrupts: Interrupts
 ) -> dict[str, float] | None:
-    """Evaluates the parameters, or their average if there is one; None after a signal."""
+    """The numbers of the evaluators of these names, by name; None after a signal.
+
+    They score the parameters, or their average if there is one.
+    """
     begin = time.perf_counter()
     outputs.show(f'evaluating after step {int(state.step)}')
     params = state.params if state.ema_params is None else state.ema_params
-    batches = feeding.feed(run.eval_batches, run.program.mesh)
-    values = None
+    values = {}
+    classes = None
     try:
-        sums = interrupts.wait_for(
-            classification.total, run.program.eval_step, params, batches, interrupts.anywhere
-        )
-        if sums:
-            values = classification.metrics(sums)
-            # Not finite after an update that was too large, and finite itself.
-            outputs.require_finite(int(state.step), values)
-        if values and run.fewshot:
-            few = interrupts.wait_for(run.fewshot, params, interrupts.anywhere)
-            values = few and values | few
+        if metric_lib.MAIN in names:
+            totals = interrupts.wait_for(_main_totals, run, params, interrupts.anywhere)
+            if totals is None:
+                values = None
+            else:
+                values = _prefixed(metric_lib.MAIN, run.program.objective.evaluator.finish(totals))
+                # Not finite after an update that was too large, and finite itself.
+                outputs.require_finite(int(state.step), values)
+                classes = per_class.from_sums(totals, run.train_data.class_names)
+        for named in run.evaluators:
+            if values is None or named.name not in names:
+                continue
+            found = interrupts.wait_for(named.evaluator.run, params, interrupts.anywhere)
+            if found is None:
+                values = None
+            else:
+                values |= _prefixed(named.name, found)
     except Abandoned:
         log.warning('the evaluation is not finished: the next start repeats it')
         values = None
     if values:
-        classes = per_class.from_sums(sums, run.train_data.class_names)
         outputs.log_evaluation(
             int(state.step),
             values,
@@ -212,3 +230,14 @@ def evaluate(
         )
     outputs.meter.pause(time.perf_counter() - begin)
     return values
+
+
+def _main_totals(run, params, interrupted):
+    """The totals of the objective's evaluator over the evaluation split; None if interrupted."""
+    batches = feeding.feed(run.eval_batches, run.program.mesh)
+    return evaluator_lib.total(run.program.eval_step, params, batches, interrupted)
+
+
+def _prefixed(evaluator, values):
+    """The metrics of an evaluator by their names in metrics.jsonl."""
+    return {f'{evaluator}/{name}': value for name, value in values.items()}

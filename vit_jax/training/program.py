@@ -16,8 +16,8 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.evaluators import classification
 from vit_jax.evaluators.batches import Batch
+from vit_jax.evaluators.context import Devices
 from vit_jax.models import cost
 from vit_jax.objectives import registry
 from vit_jax.objectives.teacher import Teacher
@@ -146,12 +146,8 @@ class Program:
         self._train_step = self.model.backend.jit(
             train_step, donate_argnums=0, out_shardings=(self._shardings, everywhere)
         )
-        eval_step = functools.partial(
-            classification.eval_step,
-            sums_of=self.objective.sums,
-            accum_steps=self.eval_parts,
-        )
-        self._eval_step = self.model.backend.jit(eval_step, out_shardings=everywhere)
+        devices = Devices(self.mesh, self.model.backend, self.eval_parts)
+        self._eval_step = devices.jit_sums(self.objective.evaluator)
         self._compiled = None
 
     def initial_state(self) -> TrainState:
@@ -194,9 +190,8 @@ class Program:
             return self._train_step.trace(*self.arguments)
 
     def eval_step(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-        """classification.eval_step, compiled when first called; the sums are on every device."""
-        with sharding.on_mesh(self.mesh):
-            return self._eval_step(params, batch)
+        """The sums of the objective's evaluator, compiled when first called."""
+        return self._eval_step(params, batch)
 
     def flops_per_step(self) -> int:
         """FLOPs of a step, all devices, as usually counted.

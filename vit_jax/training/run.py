@@ -20,11 +20,13 @@ from vit_jax import config as config_lib
 from vit_jax import machine, models
 from vit_jax.data import broken, cached, folders, pipeline, sequential, sources, subsets
 from vit_jax.errors import UserError, some
-from vit_jax.evaluators import classification, per_class
+from vit_jax.evaluators import metric as metric_lib
+from vit_jax.evaluators import per_class
+from vit_jax.evaluators.metric import Metric
 from vit_jax.objectives import teacher as teacher_lib
 from vit_jax.parallel import feeding, sharding
 from vit_jax.processes import consensus
-from vit_jax.training import accumulation, device_defaults, fewshot, optimizer, pretrained
+from vit_jax.training import accumulation, device_defaults, evaluation, optimizer, pretrained
 from vit_jax.training import resolve as resolving
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
@@ -51,14 +53,35 @@ class Run:
     eval_data: sources.Source
     train_batches: Callable[..., Iterator[pipeline.Batch]]  # those after `start_step` steps
     eval_batches: pipeline.EvalBatches
-    fewshot: fewshot.Evaluator | None  # None: config.evals asks for none
+    evaluators: tuple[evaluation.Named, ...]  # of config.evals, besides the main one
     constants: tuple[PyTree, ...]  # on the devices, see Program.abstract_constants
     data: dict[str, dict]  # names, sizes and labels of the images, see workdir/data_record.py
 
     def due(self, what: str, step: int) -> bool:
         """Whether `config.WHAT_every` falls on a step; the last step is always due."""
-        every = self.config[f'{what}_every']
-        return step > 0 and (step == self.program.num_steps or (every > 0 and step % every == 0))
+        return self._falls_on(step, self.config[f'{what}_every'])
+
+    def _falls_on(self, step, every):
+        is_last = step == self.program.num_steps
+        return step > 0 and (is_last or (every > 0 and step % every == 0))
+
+    def due_evaluators(self, step: int) -> list[str]:
+        """The names of the evaluators that score the model after a step, the main one first."""
+        names = []
+        if self.due('eval', step):
+            names.append(metric_lib.MAIN)
+        for named in self.evaluators:
+            if self._falls_on(step, named.every or self.config.eval_every):
+                names.append(named.name)
+        return names
+
+    def described(self) -> dict[str, Metric]:
+        """The metrics of all evaluators by their names in metrics.jsonl, the main ones first."""
+        main = self.program.objective.evaluator.metrics
+        metrics = metric_lib.described(metric_lib.MAIN, main)
+        for named in self.evaluators:
+            metrics |= named.described()
+        return metrics
 
     def evaluations_left(self, step: int) -> int:
         """How many evaluations come after a step, the one at the end of the run among them."""
@@ -142,7 +165,6 @@ def resolve(
         _class_counts(config, train_data),
     )
     check_shuffle_memory(train_data, dataset.shuffle_buffer, share[1])
-    _check_best_metric(config)
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
     check_batch_size(config, train_data.num_examples, has_begun=bool(begun))
@@ -182,7 +204,7 @@ def resolve(
         balance=dataset.balance,
         **settings,
     )
-    return Run(
+    run = Run(
         workdir,
         program.config,
         program,
@@ -190,10 +212,12 @@ def resolve(
         eval_data,
         train_batches,
         pipeline.eval_batches(eval_data, **settings),
-        fewshot.evaluator(program, train_data, eval_data, settings),
+        evaluation.evaluators(program, train_data, eval_data, settings),
         constants,
         data,
-    ), params
+    )
+    _check_best_metric(run)
+    return run, params
 
 
 def _do_nothing():
@@ -237,33 +261,28 @@ def program_that_fits(program: Program) -> Program:
 
 
 def absolute_paths(config: ConfigDict) -> dict[str, str]:
-    """Absolute paths of data sets, by dotted field, where the config names directories."""
-    paths = {}
-    for field, given in (
-        ('dataset.name', config.dataset.name),
-        ('evals.fewshot.dataset', config.evals.fewshot.dataset),
-    ):
-        path = os.path.expanduser(given)
-        if given != 'digits' and os.path.isdir(path):
-            paths[field] = os.path.abspath(path)
+    """Absolute paths of data sets and labels, by dotted field, where the config names files."""
+    paths = evaluation.absolute_paths(config)
+    path = os.path.expanduser(config.dataset.name)
+    if config.dataset.name != 'digits' and os.path.isdir(path):
+        paths['dataset.name'] = os.path.abspath(path)
     return paths
 
 
-def _check_best_metric(config):
-    if config.best_metric not in (known := metric_names(config)):
+def _check_best_metric(run):
+    metric = run.config.best_metric
+    known = metric_names(run)
+    if metric not in known:
         raise UserError(
-            f'best_metric is {config.best_metric!r}: expected one of those that this '
+            f'best_metric is {metric!r}: expected one of those that this '
             f'run evaluates, {", ".join(known)}. Few-shot accuracies come with '
             'evals.fewshot.shots.'
         )
 
 
-def metric_names(config: ConfigDict) -> list[str]:
-    """The numbers of every evaluation that tell how good the model is, for best_metric."""
-    names = ['eval/accuracy', 'eval/accuracy_top5', 'eval/loss']
-    if config.dataset.multi_label and config.masked.target == 'none':
-        names.append(classification.MEAN_AVERAGE_PRECISION)
-    return names + [f'fewshot/{count}shot' for count in config.evals.fewshot.shots]
+def metric_names(run: Run) -> list[str]:
+    """The numbers of evaluations that tell how good the model is, for best_metric."""
+    return [name for name, metric in run.described().items() if metric.best]
 
 
 def _class_counts(config, data):
@@ -520,7 +539,7 @@ def announce(run: Run, state: TrainState) -> None:
             config.dataset.eval_split,
             config.dataset.train_split,
         )
-    if config.masked.target == 'none':
+    if run.program.objective.encoder.num_classes:
         _warn_of_classes(run)
     if config.optimizer.warmup_steps > num_steps / 2:
         log.warning(

@@ -3,15 +3,15 @@
 import contextlib
 import json
 import logging
-import math
 import os
 import zlib
 from collections.abc import Iterable, Mapping
 
 from vit_jax.errors import UserError
+from vit_jax.evaluators.metric import Metric
 from vit_jax.files import read_text, write_text
 from vit_jax.processes import consensus
-from vit_jax.workdir import storage_errors
+from vit_jax.workdir import descriptions, storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,11 @@ class MetricsLog:
                     '%s has no row up to step %d: the curves begin there.', self.path, start_step
                 )
             self._rewrite()
-            return [row for row in self.rows if row['step'] == start_step or ACCURACY in row]
+            return [
+                row
+                for row in self.rows
+                if row['step'] == start_step or any(map(descriptions.is_scored, row))
+            ]
 
         newest = consensus.from_main(keep_rows)
         if consensus.is_main():
@@ -187,24 +191,16 @@ def last_accuracy(workdir: str) -> float:
     return [*scores(read(workdir), ACCURACY).values()][-1]
 
 
-def best(values: Mapping[int, float], steps: Iterable[int], name: str) -> int | None:
-    """The step of the highest value, the newest of equal ones; None if no step has a value.
-
-    If `name` contains 'loss', that of the lowest.
-    """
+def best(values: Mapping[int, float], steps: Iterable[int], metric: Metric) -> int | None:
+    """The step of the best value of a metric, the newest of equal ones; None without any."""
     return max(
         (step for step in steps if step in values),
         default=None,
-        key=lambda step: (_goodness(values[step], name), step),
+        key=lambda step: (metric.goodness(values[step]), step),
     )
 
 
-def _goodness(value, name):
-    """The better the higher; what is not a number is worst."""
-    return -math.inf if math.isnan(value) else -value if 'loss' in name else value
-
-
-def since_best(values: Mapping[int, float], name: str) -> int:
-    """How many values, in the order of steps, follow the first of the best."""
-    goodness = [_goodness(values[step], name) for step in sorted(values)]
+def since_best(values: Mapping[int, float], metric: Metric) -> int:
+    """How many values of a metric, in the order of steps, follow the first of the best."""
+    goodness = [metric.goodness(values[step]) for step in sorted(values)]
     return len(goodness) - 1 - goodness.index(max(goodness)) if goodness else 0

@@ -12,17 +12,20 @@ from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
 
 from vit_jax.errors import DivergedError, UserError
+from vit_jax.evaluators import classification
+from vit_jax.evaluators import metric as metric_lib
+from vit_jax.evaluators.metric import Metric
 from vit_jax.processes import consensus
-from vit_jax.workdir import curves, metrics, progress
+from vit_jax.workdir import curves, descriptions, metrics, progress
 from vit_jax.workdir import scores as scores_lib
 from vit_jax.workdir.checkpoint import Checkpointer, Snapshot
-from vit_jax.workdir.curves import TOP5
 from vit_jax.workdir.live_line import LiveLine
-from vit_jax.workdir.metrics import ACCURACY, MetricsLog
+from vit_jax.workdir.metrics import MetricsLog
 from vit_jax.workdir.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
+_COUNT = f'/{classification.NUM_EXAMPLES.name}'
 _LONG_READ = 2  # seconds for a batch after which the live line says so
 _TOO_LONG_READ = 60  # and the log
 _TELLING = 3  # seconds of steps that tell how long the run takes
@@ -42,8 +45,9 @@ class Outputs:
         rows: MetricsLog,
         meter: progress.Meter,
         num_classes: int,
-        best_metric: str = ACCURACY,
+        best_metric: str = metrics.ACCURACY,
         patience: int = 0,
+        described: Mapping[str, Metric] | None = None,
     ):
         """Nothing is written before a method is called.
 
@@ -53,11 +57,18 @@ class Outputs:
           rows: opened at the step of `start`; closed by `close`.
           best_metric: of which value the best checkpoint has the best.
           patience: evaluations without a better one that end the run; 0: none do.
+          described: the metrics of its evaluations; None: those of a classifier.
         """
-        self.meter, self._num_classes, self._patience = meter, num_classes, patience
-        self._workdir, self._num_steps, self._checkpoints = workdir, num_steps, checkpoints
+        self.meter = meter
+        self._num_classes = num_classes
+        self._patience = patience
+        self._workdir = workdir
+        self._num_steps = num_steps
+        self._checkpoints = checkpoints
+        self._described = described or metric_lib.described(metric_lib.MAIN, classification.METRICS)
+        self._headline = descriptions.headline(self._described)
         self._metrics = rows
-        self._scores = scores_lib.of_rows(rows.rows, best_metric)
+        self._scores = scores_lib.of_rows(rows.rows, best_metric, self._described.get(best_metric))
         # Of the training loss since the last row of it, as the checkpoint has it.
         interval = start.extra.get('interval', {})
         self._sum = interval.get('sum', 0.0)
@@ -136,12 +147,18 @@ class Outputs:
                 step,
                 self._num_steps,
                 self._sum / self._steps if self._steps else None,
-                next(
-                    (row[ACCURACY] for row in reversed(self._metrics.rows) if ACCURACY in row), None
-                ),
+                self._last_headline(),
                 self.meter.speed(step),
             )
         )
+
+    def _last_headline(self):
+        """'accuracy 98.61 %' of the last evaluation, '' before the first."""
+        values = metrics.scores(self._metrics.rows, self._headline)
+        if not values:
+            return ''
+        metric = self._described[self._headline]
+        return f'{metric.words} {metric.text(list(values.values())[-1])}'
 
     def log(self, step: int, values: dict[str, Array]) -> None:
         """Writes the values of a training step with the speed since the previous call.
@@ -187,48 +204,65 @@ class Outputs:
         self._worst = f', {worst}' if worst else ''
         self._evaluation_seconds += seconds
         values = consensus.from_main(lambda: values)  # what follows from them is to be the same
-        before = [*metrics.scores(self._metrics.rows, 'eval/num_examples').values()][-1:]
-        if before and before != [values['eval/num_examples']]:
-            log.warning(
-                '%d images were evaluated, and %d before: the split has changed, and what '
-                'is best is not comparable',
-                values['eval/num_examples'],
-                before[0],
-            )
-        self._write(step, values | {'eval/seconds': seconds})
-        self._scores = self._scores.adding(step, values[self._scores.metric])
+        self._warn_of_other_images(values)
+        self._write(step, values | {descriptions.SECONDS: seconds})
+        if self._scores.metric in values:
+            self._scores = self._scores.adding(step, values[self._scores.metric])
         if consensus.is_main():
             curves.draw(
                 self._metrics.rows,
                 self._workdir,
                 self._num_classes,
                 progress.taken(self._metrics.rows, self.meter.batch_size),
+                descriptions.read(self._workdir) | self._described,
             )
-        precision = values.get('eval/mean_average_precision')
-        more = '' if precision is None else f'  mAP {100 * precision:.2f} %'
-        few = ''.join(
-            f'  {name} {100 * value:.2f} %'
-            for name, value in values.items()
-            if name.startswith('fewshot/') and not name.endswith('_deviation')
-        )
-        top5 = f'  top-5 {100 * values[TOP5]:.2f} %' if self._num_classes >= 10 else ''
-        log.info(
-            'step %d/%d  eval accuracy %.2f %%%s%s%s  loss %.4f%s  on %d images in %.1f s',
-            step,
-            self._num_steps,
-            100 * values[ACCURACY],
-            self._missing,
-            top5,
-            more,
-            values['eval/loss'],
-            few,
-            values['eval/num_examples'],
-            seconds,
-        )
+        log.info('step %d/%d  %s in %.1f s', step, self._num_steps, self._line_of(values), seconds)
+
+    def _warn_of_other_images(self, values):
+        """Warns if an evaluator has scored another number of images than before."""
+        for name in values:
+            if not name.endswith(_COUNT):
+                continue
+            before = [*metrics.scores(self._metrics.rows, name).values()][-1:]
+            if before and before != [values[name]]:
+                log.warning(
+                    '%d images were evaluated, and %d before: the split has changed, and what '
+                    'is best is not comparable',
+                    values[name],
+                    before[0],
+                )
+
+    def _line_of(self, values):
+        """'eval accuracy 50.00 %  loss 0.7000  on 360 images' of the values of an evaluation."""
+        parts = []
+        for name, metric in self._described.items():
+            if name not in values or not metric.is_shown(self._num_classes):
+                continue
+            if name == self._headline:
+                words = f'eval {metric.words}'
+                missing = self._missing
+            else:
+                words = metric.words if name.startswith(f'{metric_lib.MAIN}/') else name
+                missing = ''
+            parts.append(f'{words} {metric.text(values[name])}{missing}')
+        count = values.get(metric_lib.MAIN + _COUNT)
+        if count is not None:
+            parts.append(f'on {count:.0f} images')
+        return '  '.join(parts)
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether the model after `step` has been evaluated."""
-        return any(row['step'] == step and 'eval/loss' in row for row in self._metrics.rows)
+        """Whether the main evaluator has scored the model after `step`."""
+        return self.has_values(step, metric_lib.MAIN)
+
+    def has_values(self, step: int, evaluator: str) -> bool:
+        """Whether the evaluator of that name has scored the model after `step`."""
+        return any(
+            row['step'] == step
+            and any(
+                name.startswith(f'{evaluator}/') and name != descriptions.SECONDS for name in row
+            )
+            for row in self._metrics.rows
+        )
 
     def is_complete(self, step: int) -> bool:
         """Whether nothing is left after `step`: the run is at its end, or has lost patience."""
@@ -321,12 +355,12 @@ class Outputs:
             return os.path.join(self._checkpoints.directory, str(step))
 
         rows = self._metrics.rows
-        metric = self._scores.metric
         best = self._scores.best()
-        score = self._scores.values[best]
         saved = self._checkpoints.best_saved(self._scores)
-        accuracy = [*metrics.scores(rows, ACCURACY).values()][-1]
-        value = f'{score:.4f}' if 'loss' in metric else f'{100 * score:.2f} %'
+        best_line = []
+        if best is not None:
+            value = self._scores.meaning.text(self._scores.values[best])
+            best_line = [f'  best        {self._scores.metric} {value} at step {best}']
         files = {
             'checkpoint': folder(step),
             'best saved': '' if saved in (None, step) else folder(saved),
@@ -336,9 +370,9 @@ class Outputs:
         seconds = progress.taken(rows, self.meter.batch_size)
         return '\n'.join(
             [
-                f'done: {step} steps in {progress.duration(seconds)}, eval accuracy '
-                f'{100 * accuracy:.2f} %{self._missing}{self._worst}',
-                f'  best        {metric} {value} at step {best}',
+                f'done: {step} steps in {progress.duration(seconds)}, eval '
+                f'{self._last_headline()}{self._missing}{self._worst}',
+                *best_line,
                 *(f'  {name:10}  {path}' for name, path in files.items() if os.path.exists(path)),
             ]
         )

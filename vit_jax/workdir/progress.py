@@ -129,10 +129,8 @@ def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
     )
 
 
-def live(
-    step: int, num_steps: int, loss: float | None, accuracy: float | None, speed: dict[str, float]
-) -> str:
-    """The live line after `step`: mean loss, the last accuracy and speed, where known.
+def live(step: int, num_steps: int, loss: float | None, score: str, speed: dict[str, float]) -> str:
+    """The live line after `step`: mean loss, the last `score` in words and speed, where known.
 
     Of a run of a million steps it has 80 columns; what a narrow terminal cuts off comes last.
     """
@@ -140,7 +138,7 @@ def live(
         [
             f'{step}/{num_steps} {step / num_steps:.0%}',
             *([f'loss {loss:.4f}'] if loss is not None else []),
-            *([f'accuracy {100 * accuracy:.2f} %'] if accuracy is not None else []),
+            *([score] if score else []),
             *([f'{speed["images_per_sec"]:,.0f} images/s'] if speed['images_per_sec'] else []),
             *([f'ETA {duration(speed["eta_sec"])}'] if speed['eta_sec'] else []),
         ]

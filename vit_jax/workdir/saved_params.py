@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, some
-from vit_jax.workdir import checkpoint, fingerprint, metrics, record, storage_errors
+from vit_jax.workdir import checkpoint, descriptions, fingerprint, metrics, record, storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ def kept_best(workdir: str, steps: Iterable[int]) -> tuple[int, str] | None:
     except UserError as error:
         log.warning('the best checkpoint is not known: %s', error)
         return None
-    best = metrics.best(scores, steps, name)
+    metric = descriptions.of_names(workdir, [name], config)[name]
+    best = metrics.best(scores, steps, metric)
     return None if best is None else (best, f'{name} {scores[best]:.4f}')
 
 

@@ -1,4 +1,7 @@
-"""Options of a function that a config names, written as NAME=VALUE,NAME=VALUE."""
+"""Options of a function that a config names, written as NAME=VALUE,NAME=VALUE.
+
+In: the text of a field. Out: the values that the function reads by name. Imports errors.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,7 @@
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.objectives.options import Options
+from vit_jax.options import Options
 
 
 def test_options_are_read_by_name_and_kind():

@@ -3,7 +3,7 @@ import pytest
 from tests.support.datasets import write_images
 from tests.support.runs import TINY, load
 from vit_jax.errors import UserError
-from vit_jax.training import fewshot, loop, resolve
+from vit_jax.training import evaluation, loop, resolve
 from vit_jax.training import run as run_lib
 from vit_jax.workdir import metrics
 
@@ -60,7 +60,7 @@ def test_labels_that_are_read_with_the_images_are_counted_then(image_directory, 
     program.config = resolve.with_data(
         resolve.checked(config(image_directory, **{'evals.fewshot.shots': (21,)})), 60, 3
     )
-    evaluate = fewshot.evaluator(
+    (few,) = evaluation.evaluators(
         program,
         run.train_data,
         run.eval_data,
@@ -73,7 +73,7 @@ def test_labels_that_are_read_with_the_images_are_counted_then(image_directory, 
         ),
     )
     with pytest.raises(UserError, match='21 shots are more than'):
-        evaluate(program.initial_state().params, lambda: False)
+        few.evaluator.run(program.initial_state().params, lambda: False)
 
 
 @pytest.mark.slow
@@ -91,10 +91,11 @@ def test_another_data_set_in_several_devices_and_parts(image_directory, tmp_path
     for name, more in [('all', {}), ('one', {'accum_steps': 3})]:
         run, _ = run_lib.resolve(config(image_directory, **fields, **more), str(tmp_path / name))
         params = run.program.initial_state().params
-        found.append(run.fewshot(params, lambda: False))
-        assert run.fewshot(params, lambda: True) is None
+        (few,) = run.evaluators
+        found.append(few.evaluator.run(params, lambda: False))
+        assert few.evaluator.run(params, lambda: True) is None
     assert found[0] == found[1]
-    assert set(found[0]) >= {'fewshot/1shot', 'fewshot/5shot'}
+    assert set(found[0]) >= {'1shot', '5shot'}
 
 
 def test_settings_that_cannot_be(image_directory, tmp_path):

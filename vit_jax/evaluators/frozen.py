@@ -1,0 +1,121 @@
+"""Evaluators that classify frozen features: the functions that a config or a command names."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import PyTree
+
+from vit_jax.errors import UserError, check_choice
+from vit_jax.evaluators import features, fewshot, probes
+from vit_jax.evaluators.context import Context, Devices, Split
+from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.evaluators.features import Features
+from vit_jax.evaluators.metric import Metric
+from vit_jax.models import representation
+
+ACCURACY = Metric('accuracy', 'percent', 'highest', 'accuracy')
+
+
+def few_shot(context: Context) -> Evaluator:
+    """Accuracy by least squares on a few examples of each class (section 4.1).
+
+    Options: `shots`, numbers with spaces between them (5), `seeds` (3), `l2` (1024) and
+    `representation` (pre_logits).
+    """
+    options = context.options
+    text = options.get_text('shots', '5')
+    shots = [int(word) for word in text.split() if word.isdigit()]
+    if not shots or len(shots) != len(text.split()) or 0 in shots:
+        raise UserError(
+            f'{context.name}: shots is {text!r}, expected whole numbers, at least 1, with spaces '
+            'between them.'
+        )
+    seeds = options.get_int('seeds', 3)
+    l2 = options.get_float('l2', 1024.0)
+    return few_shot_of(context, shots, seeds, l2, _representation(context))
+
+
+def few_shot_of(
+    context: Context, shots: Sequence[int], seeds: int, l2: float, name: str
+) -> Evaluator:
+    """The evaluator `few_shot` with its options as values; `name` is that of the features."""
+
+    def measure(train, test, num_classes):
+        return fewshot.metrics(train, test, num_classes, shots, seeds, l2)
+
+    return _evaluator(context, name, measure, fewshot.metrics_of(shots), shots)
+
+
+def nearest_neighbours(context: Context) -> Evaluator:
+    """Accuracy by the votes of the nearest training images (arXiv 1805.01978).
+
+    Options: `representation` (pre_logits).
+    """
+    return _of_all_examples(context, probes.nearest_neighbours)
+
+
+def linear_probe(context: Context) -> Evaluator:
+    """Accuracy of a linear classifier that all training images are fitted by.
+
+    Options: `representation` (pre_logits).
+    """
+    return _of_all_examples(context, probes.linear_probe)
+
+
+def _of_all_examples(context, classifier):
+    """The accuracy of one of the classifiers of probes, which learns from all examples."""
+
+    def measure(train, test, num_classes):
+        scores = classifier(train, test.values, num_classes)
+        return {ACCURACY.name: float(np.mean(scores.argmax(axis=1) == test.labels))}
+
+    return _evaluator(context, _representation(context), measure, [ACCURACY], [1])
+
+
+def _representation(context):
+    name = context.options.get_text('representation', 'pre_logits')
+    check_choice(f'{context.name}: representation', name, representation.NAMES)
+    return name
+
+
+def _evaluator(context, name, measure, metrics, shots):
+    """What extracts the features and gives `measure` those of both splits."""
+    representation.check(context.encoder, name)
+    train, test = context.open_pair()
+    class_names = train.source.class_names
+    if train.source.labels is not None:  # now, and not after the work
+        fewshot.check_examples(train.source.labels, class_names, shots, train.where)
+    extract = extractor(context.encoder, name, (train, test), context.devices)
+
+    def run(params, interrupted):
+        of_splits = extract(context.encoder_params(params), interrupted)
+        if of_splits is None:
+            return None
+        fewshot.check_examples(of_splits[0].labels, class_names, shots, train.where)
+        return measure(*of_splits, len(class_names))
+
+    return Evaluator(metrics, run)
+
+
+def extractor(
+    encoder, name: str, splits: Sequence[Split], devices: Devices
+) -> Callable[[PyTree, Callable[[], bool]], list[Features] | None]:
+    """What gives the features of all images of some splits, None if interrupted.
+
+    Every process gathers them all. It takes the parameters of the encoder.
+    """
+    step = devices.jit(
+        functools.partial(features.step, model=encoder, name=name, accum_steps=devices.accum_steps)
+    )
+
+    def extract(params, interrupted):
+        found = []
+        for split in splits:
+            of_split = features.extract(step, params, devices.feed(split.batches), interrupted)
+            if of_split is None:
+                return None
+            found.append(of_split)
+        return found
+
+    return extract
