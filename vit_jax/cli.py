@@ -265,7 +265,7 @@ def override(
     config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
 ) -> ConfigDict:
     """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
-    config = config_lib.with_evaluators(config, _named_evaluators(arguments))
+    config_lib.complete_evaluators(config, _named_evaluators(arguments))
     arguments = _joined(arguments, config_lib.flatten(config))
     _check_names(arguments, config_lib.flatten(config), own_options)
     arguments = [_as_literal(argument) for argument in arguments]
