@@ -48,6 +48,11 @@ def my_lab(tmp_path_factory):
     (root / 'my_lab' / '__init__.py').write_text('')
     for name in ('balanced', 'norms'):
         (root / 'my_lab' / f'{name}.py').write_text(example(f'my_lab/{name}.py'))
+    (root / 'my_lab' / 'broken.py').write_text(
+        'from vit_jax.evaluators.evaluator import SumEvaluator\n'
+        'def broken(context):\n'
+        "    return SumEvaluator(lambda params, batch: batch['masks'], dict, [])\n"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root))
         yield root
@@ -215,6 +220,7 @@ def test_sections_that_are_refused(options, message, data):
             'has 10 classes and the run has 3',
         ),
         (['.v2.type=classification', '.v2.split=no'], 'evals.v2 scores no of .*first'),
+        (['.v2.type=my_lab.broken:broken'], "evals.v2: its sums cannot .* 'masks'"),
         (['.v2.type=clasification'], 'evals.v2.type is .* Did you mean classification'),
         (
             ['.v2.type=classification', '.v2.labels=no.json'],
@@ -223,7 +229,9 @@ def test_sections_that_are_refused(options, message, data):
         (['.v2.type=knn', '.v2.split=train'], 'evals.v2 needs .*it would learn from train'),
     ],
 )
-def test_data_that_do_not_fit(options, message, data, tmp_path):
+def test_evaluators_that_cannot_run_are_refused_before_training(
+    options, message, data, my_lab, tmp_path
+):
     config = config_of(data, [f'--config.evals{option}' for option in options])
     with pytest.raises(UserError, match=message):
         run_lib.resolve(config, str(tmp_path))

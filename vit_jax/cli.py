@@ -6,6 +6,7 @@ the config or the weights with a function of this module, and makes one call.
 
 import argparse
 import contextlib
+import copy
 import functools
 import logging
 import os
@@ -299,7 +300,8 @@ def override(
 
     Raises UserError as `read_config`.
     """
-    config = config_lib.with_evaluators(config, _named_evaluators(arguments))
+    config = copy.deepcopy(config)
+    config_lib.complete_evaluators(config, _named_evaluators(arguments))
     known = config_lib.flatten(config)
     values = {}
     for field, text in _given_fields(arguments, known, own_options).items():

@@ -131,18 +131,14 @@ def field_named(name: str) -> fields.Field | None:
     return all_fields().get(name)
 
 
-def with_evaluators(
-    config: ml_collections.ConfigDict, names: Collection[str] = ()
-) -> ml_collections.ConfigDict:
-    """A copy in which each further evaluator, and those of `names`, has all of its fields."""
-    config = ml_collections.ConfigDict(config).copy_and_resolve_references()
+def complete_evaluators(config: ml_collections.ConfigDict, names: Collection[str] = ()) -> None:
+    """Gives each further evaluator of a config, and those of `names`, all of their fields."""
     defaults = {field: about.default for field, about in EVALUATOR_FIELDS.items()}
     with config.unlocked():
         for name in dict.fromkeys([*evaluator_names(config), *names]):
             given = config.evals.get(name, {})
             if isinstance(given, Mapping | ml_collections.ConfigDict):
                 config.evals[name] = defaults | dict(given)
-    return config
 
 
 def help_text() -> str:
@@ -205,7 +201,8 @@ def with_values_read(config: ml_collections.ConfigDict) -> ml_collections.Config
     Lists of texts become tuples of texts without commas. Fields that are not declared stay. Further
     evaluators have all of their fields.
     """
-    config = with_evaluators(config)
+    config = ml_collections.ConfigDict(config).copy_and_resolve_references()
+    complete_evaluators(config)
     given = traverse_util.flatten_dict(config.to_dict(), sep='.')
     values = {}
     for name, value in given.items():

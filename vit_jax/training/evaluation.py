@@ -62,23 +62,29 @@ def evaluators(
     if config.evals.fewshot.shots:
         found.append(Named(metric_lib.FEWSHOT, _few_shot(program, train, test, settings)))
     for name in config_lib.evaluator_names(config):
-        section = config.evals[name]
-        field = f'evals.{name}'
-        open_test = functools.partial(_open_test, field, section, program.config, train, test)
-        open_pair = functools.partial(_open_pair, field, section, program.config, train, test)
-        context = _context(
-            field,
-            program,
-            train.class_names,
-            Options(f'{field}.options', section.options),
-            lambda open_test=open_test: _batched(*open_test(), settings),
-            lambda open_pair=open_pair: tuple(_batched(*x, settings) for x in open_pair()),
-        )
-        made = registry.build(section.type, f'{field}.type', context)
-        if isinstance(made, SumEvaluator):
-            _require_traceable(made, program, context.test.source, field)
-        found.append(Named(name, context.evaluator(made), section.every))
+        found.append(_of_section(name, program, train, test, settings))
     return tuple(found)
+
+
+def _of_section(name, program, train, test, settings):
+    """The evaluator of the section evals.NAME."""
+    section = program.config.evals[name]
+    field = f'evals.{name}'
+    given = field, section, program.config, train, test
+
+    def open_test():
+        return _batched(*_open_test(*given), settings)
+
+    def open_pair():
+        learned, scored = _open_pair(*given)
+        return _batched(*learned, settings), _batched(*scored, settings)
+
+    options = Options(f'{field}.options', section.options)
+    context = _context(field, program, train.class_names, options, open_test, open_pair)
+    made = registry.build(section.type, f'{field}.type', context)
+    if isinstance(made, SumEvaluator):
+        _require_traceable(made, program, context.test.source, field)
+    return Named(name, context.evaluator(made), section.every)
 
 
 def _context(name, program, class_names, options, open_test, open_pair):
