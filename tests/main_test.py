@@ -18,7 +18,7 @@ from tests.support.runs import (
 )
 from vit_jax import cli, main
 from vit_jax import config as config_lib
-from vit_jax.training import accumulation
+from vit_jax.training import accumulation, resolve
 from vit_jax.training import run as run_lib
 from vit_jax.workdir import lock
 
@@ -129,7 +129,7 @@ def test_every_recipe_becomes_one_for_a_small_folder(recipe):
     changes = main.for_a_directory(config)
     arguments = [f'--config.{field}={value}' for field, value in changes.items()]
     changed = config_lib.checked(cli.override(config, arguments))
-    complete = config_lib.complete(changed, num_examples=22, num_classes=2)
+    complete = resolve.with_data(changed, num_examples=22, num_classes=2)
     assert config_lib.total_steps(complete) == 1000
     assert complete.batch_size == 16
     assert complete.dataset.name == 'DATA'

@@ -77,7 +77,7 @@ def convert(
 ) -> None:
     """Does what the command does; the arguments are its options."""
     check_destination(path, to, overwrite, runtime)
-    machine.check_backend()
+    machine.start_backend()
     loaded = given = description.described(
         weights.load(
             source, description.parse_model(model), step=step, allow_nonfinite=allow_nonfinite

@@ -145,7 +145,7 @@ def _sources(options, wanted) -> dict[str, Any]:
             Choice(options.layer, options.head, options.query, options.target),
         )
     else:
-        machine.check_backend()  # figures of runs start JAX, too
+        machine.start_backend()  # figures of runs start JAX, too
     return found
 
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for workdir in workdirs:  # now, and not after the work; so are the next
         collect.read(workdir)
     if options.images:
-        machine.check_backend()
+        machine.start_backend()
     out = options.out or os.path.join(
         options.workdirs[0] if len(options.workdirs) == 1 else '.', reporting.FILE
     )

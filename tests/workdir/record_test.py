@@ -7,6 +7,7 @@ from tests.support.errors import refused
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.files import write_json
+from vit_jax.training import resolve
 from vit_jax.workdir import record
 
 CLASSES = ('ant', 'bee')
@@ -16,7 +17,7 @@ def run_config(**fields):
     config = config_lib.base()
     config.num_steps = 10
     config.update_from_flattened_dict({k.replace('__', '.'): v for k, v in fields.items()})
-    return config_lib.complete(config_lib.checked(config), 50, 2)
+    return resolve.with_data(resolve.checked(config), 50, 2)
 
 
 def go_on(tmp_path, classes=CLASSES, **fields):

@@ -13,6 +13,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.files import read_json
 from vit_jax.reporting.attempts import attempt
@@ -25,7 +26,7 @@ FOUND = {
     'recipe',
     'accum_steps',
     'mesh.host_devices',
-    *config_lib.OPEN,
+    *config_lib.PER_MACHINE,
     'dataset.num_examples',
     'dataset.num_classes',
     'dataset.multi_label',
@@ -155,7 +156,8 @@ def differences(config: Mapping[str, Any], reference: Mapping[str, Any]) -> list
     fields, found = config_lib.all_fields(), []
     for name in sorted((config.keys() | reference.keys()) - FOUND):
         value, other = config.get(name), reference.get(name)
-        if value != other:
+        is_chosen = name == 'model.dtype' and other == models.OPEN['dtype']
+        if value != other and not is_chosen:
             found.append(
                 {
                     'field': name,

@@ -28,7 +28,7 @@ def describe(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any
     Raises UserError if the data set cannot be opened, or is another by now.
     """
     dataset = config['dataset']
-    train, evaluation = open_data(ConfigDict(dataset))
+    train, evaluation, _ = open_data(ConfigDict(dataset))
     if list(map(composed, train.class_names)) != list(map(composed, classes)):
         raise UserError(f'The classes of {dataset["name"]} are no longer those of the run.')
     taken = (

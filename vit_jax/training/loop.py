@@ -16,9 +16,10 @@ from vit_jax.training import accumulation, chips
 from vit_jax.training import run as run_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.workdir import data_record, lock, log_file, record
+from vit_jax.workdir import checkpoint, data_record, lock, log_file, record
 from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.interrupts import Abandoned, Interrupts
+from vit_jax.workdir.metrics import MetricsLog
 from vit_jax.workdir.outputs import Outputs
 from vit_jax.workdir.progress import Meter
 
@@ -52,20 +53,23 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
             workdir,
             run.config.keep_checkpoints,
             run.config.keep_best,
-            run.config.best_metric,
             run.config.keep_every,
             config_lib.of_weights(run.config),
         )
         stack.callback(checkpoints.close)
-        state = run_lib.initial_or_restored_state(run, checkpoints, params)
+        start = run_lib.initial_or_restored(run, checkpoints, params)
         del params  # the host needs them no longer
-        step, num_steps = int(state.step), run.program.num_steps
+        state = start.state
+        step = start.step
+        num_steps = run.program.num_steps
         if step < num_steps:
             checkpoints.require_room(
                 state, run.number_kept(step, record.saved_steps(checkpoints.directory))
             )
         record.write(workdir, run.config, run.train_data.class_names)
         data_record.write(workdir, run.data)
+        if not run.config.keep_best:
+            checkpoint.forget_best(workdir)
         meter = Meter(
             run.config.batch_size,
             num_steps,
@@ -74,13 +78,18 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
             run.evaluations_left(step),
             len(run.eval_batches),
         )
+        rows = MetricsLog(workdir)
+        rows.open(step)
+        rows.compare(start.extra.get('metrics'))
         outputs = Outputs(
             workdir,
-            step,
+            start,
             num_steps,
             checkpoints,
+            rows,
             meter,
             run.config.dataset.num_classes,
+            run.config.best_metric,
             run.config.patience,
         )
         stack.callback(outputs.close)
@@ -124,7 +133,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     compile_seconds = time.perf_counter() - begin
     if compile_seconds > 0.05:  # else choosing accum_steps has compiled it
         log.info('compiled the training step in %.1f s', compile_seconds)
-    run_lib.require_memory(program)
+    run_lib.make_room(program)
     interrupts.check_alone()
     outputs.meter.start(step)
     outputs.show('reading the first batch')

@@ -2,8 +2,8 @@
 
 In: a file, directory, workdir, address or name on the Hugging Face hub. Out: Weights, which are
 parameters with the model they are for; files that the other programs read; programs that need no
-vit_jax. Imports errors, files, models, config, workdir, data.images and data.resizing; PyTorch and
-the hub only when they are needed.
+vit_jax. Imports errors, files, fields, models, config, workdir, data.images and data.resizing;
+PyTorch and the hub only when they are needed.
 
     from vit_jax import weights
     w = weights.load('hf:google/vit-base-patch16-224')

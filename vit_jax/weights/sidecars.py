@@ -80,13 +80,10 @@ def parse(text: str | bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def checked(schema: type[Schema], value: dict, where: str, of_file: bool = True) -> Schema:
-    """`value` as the schema has it; UserError with the field, its value and what is expected.
-
-    Numbers of a command line, not `of_file`, are texts.
-    """
+def checked(schema: type[Schema], value: dict, where: str) -> Schema:
+    """`value` as the schema has it; UserError with the field, its value and what is expected."""
     try:
-        return msgspec.convert(value, schema, str_keys=True, strict=of_file)
+        return msgspec.convert(value, schema, str_keys=True)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(' - at ')
         path, found = path.split('`$')[-1].rstrip('`').partition('[...]')[0], value
@@ -98,7 +95,7 @@ def checked(schema: type[Schema], value: dict, where: str, of_file: bool = True)
         )
         raise UserError(
             f'{where}: {path.lstrip(".") or "the object"} is {shown(found)}: '
-            f'{expected}.{" Mend the file, or download it again." * of_file}'
+            f'{expected}. Mend the file, or download it again.'
         ) from error
 
 

@@ -16,7 +16,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -27,7 +27,8 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from vit_jax.errors import UserError, some
 from vit_jax.files import is_special, write_json
 from vit_jax.processes import consensus
-from vit_jax.workdir import fingerprint, metrics, record, storage_errors
+from vit_jax.workdir import fingerprint, record, storage_errors
+from vit_jax.workdir.scores import Scores
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +40,32 @@ class OtherStepError(ValueError):
     """A checkpoint holds the state of another step than the name of its folder says."""
 
 
-class Checkpointer:
-    """The checkpoints of one run: the newest `keep` and, with `keep_best`, the best by `metric`.
+class Snapshot(NamedTuple):
+    """The state of a run after a step, and what is saved beside it."""
 
-    With `keep_every` those of steps that it divides are kept, too. They are in `directory`, an
-    absolute path, one folder per saved step. `scores` are the values of the metric by step, of all
-    evaluations: before or after the step is saved. Each checkpoint has `fields`, from
+    state: PyTree
+    step: int
+    extra: Mapping[str, Any]  # what JSON can hold; empty where nothing was saved
+
+
+class _KeepBest:
+    """Asks Orbax to keep the checkpoint that has the best of the `scores`."""
+
+    def __init__(self):
+        self.scores = Scores()
+
+    def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
+        """Answers for each checkpoint; of several equal ones the newest is kept."""
+        del context
+        best = self.scores.best_of([checkpoint.step for checkpoint in checkpoints])
+        return [checkpoint.step == best for checkpoint in checkpoints]
+
+
+class Checkpointer:
+    """The checkpoints of one run: the newest `keep` and, with `keep_best`, the best.
+
+    With `keep_every` the checkpoints of steps that it divides are kept, too. They are in
+    `directory`, an absolute path, one folder per saved step. Each checkpoint has `fields`, from
     config.of_weights, so that readers notice a config.json of another model.
     """
 
@@ -53,19 +74,18 @@ class Checkpointer:
         workdir: str,
         keep: int,
         keep_best: bool,
-        metric: str = metrics.ACCURACY,
         keep_every: int = 0,
         fields: Mapping[str, Any] | None = None,
     ):
         self._fields = dict(fields or {})
         self.directory = record.checkpoint_directory(workdir)
-        self.restored = {}  # `extra` of the checkpoint that was restored
-        self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
-        self._best_file = os.path.join(workdir, BEST) if keep_best else None
-        if not keep_best and consensus.is_main():  # left from when the run kept its best
-            pathlib.Path(workdir, BEST).unlink(missing_ok=True)
-        self.scores, self.metric = {}, metric
-        self._policies = [preservation_policy.LatestN(keep)] + [self] * keep_best
+        self._saving = (0, 0)  # step and bytes
+        self._best_file = os.path.join(workdir, BEST)
+        self._step_in_best_file = None
+        self._keep_best = _KeepBest() if keep_best else None
+        self._policies = [preservation_policy.LatestN(keep)]
+        if keep_best:
+            self._policies.append(self._keep_best)
         if keep_every:
             self._policies.append(preservation_policy.EveryNSteps(keep_every))
         self._open()
@@ -83,29 +103,40 @@ class Checkpointer:
                 ),
             )
 
-    def best(self) -> int | None:
-        """The best of the saved steps that have been evaluated."""
-        return metrics.best(self.scores, self._manager.all_steps(), self.metric)
+    def best_saved(self, scores: Scores) -> int | None:
+        """The best of the saved steps that have a score."""
+        return scores.best_of(self._manager.all_steps())
 
-    def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
-        """Orbax asks which checkpoints are the best: of several equal ones the newest."""
-        del context
-        best = metrics.best(self.scores, [each.step for each in checkpoints], self.metric)
-        return [checkpoint.step == best for checkpoint in checkpoints]
-
-    def save(self, step: int, state: PyTree, extra: dict[str, Any] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        extra: Mapping[str, Any] | None = None,
+        scores: Scores | None = None,
+    ) -> None:
         """Starts saving the state after `step`, unless the same state has been saved.
 
-        It returns when the state has been copied from the devices. `extra` is what JSON can hold;
-        `restored` has it when the run goes on from this checkpoint. Raises UserError if there is a
-        checkpoint of this step with another state: the new one is not saved.
+        It returns when the state has been copied from the devices.
+
+        Args:
+          extra: what JSON can hold; returns with the state when the run resumes from it.
+          scores: of all evaluations until now; with `keep_best` they decide what is kept.
+
+        Raises:
+          UserError: if a checkpoint of this step has another state: the new one is not saved.
         """
-        self.wait()
+        scores = scores or Scores()
+        self.wait(scores)
+        if self._keep_best:
+            self._keep_best.scores = scores
         if step in self._manager.all_steps():
             self._require_same(step, state)
             return
         self._saving = step, _bytes_of(state)
-        text = json.dumps((extra or {}) | ({FIELDS: self._fields} if self._fields else {}))
+        extra = dict(extra or {})
+        if self._fields:
+            extra[FIELDS] = self._fields
+        text = json.dumps(extra)
         meta = {'fingerprint': fingerprint.describe(state), 'extra': text, 'extra_crc': _crc(text)}
         with self._explained():
             saved = self._manager.save(
@@ -118,8 +149,8 @@ class Checkpointer:
         if not saved:
             raise RuntimeError(f'the checkpoint of step {step} was not saved to {self.directory}')
 
-    def restore_latest(self, abstract_state: PyTree) -> PyTree | None:
-        """The newest readable state, or None where nothing has been saved.
+    def restore_latest(self, abstract_state: PyTree) -> Snapshot | None:
+        """The newest readable checkpoint, or None where nothing has been saved.
 
         `abstract_state` has jax.ShapeDtypeStruct leaves with the shardings to restore to. A
         checkpoint that cannot be read, or whose arrays differ from those that were saved, is
@@ -128,7 +159,7 @@ class Checkpointer:
         """
         bad = {}
         for step in consensus.from_main(lambda: sorted(self._manager.all_steps(), reverse=True)):
-            state, reason = self._restore(step, abstract_state)
+            snapshot, reason = self._restore(step, abstract_state)
             if reason:
                 bad[step] = reason
                 continue
@@ -144,7 +175,7 @@ class Checkpointer:
                 log.warning('falling back to the checkpoint of step %d', step)
                 self._manager.close()
                 self._open()
-            return state
+            return snapshot
         if bad:
             reasons = '\n'.join(f'  {step}: {reason}' for step, reason in bad.items())
             raise UserError(
@@ -154,31 +185,34 @@ class Checkpointer:
             )
         return None
 
-    def wait(self) -> int | None:
+    def wait(self, scores: Scores | None = None) -> int | None:
         """The newest step, when everything is on disk.
+
+        With `keep_best`, best.json then names the best checkpoint by the `scores`.
 
         Raises UserError, which names the last good checkpoint, where one cannot be written.
         """
         with self._explained():
             self._manager.wait_until_finished()
-        if (
-            self._best_file
-            and consensus.is_main()
-            and (best := self.best()) not in (None, self._named)
-        ):
-            self._named = best
-            try:
-                write_json(
-                    self._best_file,
-                    {
-                        'step': best,
-                        self.metric: self.scores[best],
-                        'checkpoint': os.path.join(record.CHECKPOINTS, str(best)),
-                    },
-                )
-            except UserError as error:  # nothing needs the file
-                log.warning('%s', error)
+        if scores and self._keep_best and consensus.is_main():
+            self._write_best(scores)
         return self._manager.latest_step()
+
+    def _write_best(self, scores):
+        """Writes best.json if another checkpoint is the best than the file names."""
+        best = self.best_saved(scores)
+        if best in (None, self._step_in_best_file):
+            return
+        self._step_in_best_file = best
+        content = {
+            'step': best,
+            scores.metric: scores.values[best],
+            'checkpoint': os.path.join(record.CHECKPOINTS, str(best)),
+        }
+        try:
+            write_json(self._best_file, content)
+        except UserError as error:  # nothing needs the file
+            log.warning('%s', error)
 
     def last_good(self) -> str:
         """A sentence that names the newest checkpoint that is complete."""
@@ -250,7 +284,7 @@ class Checkpointer:
             )
 
     def _restore(self, step, abstract_state):
-        """(state, '') or (None, why the files cannot be used): the same on all processes."""
+        """(snapshot, '') or (None, why the files cannot be used): the same on all processes."""
         reason = ''
         try:
             state, meta = self._read(step, abstract_state)
@@ -274,8 +308,8 @@ class Checkpointer:
         if names:
             return None, f'{len(names)} arrays differ from what was saved, first {names[0]}'
         self._require_same_fields(step, extra.get(FIELDS, {}))
-        self.restored = {name: value for name, value in extra.items() if name != FIELDS}
-        return state, ''
+        extra = {name: value for name, value in extra.items() if name != FIELDS}
+        return Snapshot(state, step, extra), ''
 
     def _require_same_fields(self, step, saved_fields):
         """Raises UserError if a checkpoint was saved by a run of another model or images."""
@@ -319,6 +353,12 @@ class Checkpointer:
         target = next(name for name in names if not os.path.exists(name))
         os.rename(os.path.join(self.directory, str(step)), target)
         return target
+
+
+def forget_best(workdir: str) -> None:
+    """Removes the best.json of an earlier start, from when the run kept its best checkpoint."""
+    if consensus.is_main():
+        pathlib.Path(workdir, BEST).unlink(missing_ok=True)
 
 
 def read_meta(folder: epath.Path) -> dict[str, Any]:

@@ -160,8 +160,9 @@ def _require_same(workdir, old, dataset, data):
 
 def _names_same_split(old, dataset, field):
     same_fields = all(old.get(name, '') == dataset[name] for name in (field, 'label'))
-    same_name = old['name'] == dataset['name']
-    return same_fields and (same_name or config_lib.may_have_moved(old['name'], dataset['name']))
+    old_name = old.get('name', '')
+    same_name = old_name == dataset['name']
+    return same_fields and (same_name or config_lib.may_have_moved(old_name, dataset['name']))
 
 
 def _changes(old, new):

@@ -27,26 +27,33 @@ class MetricsLog:
     the first step and what follows.
     """
 
-    def __init__(self, workdir: str, start_step: int):
+    def __init__(self, workdir: str):
+        """Has no rows and writes none before `open`."""
+        self.path = os.path.join(workdir, FILE)
+        self.rows = []
+        self._workdir = workdir
+        self._crc = 0
+        self._file = None
+        self._writer = None
+
+    def open(self, start_step: int) -> None:
         """Opens the files, and drops the rows after `start_step`, which will be written again."""
 
         def keep_rows():
-            self.rows = [row for row in read(workdir) if row['step'] <= start_step]
+            self.rows = [row for row in read(self._workdir) if row['step'] <= start_step]
             self._crc = _crc(self.rows)
             if start_step and not self.rows:
                 log.warning(
                     '%s has no row up to step %d: the curves begin there.', self.path, start_step
                 )
-            self._open()
+            self._rewrite()
             return [row for row in self.rows if row['step'] == start_step or ACCURACY in row]
 
-        self.path, self._crc = os.path.join(workdir, FILE), 0
-        self._file = self._writer = None
         newest = consensus.from_main(keep_rows)
         if consensus.is_main():
             from clu import metric_writers  # imports TensorFlow, which reading does not need
 
-            self._writer = metric_writers.SummaryWriter(workdir)
+            self._writer = metric_writers.SummaryWriter(self._workdir)
         else:
             self.rows = newest
 
@@ -110,9 +117,9 @@ class MetricsLog:
         if self._file and not self._complete:
             with contextlib.suppress(OSError):  # it tries again to write the row
                 self._file.close()
-            self._open()
+            self._rewrite()
 
-    def _open(self):
+    def _rewrite(self):
         write_text(self.path, ''.join(json.dumps(row) + '\n' for row in self.rows))
         self._file = open(self.path, 'a', encoding='utf-8')  # noqa: SIM115 - for the whole run
         self._complete = True

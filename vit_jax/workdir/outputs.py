@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 from vit_jax.errors import DivergedError, UserError
 from vit_jax.processes import consensus
 from vit_jax.workdir import curves, metrics, progress
-from vit_jax.workdir.checkpoint import Checkpointer
+from vit_jax.workdir import scores as scores_lib
+from vit_jax.workdir.checkpoint import Checkpointer, Snapshot
 from vit_jax.workdir.curves import TOP5
 from vit_jax.workdir.live_line import LiveLine
 from vit_jax.workdir.metrics import ACCURACY, MetricsLog
@@ -30,28 +31,38 @@ FINITE = ('loss', 'grad_norm', 'update_norm', 'eval/loss')  # else training has 
 
 
 class Outputs:
-    """The open files of a run of `num_steps` steps that begins at or continues from `step`."""
+    """What a run of `num_steps` steps writes from its first step, or from where it resumes."""
 
     def __init__(
         self,
         workdir: str,
-        step: int,
+        start: Snapshot,
         num_steps: int,
         checkpoints: Checkpointer,
+        rows: MetricsLog,
         meter: progress.Meter,
         num_classes: int,
+        best_metric: str = ACCURACY,
         patience: int = 0,
     ):
-        """`patience`: evaluations without a better checkpoints.metric that end it; 0: none do."""
+        """Nothing is written before a method is called.
+
+        Args:
+          start: where the run begins or resumes.
+          checkpoints: which the caller closes.
+          rows: opened at the step of `start`; closed by `close`.
+          best_metric: of which value the best checkpoint has the best.
+          patience: evaluations without a better one that end the run; 0: none do.
+        """
         self.meter, self._num_classes, self._patience = meter, num_classes, patience
         self._workdir, self._num_steps, self._checkpoints = workdir, num_steps, checkpoints
-        self._metrics = MetricsLog(workdir, step)
-        self._metrics.compare(checkpoints.restored.get('metrics'))
-        checkpoints.scores.update(metrics.scores(self._metrics.rows, checkpoints.metric))
+        self._metrics = rows
+        self._scores = scores_lib.of_rows(rows.rows, best_metric)
         # Of the training loss since the last row of it, as the checkpoint has it.
-        interval = checkpoints.restored.get('interval', {})
-        self._sum, self._steps = interval.get('sum', 0.0), interval.get('steps', 0)
-        self._counted = step
+        interval = start.extra.get('interval', {})
+        self._sum = interval.get('sum', 0.0)
+        self._steps = interval.get('steps', 0)
+        self._counted = start.step
         # Of the last evaluation, as log_evaluation takes them.
         self._missing = self._worst = ''
         self._line = LiveLine()
@@ -185,7 +196,7 @@ class Outputs:
                 before[0],
             )
         self._write(step, values | {'eval/seconds': seconds})
-        self._checkpoints.scores[step] = values[self._checkpoints.metric]
+        self._scores = self._scores.adding(step, values[self._scores.metric])
         if consensus.is_main():
             curves.draw(
                 self._metrics.rows,
@@ -225,11 +236,7 @@ class Outputs:
 
     def has_lost_patience(self) -> bool:
         """Whether so many evaluations were no better than one before; from the rows alone."""
-        return (
-            0
-            < self._patience
-            <= metrics.since_best(self._checkpoints.scores, self._checkpoints.metric)
-        )
+        return 0 < self._patience <= self._scores.since_best()
 
     def save(self, step: int, state: PyTree, values: dict[str, Array]) -> None:
         """Starts saving the state after `step`, once its rows of metrics are on disk.
@@ -248,6 +255,7 @@ class Outputs:
                 'interval': {'sum': self._sum, 'steps': self._steps},
                 'metrics': self._metrics.summary(),
             },
+            self._scores,
         )
 
     @contextlib.contextmanager
@@ -272,7 +280,7 @@ class Outputs:
         found = {name: float(values[name]) for name in FINITE if name in values}
         if all(map(math.isfinite, found.values())):
             return
-        self._checkpoints.wait()
+        self._checkpoints.wait(self._scores)
         words = ', '.join(f'{name} is {value:g}' for name, value in found.items())
         raise DivergedError(
             f'{words} at step {step}. {self._checkpoints.last_good()} With another '
@@ -283,7 +291,7 @@ class Outputs:
     def conclude(self, step: int, received: signal.Signals | None) -> None:
         """Waits until everything is on disk, and logs how the run ended: early if by a signal."""
         self._line.close()
-        last = self._checkpoints.wait()
+        last = self._checkpoints.wait(self._scores)
         if self.is_complete(step):
             if step < self._num_steps:
                 log.info(
@@ -291,7 +299,7 @@ class Outputs:
                     'evaluations. To go on, raise patience.',
                     step,
                     self._num_steps,
-                    self._checkpoints.metric,
+                    self._scores.metric,
                     self._patience,
                 )
             log.info('%s', self._outcome(step))
@@ -312,11 +320,13 @@ class Outputs:
         def folder(step):
             return os.path.join(self._checkpoints.directory, str(step))
 
-        rows, scores = self._metrics.rows, self._checkpoints.scores
-        metric = self._checkpoints.metric
-        best, saved = metrics.best(scores, scores, metric), self._checkpoints.best()
+        rows = self._metrics.rows
+        metric = self._scores.metric
+        best = self._scores.best()
+        score = self._scores.values[best]
+        saved = self._checkpoints.best_saved(self._scores)
         accuracy = [*metrics.scores(rows, ACCURACY).values()][-1]
-        value = f'{scores[best]:.4f}' if 'loss' in metric else f'{100 * scores[best]:.2f} %'
+        value = f'{score:.4f}' if 'loss' in metric else f'{100 * score:.2f} %'
         files = {
             'checkpoint': folder(step),
             'best saved': '' if saved in (None, step) else folder(saved),
