@@ -92,3 +92,16 @@ def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch):
         'lower batch_size .*--config.accum_steps=0',
     ):
         accumulation.check_fits(135e9, 'a step')
+
+
+def test_a_run_that_lacks_memory_gets_advice_and_another_error_none():
+    def fail(message):
+        with accumulation.advice_on_memory():
+            raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError) as error:
+        fail('RESOURCE_EXHAUSTED: 8 TB')
+    assert ['accum_steps' in note for note in error.value.__notes__] == [True]
+    with pytest.raises(RuntimeError) as error:
+        fail('INTERNAL')
+    assert not hasattr(error.value, '__notes__')

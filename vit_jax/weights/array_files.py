@@ -71,28 +71,38 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     except FileNotFoundError:
         raise UserError(
             f'there is no file {path!r}: expected a file, a directory, '
-            'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.'
+            'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.',
+            kind='missing',
+            file=path,
         ) from None
     except UserError as error:
-        raise UserError(f'{path} was refused: {error}.') from error
+        raise UserError(f'{path} was refused: {error}.', kind='content', file=path) from error
     except MemoryError:
         raise
     except OSError as error:
-        raise UserError(f'{path!r} cannot be read: {error.strerror or error}.') from error
+        raise UserError(
+            f'{path!r} cannot be read: {error.strerror or error}.', kind='unreadable', file=path
+        ) from error
     except Exception as error:  # zip, NumPy and pickle raise any kind for a broken file
         raise UserError(
-            f'{path} is damaged or cut short ({error}): copy or download it again.'
+            f'{path} is damaged or cut short ({error}): copy or download it again.',
+            kind='content',
+            file=path,
         ) from error
     if start.startswith(b'\x80'):
         raise UserError(
             f'{path} is a bare pickle, as PyTorch wrote before version 1.6, which is '
             'not read: it can run any command. If you trust it, write it again with '
-            "torch.save(torch.load(..., weights_only=True), ...) of today's PyTorch."
+            "torch.save(torch.load(..., weights_only=True), ...) of today's PyTorch.",
+            kind='content',
+            file=path,
         )
     raise UserError(
         f'{path} is not a weights file: it begins with {start!r}, expected an .npz, '
         '.safetensors or .pth file (whatever its name). Programs (ONNX, StableHLO) '
-        'are written only: read the weights that they were made of.'
+        'are written only: read the weights that they were made of.',
+        kind='content',
+        file=path,
     )
 
 
@@ -218,7 +228,9 @@ def is_directory(path: str) -> bool:
 def check_replaceable(path: str, written: Collection[str] = WRITTEN) -> None:
     """Raises UserError for a directory with others than the files `written`, a device and so on."""
     if (kind := special_kind(path)) and not os.path.isdir(path):
-        raise UserError(f'{path!r} is {kind}: name another destination.')
+        raise UserError(
+            f'{path!r} is {kind}: name another destination.', kind='unwritable', file=path
+        )
     found = os.listdir(path) if os.path.isdir(path) else ()
     if others := set(found) - set(written):
         raise UserError(

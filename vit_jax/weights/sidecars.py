@@ -54,7 +54,9 @@ def read(path: str) -> dict[str, Any]:
     if len(text) > LARGEST_FILE:
         raise UserError(
             f'{path} has more than {LARGEST_FILE >> 20} MiB: expected the few lines '
-            'that describe a model.'
+            'that describe a model.',
+            kind='content',
+            file=path,
         )
     return parse(text, path)
 
@@ -66,10 +68,15 @@ def parse(text: str | bytes, where: str) -> dict[str, Any]:
         json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be shown
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f'{where} cannot be read as JSON ({str(error):.120}): copy or download it again.'
+            f'{where} cannot be read as JSON ({str(error):.120}): copy or download it again.',
+            kind='content',
         ) from error
     if not isinstance(value, dict):
-        raise UserError(f'{where} holds {shown(value)}: expected an object, {{...}}.')
+        raise UserError(
+            f'{where} holds {shown(value)}: expected an object, {{...}}.',
+            kind='content',
+            value=value,
+        )
     return value
 
 
