@@ -19,6 +19,8 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
     os.environ['XLA_FLAGS'] = ' '.join(FLAGS)
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+# With oneDNN, TensorFlow rounds differently on different processors.
+os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
 # Tests compile the same steps again and again: they and their workers share what is compiled.
 if 'PYTEST_XDIST_WORKER' not in os.environ:
     CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_test_')

@@ -172,6 +172,7 @@ def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog
         assert message in caplog.records[-1].getMessage()
 
 
+@pytest.mark.slow
 def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog):
     """Said on the command line it is what it would be in the weights, and before what is there."""
     loaded, results = weights.load(str(run)), {}
@@ -404,6 +405,7 @@ def test_weights_for_several_labels_on_images_with_one(
     assert 'eval/mean_average_precision' not in result
 
 
+@pytest.mark.slow
 def test_labels_from_a_list_in_the_order_of_files(run, image_directory, tmp_path, capsys, caplog):
     """As ImageNet-ReaL's: those without a label are left out, the others right by any label."""
     names, lists, right = ['ant', 'bee', 'cat'], [], {}

@@ -101,6 +101,7 @@ def test_quotients_of_learning_rates_are_in_range():
         config_lib.checked(config_lib.changed(CONFIG, rates))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('value', extremes(FIELDS['augment.mixup'].values)[1:])
 def test_mixed_images_are_finite(value):
     batch = {'image': jnp.ones((4, 2, 2, 3)), 'label': jnp.arange(4)}
@@ -133,6 +134,7 @@ def test_distillation_is_finite(value):
     assert float(jnp.abs(gradient).max()) > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'value'), [*of('augment'), *of('preprocess')])
 def test_pixels_are_finite(name, value):
     config = at(name, value)
@@ -172,6 +174,7 @@ def test_patches_are_hidden(value):
     assert int(jnp.asarray(corruption.corrupted).sum()) >= 2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'value'), [(name, x) for name, x in of('model') if name in config_lib.flatten(CONFIG)]

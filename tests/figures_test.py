@@ -138,7 +138,12 @@ def assert_arrays_are_those_of_the_model(out, path, images):
 @pytest.mark.parametrize(
     ('options', 'panels', 'chosen'),
     [
-        (['--layer=1'], ['layer 1, head 0', 'layer 1, head 1'], lambda x: x[1]),
+        pytest.param(
+            ['--layer=1'],
+            ['layer 1, head 0', 'layer 1, head 1'],
+            lambda x: x[1],
+            marks=pytest.mark.nightly,
+        ),
         (
             ['--head=1'],
             ['layer 0, head 1', 'layer 1, head 1', 'layer 2, head 1'],
@@ -200,6 +205,7 @@ def test_a_model_without_attention(tmp_path, capsys, caplog):
     )
 
 
+@pytest.mark.slow
 def test_figures_of_runs(tmp_path, capsys, caplog):
     workdirs = [
         write_run(tmp_path / 'a', rows(0.5, 0.75, shots=True)),

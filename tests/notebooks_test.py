@@ -166,6 +166,7 @@ def test_predict_and_look(tmp_path, execute):
     assert float(re.search(r'model itself: (\S+)', text)[1]) < 1e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_step_by_step(execute):
     """Every comparison is of equal numbers; without positions the order does not count."""
@@ -228,6 +229,7 @@ def test_fine_tune_without_a_folder_or_splits(tmp_path, execute):
         assert f'% of {number} images are right' in text
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_train_and_inspect(execute):
     text = execute('train_and_inspect', 9, STEPS=8, BATCH_SIZE=32, LAYERS=2, WIDTH=16, HEADS=2)

@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.support.forked import UNDRAWN, Forked
+from tests.support.marks import nightly_but
 from tests.support.runs import RANDOM, TIMED, TINY, arguments
 from vit_jax.workdir import metrics
 
@@ -242,9 +243,7 @@ def test_signals_save_and_say_how_to_continue(fields_of, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('cores', 'more_or_less'), [(2, 1), pytest.param(1, 2, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(('cores', 'more_or_less'), nightly_but([], [(2, 1), (1, 2)]))
 def test_the_devices_that_were_chosen_stay(cores, more_or_less, tmp_path):
     """On a machine with other cores, for which another number would be chosen."""
     for number, steps in [(cores, 2), (more_or_less, 4)]:

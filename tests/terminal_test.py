@@ -5,6 +5,7 @@ import sys
 import pytest
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from tests.support.marks import nightly_but
 from tests.support.runs import ROOT, environment
 from vit_jax import terminal
 
@@ -151,7 +152,9 @@ ENCODINGS = [
 ]
 
 
-@pytest.mark.parametrize('variables', ENCODINGS, ids=lambda x: ' '.join(x.values()))
+@pytest.mark.parametrize(
+    'variables', nightly_but(ENCODINGS[1:3], ENCODINGS), ids=lambda x: ' '.join(x.values())
+)
 def test_any_name_is_printed_whatever_the_encoding(variables, tmp_path):
     program = f"""
 import contextlib

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import vtab as stand_ins
 from tests.support.batches import make, numbers
+from tests.support.marks import nightly_but
 from tests.support.pages import check
 from tests.support.runs import ROOT, check_message, load, run_here
 from vit_jax import config as config_lib
@@ -109,7 +110,7 @@ QUICK = 'dtd', 'clevr_distance', 'kitti_distance', 'smallnorb_azimuth'  # of eac
 
 @pytest.mark.parametrize(
     'task',
-    [pytest.param(task, marks=[] if task in QUICK else pytest.mark.slow) for task in DEFINITION],
+    nightly_but(QUICK, DEFINITION),
 )
 def test_a_task_is_as_defined(task, prepared):
     config = config_lib.checked(recipes.get_config(f'ti16,{task}'))

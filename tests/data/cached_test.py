@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.support.batches import Data, assert_equal, break_files, make, numbers, write_directory
 from tests.support.images import encode, oriented, picture
+from tests.support.marks import nightly_but
 from tests.support.runs import ROOT, environment
 from vit_jax import files
 from vit_jax.data import cached, images, pipeline, resizing
@@ -237,7 +238,10 @@ def bit_flipped(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize('damage', [zeroed, bit_flipped, pathlib.Path.unlink])
+@pytest.mark.parametrize(
+    'damage',
+    nightly_but([bit_flipped], [zeroed, bit_flipped, pathlib.Path.unlink]),
+)
 def test_a_file_that_is_damaged_later_is_made_again_before_it_is_used(damage, tmp_path, caplog):
     data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
     small = through(data, folder, short_side=15)

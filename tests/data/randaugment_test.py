@@ -160,10 +160,11 @@ def pictures():
 
 @pytest.mark.parametrize('name', randaugment.OPERATIONS)
 def test_operations_equal_those_of_the_source(name):
-    check(pictures(), name)
+    noisy, _, of_two_colours, _ = pictures()
+    check([noisy, of_two_colours], name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_photos
 @pytest.mark.parametrize('name', randaugment.OPERATIONS)
 def test_operations_on_twenty_photos(name):

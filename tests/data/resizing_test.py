@@ -56,9 +56,9 @@ def source_chain(pixels, preprocess):
     ('fit', 'ratio'),
     [('squash', 1.0), *((fit, 0.875) for fit in config.FIELDS['preprocess.fit'].values.choices)],
 )
-@pytest.mark.parametrize('antialias', [True, False])
+@pytest.mark.parametrize('antialias', [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    'method', ['bilinear', 'bicubic', pytest.param('lanczos3', marks=pytest.mark.slow)]
+    'method', ['bilinear', 'bicubic', pytest.param('lanczos3', marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize('shape', SHAPES)
 def test_both_ways_have_the_pixels_of_the_source(method, antialias, fit, ratio, shape):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support import reference
+from tests.support.marks import nightly_but
 from tests.support.parameters import apply, randomised
 from tests.support.vit import DEFAULTS, SMALL, random_images
 from vit_jax import models
@@ -24,11 +25,11 @@ def observed(**fields):
 @pytest.mark.parametrize(
     'fields',
     [
-        dict(),
         dict(num_registers=2),
         *(
             pytest.param(fields, marks=pytest.mark.slow)
             for fields in (
+                dict(),
                 dict(pool='gap', position='relative', position_at='every_layer'),
                 dict(pool='map'),
             )
@@ -81,7 +82,7 @@ def test_readout():
     )
 
 
-@pytest.mark.parametrize('registers', [0, 2])
+@pytest.mark.parametrize('registers', nightly_but([2], [0, 2]))
 def test_readout_of_attention_pooling(registers):
     """Registers are not pooled."""
     model, params, found = observed(pool='map', num_registers=registers)

@@ -73,6 +73,7 @@ def test_units_start_as_the_identity():
     assert variables['params'].keys() == {'conv1', 'norm1', 'column', 'row', 'conv3', 'norm3'}
 
 
+@pytest.mark.slow
 def test_multiplications_of_the_source():
     """Table 1 of arXiv 2003.07853: 2.8 billion for the conv-stem model at 224 px."""
     assert round(cost.of_model(models.build('axial_r50', 1000), (224, 224)).flops / 2e9, 1) == 2.8

@@ -160,7 +160,7 @@ def test_products_of_a_kernel_are_counted(masked_target):
     ('name', 'fields', 'giga'),
     [
         ('r50x1', {}, 4.1),
-        ('r152x1', {}, 11.5),
+        pytest.param('r152x1', {}, 11.5, marks=pytest.mark.nightly),
         ('b16', dict(pool='gap'), 17.6),
         ('r50_b16', dict(pool='gap'), 21.5),
     ],

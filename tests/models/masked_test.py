@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.parameters import randomised
+from tests.support.parameters import apply, randomised
 from tests.support.steps import SMALL
 from vit_jax import models
 from vit_jax.errors import UserError
@@ -61,7 +61,7 @@ def test_targets_equal_a_reference():
         'pixels': lambda x: 2 * x.reshape(-1) - 1,
     }.items():
         model, params, images, _ = setup(target)
-        outputs = model.apply({'params': params}, images)
+        outputs = apply(model, {'params': params}, images)
         wanted = np.array([[of_patch(x) for x in image] for image in expected])
         np.testing.assert_allclose(outputs['targets'], wanted, atol=1e-5)
         tail = () if target == 'pixels' else (512,)
@@ -71,7 +71,7 @@ def test_targets_equal_a_reference():
 def test_partial_patches_are_dropped_as_the_model_drops_them():
     model, params, images, pixels = setup(partial_patches='drop')
     larger = np.pad(images, [(0, 0), (0, 7), (0, 6), (0, 0)], constant_values=9)
-    whole, part = (model.apply({'params': params}, x) for x in (images, larger))
+    whole, part = (apply(model, {'params': params}, x) for x in (images, larger))
     np.testing.assert_array_equal(whole['targets'], part['targets'])
     np.testing.assert_allclose(whole['predictions'], part['predictions'], rtol=1e-4, atol=1e-4)
 
@@ -112,10 +112,10 @@ def test_predictions_do_not_see_what_is_hidden(fields):
     def changed(where):
         grid = where.reshape(3, 4, 3).repeat(8, 1).repeat(8, 2)[..., None]
         return np.asarray(
-            model.apply({'params': params}, np.where(grid, 0.3, images))['predictions']
+            apply(model, {'params': params}, np.where(grid, 0.3, images))['predictions']
         )
 
-    before = model.apply({'params': params}, images)['predictions']
+    before = apply(model, {'params': params}, images)['predictions']
     np.testing.assert_array_equal(changed(hidden), before)
     assert not np.array_equal(changed(~np.asarray(drawn.corrupted)), before)
 
@@ -123,13 +123,14 @@ def test_predictions_do_not_see_what_is_hidden(fields):
 def test_draws_are_those_of_the_key():
     model, params, images, _ = setup()
 
-    def corrupted(**rngs):
+    @jax.jit
+    def corrupted(rngs):
         return model.apply({'params': params}, images, train=True, rngs=rngs)['corrupted']
 
-    one, same, other = (corrupted(corruption=jax.random.key(k)) for k in (1, 1, 2))
+    one, same, other = (corrupted({'corruption': jax.random.key(k)}) for k in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    np.testing.assert_array_equal(corrupted(), corrupted())
+    np.testing.assert_array_equal(corrupted({}), corrupted({}))
 
 
 @pytest.mark.parametrize(

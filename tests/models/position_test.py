@@ -16,7 +16,7 @@ POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in place
 
 
 @pytest.mark.parametrize(('kind', 'place'), POSITIONS)
-@pytest.mark.parametrize('pool', ['cls', pytest.param('gap', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('pool', ['cls', pytest.param('gap', marks=pytest.mark.nightly)])
 def test_every_cell_of_table_8(kind, place, pool):
     """With fixed sines and cosines beside the table's nine."""
     assert_equals_reference(dict(position=kind, position_at=place, pool=pool))

@@ -24,7 +24,7 @@ def of(model, params, images, names):
     'fields',
     [
         dict(representation_size=20),
-        dict(attention='axial', pool='gap'),
+        pytest.param(dict(attention='axial', pool='gap'), marks=pytest.mark.nightly),
         dict(num_registers=2, norm_after_pool=True, pool='gap'),
     ],
     ids=str,
@@ -75,8 +75,8 @@ def test_a_resnet_has_no_patches():
     'fields',
     [
         dict(representation_size=20),
-        dict(pool='gap'),
-        dict(pool='none'),
+        pytest.param(dict(pool='gap'), marks=pytest.mark.nightly),
+        pytest.param(dict(pool='none'), marks=pytest.mark.nightly),
         {'resnet': dict(models.fields('r50x1')['resnet'], units=(1,), width=32)},
     ],
     ids=str,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.marks import nightly_but
 from tests.support.parameters import apply, randomised
 from vit_jax import models
 from vit_jax.errors import UserError
@@ -85,7 +86,9 @@ def test_kernels_are_standardised_in_float32_whatever_is_computed_in():
     np.testing.assert_allclose(found.astype('float32'), expected[:, :, 1], rtol=2**-8)
 
 
-@both
+@pytest.mark.parametrize(
+    'fields', [HYBRID, pytest.param(BIT, marks=pytest.mark.nightly)], ids=['hybrid', 'bit']
+)
 def test_standardised_kernels_have_no_scale_and_no_mean(fields):
     """Logits stay the same when kernels of the ResNet are stretched and shifted per output."""
     images = random_images(1, 16, 16, 3)
@@ -145,6 +148,7 @@ def test_every_halving_rounds_up(fields, grids):
         assert outputs['embedded'].shape == (2, 12 + 1, 16)
 
 
+@pytest.mark.slow
 def test_intermediates_leave_the_logits_alone():
     images = random_images(2, 16, 16, 3)
     model = models.build(BIT, 5)
@@ -156,7 +160,11 @@ def test_intermediates_leave_the_logits_alone():
     )
 
 
-@each
+@pytest.mark.parametrize(
+    'fields',
+    nightly_but([HYBRID], [BIT, HYBRID, AXIAL]),
+    ids=['bit', 'hybrid', 'axial'],
+)
 def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
     images = random_images(1, 16, 16, 3)
     low = models.build(fields, 5, dtype='bfloat16')

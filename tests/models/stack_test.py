@@ -47,8 +47,13 @@ def loss_and_gradients(family, **way):
 @pytest.mark.parametrize(
     'way',
     [
-        dict(unroll=2, remat_policy='nothing_saveable'),
-        dict(remat_policy='products'),
+        *(
+            pytest.param(way, marks=pytest.mark.slow)
+            for way in (
+                dict(unroll=2, remat_policy='nothing_saveable'),
+                dict(remat_policy='products'),
+            )
+        ),
         *(
             pytest.param(way, marks=[pytest.mark.slow, pytest.mark.nightly])
             for way in (dict(remat_policy='dots_with_no_batch_dims_saveable'), dict(unroll=2))

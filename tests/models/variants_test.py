@@ -33,6 +33,9 @@ PUBLISHED = {
 }
 
 
+EVERY_KIND = ('ti16', 'r_ti16', 'r50_b16', 'r50x1', 'axial_b16', 'axial_r50')
+
+
 @functools.cache
 def count(name):
     image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
@@ -115,7 +118,7 @@ def test_axial_resnet_is_the_source_s_without_dead_parameters():
 @pytest.mark.parametrize(
     'name',
     [
-        pytest.param(name, marks=[] if name in PUBLISHED else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in EVERY_KIND else pytest.mark.nightly)
         for name in variants.names()
     ],
 )

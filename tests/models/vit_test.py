@@ -19,11 +19,11 @@ from vit_jax.models import cost, vit
     'fields',
     [
         dict(),
-        dict(num_layers=1),
         dict(block='parallel'),
         *(
             pytest.param(fields, marks=pytest.mark.slow)
             for fields in (
+                dict(num_layers=1),
                 dict(num_registers=2, stem_norm=True),
                 dict(unroll=3, remat_policy='nothing_saveable'),
                 dict(layer_scale_init=0.1, position='sincos_2d', position_at='every_layer'),

@@ -77,6 +77,7 @@ def test_it_sees_the_same_pixels_normalised_as_its_own(name, tmp_path):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('size', [(8, 24), pytest.param((32, 32), marks=pytest.mark.slow)])
 def test_views_of_another_size_are_resized_to_that_of_the_weights(size, tmp_path):
     """As Pillow does with floats: linear, antialiased where the image becomes smaller."""
@@ -254,6 +255,7 @@ def test_nothing_is_left_to_learn_of_oneself():
     assert_close(new.params, params, 1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_both_see_the_mixed_view_also_in_parts():
     state, step, params = taught()

@@ -196,6 +196,7 @@ def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several
     assert scores[1] == pytest.approx(scores[0], abs=2e-3)  # of 360 images one may change sides
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('given', 'expected'), [(2, 2), pytest.param(0, 1, marks=pytest.mark.nightly)]
@@ -291,6 +292,7 @@ def test_sigkill_to_one_of_four_then_one_or_two_go_on(start, undisturbed, tmp_pa
     assert_equal_runs(tmp_path, undisturbed)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_sigkill_to_process_0_then_both_go_on(start, undisturbed, tmp_path):
     with start(2, tmp_path, first={0: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:

@@ -75,11 +75,11 @@ def ends_after(process, log, signals, pause=1.2, seconds=20):
     ('body', 'signals', 'code'),
     [
         (BARE, [signal.SIGINT], 130),
-        (BARE, [signal.SIGTERM], -signal.SIGTERM),
+        pytest.param(BARE, [signal.SIGTERM], -signal.SIGTERM, marks=pytest.mark.nightly),
         (TRAINING, [signal.SIGINT], 130),
         (TRAINING, [signal.SIGTERM], 143),
         (WITH_STEPS, [signal.SIGTERM, signal.SIGINT], 130),
-        (WITH_STEPS, [signal.SIGINT, signal.SIGINT], 130),
+        pytest.param(WITH_STEPS, [signal.SIGINT, signal.SIGINT], 130, marks=pytest.mark.nightly),
     ],
 )
 def test_a_command_that_is_blocked_ends(body, signals, code, pipe, tmp_path):
@@ -117,7 +117,8 @@ def test_one_signal_waits_for_what_is_to_be_saved(pipe, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('signum', 'code'), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130)]
+    ('signum', 'code'),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly)],
 )
 @pytest.mark.parametrize(
     'place',

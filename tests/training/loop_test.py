@@ -189,6 +189,7 @@ def test_not_finite_stops_with_the_step_and_the_last_good_checkpoint(tmp_path):
     assert max(int(p.name) for p in (tmp_path / 'checkpoints').iterdir()) == int(last)
 
 
+@pytest.mark.slow
 def test_steps_are_not_lost_with_their_evaluation(tmp_path, monkeypatch):
     given = config(checkpoint_every=100)
     with monkeypatch.context() as patch:
@@ -200,6 +201,7 @@ def test_steps_are_not_lost_with_their_evaluation(tmp_path, monkeypatch):
     assert [row['step'] for row in rows(tmp_path, 'eval/loss')] == [12]
 
 
+@pytest.mark.slow
 def test_an_update_that_is_too_large_and_finite_shows_in_the_evaluation(tmp_path):
     """Its loss is not finite: the model is neither scored nor saved."""
     broken = config(

@@ -183,6 +183,7 @@ def adafactor(grads, b1, b2):
     return result
 
 
+@pytest.mark.slow
 def test_adafactor_is_that_of_big_vision_for_each_layer():
     """Forty layers: so many that they would be the rows of a matrix of their biases."""
     config = settings(name='adafactor', learning_rate=1.0, schedule='constant', b2=0.6)

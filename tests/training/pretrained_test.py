@@ -157,6 +157,7 @@ def test_a_run_that_goes_on_keeps_what_it_began_with(digits_run):
     )
 
 
+@pytest.mark.slow
 def test_local_paths_are_recorded_absolute_and_any_spelling_goes_on(
     digits_file, tmp_path, monkeypatch
 ):
@@ -259,6 +260,7 @@ def npz_of_a_wide_grid(path):
     return wide
 
 
+@pytest.mark.slow
 def test_a_config_field_says_the_grid_of_a_file_that_does_not(tmp_path, caplog):
     wide = npz_of_a_wide_grid(tmp_path / 'x.npz')
     config = config_lib.base()

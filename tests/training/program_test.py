@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict, FrozenConfigDict
 
+from tests.support.marks import nightly_but
 from tests.support.programs import MESHES, program_on, small_config
 from vit_jax.errors import UserError
 from vit_jax.parallel import microbatch, sharding
@@ -209,9 +210,8 @@ def hand_counted_flops(config):
 @pytest.mark.parametrize(
     'fields',
     [
-        {},
         {'accum_steps': 2},
-        {'model.remat_policy': 'nothing_saveable'},
+        pytest.param({'model.remat_policy': 'nothing_saveable'}, marks=pytest.mark.nightly),
         {'model.remat_policy': 'products'},
         {'model.linear_kernel': 'gpu'},
     ],
@@ -226,7 +226,7 @@ def test_flops_of_the_traced_step(fields):
     assert program.flops_of_train_step() == hand_counted_flops(program.config) + biases
 
 
-@pytest.mark.parametrize('family', ['resnet', 'hybrid'])
+@pytest.mark.parametrize('family', nightly_but(['hybrid'], ['resnet', 'hybrid']))
 def test_flops_of_convolutions(family):
     """Two backward products for each forward one, also where a stride leaves holes between numbers.
 
@@ -254,7 +254,7 @@ def images_at_once(program):
     return size
 
 
-@pytest.mark.parametrize('kind', [ConfigDict, FrozenConfigDict])
+@pytest.mark.parametrize('kind', nightly_but([FrozenConfigDict], [ConfigDict, FrozenConfigDict]))
 def test_another_split_is_another_program(kind):
     """Both steps of a program split the batch as its config says."""
     config = kind(small_config(accum_steps=0))
@@ -282,6 +282,7 @@ def test_weights_and_smoothed_labels_are_for_training_alone(changed):
     assert found[0][1] != found[1][1]
 
 
+@pytest.mark.slow
 def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
     """Which is not the whole where four of its sixteen images, of 65 tokens, fit in caches."""
     monkeypatch.setattr(microbatch, 'TRAINED_AT_ONCE', 4 * 65)
@@ -292,6 +293,7 @@ def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
     assert programs[0].with_accum_steps(8).eval_parts == 8  # for want of memory
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_needs_no_memory():
     """On a CPU, too, where XLA merges it with the forward pass if there is no loop over layers."""
     needed = {}

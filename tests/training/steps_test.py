@@ -58,6 +58,7 @@ def test_an_update_that_is_not_finite_leaves_the_parameters():
     assert_close(new.ema_params, state.ema_params)
 
 
+@pytest.mark.slow
 def test_the_compiled_step_copies_no_stack_of_matrices():
     """They are updated in place, after the norm of the update has read them."""
     state, step, _, _ = setup(optimizer_name='adam')

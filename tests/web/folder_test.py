@@ -23,6 +23,7 @@ def some_runtime(monkeypatch):
     monkeypatch.setattr(runtime, 'read', lambda archive: {name: b'//' for name in runtime.FILES})
 
 
+@pytest.mark.slow
 def test_command(some_runtime, tmp_path):
     interop.require('jax2onnx')
     weights.save(small.make('vit'), str(tmp_path / 'x.safetensors'), 'vit_jax')

@@ -9,10 +9,25 @@ import numpy as np
 import pytest
 
 from tests.support import small
+from tests.support.marks import nightly_but
 from tests.support.small import FILES, PATHS, assert_same_arrays, position_in_class_token, through
 from vit_jax import weights
 from vit_jax.errors import UserError
 
+# One model for each group of arrays that a layout names.
+OFTEN = (
+    'vit',
+    'map',
+    'headless',
+    'hidden-head',
+    'registers-gap',
+    'clip',
+    'layer-scale',
+    'hybrid',
+    'bit',
+    'axial',
+    'axial-resnet',
+)
 HOLDS = {
     'vit': PATHS,
     'gap': ('google', 'big_vision', 'timm', 'vit_jax'),
@@ -36,7 +51,7 @@ HOLDS = {
 
 
 @pytest.mark.parametrize(('layout', 'name'), FILES, ids=lambda x: x)
-@pytest.mark.parametrize('model', small.MODELS)
+@pytest.mark.parametrize('model', nightly_but(OFTEN, small.MODELS))
 def test_there_and_back(model, layout, name, tmp_path):
     path = tmp_path / name
     given = small.make(model)
@@ -58,7 +73,7 @@ def test_there_and_back(model, layout, name, tmp_path):
         assert (found.classes, found.preprocess) == (given.classes, given.preprocess)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(('first', 'second'), list(itertools.permutations(PATHS, 2)))
 def test_every_pair(first, second, tmp_path):
     """What comes out of one layout goes into the next and comes back as the same file."""

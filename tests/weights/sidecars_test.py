@@ -120,7 +120,7 @@ def replaceable(kind, path):
 def test_mutations_end_in_weights_or_one_message(kind, tmp_path):
     value, put, target = replaceable(kind, tmp_path)
     outcomes = {'weights': 0, 'message': 0}
-    for text in [*TEXTS, *mutations(value, 200)]:
+    for text in [*TEXTS, *mutations(value, 80)]:
         put(text)
         try:
             loaded = weights.load(str(target))

@@ -32,6 +32,7 @@ def photos(number):
     return np.stack([np.asarray(x, np.float32) for x in images]) / 127.5 - 1
 
 
+@pytest.mark.slow
 @real_data
 def test_released_weights_on_photos(tmp_path):
     given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))

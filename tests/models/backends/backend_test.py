@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.marks import nightly_but
 from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
@@ -79,7 +80,10 @@ def by_xla(fields):
 @pytest.mark.parametrize(
     'fields',
     [
-        pytest.param(fields, marks=pytest.mark.slow if {'pool', 'dropout_rate'} & {*fields} else ())
+        pytest.param(
+            fields,
+            marks=pytest.mark.slow if {'pool', 'dropout_rate', 'num_registers'} & {*fields} else (),
+        )
         for fields in FIELDS
     ],
     ids=str,
@@ -93,6 +97,7 @@ def test_a_model_has_the_same_outputs_and_gradients(fields, kernel):
     )
 
 
+@pytest.mark.slow
 def test_a_model_starts_with_the_same_parameters():
     fields = dict(pool='map', layer_scale_init=0.5, position='relative', position_at='every_layer')
     by_xla, *others = (
@@ -222,9 +227,10 @@ def test_products_round_their_result_once():
     np.testing.assert_array_equal(gradients[2], [5, 5, 5, 5])
 
 
-@pytest.mark.parametrize('batch', [1, 3])
-@pytest.mark.parametrize('width', [4, pytest.param(36, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('tokens', [1, 13])
+@pytest.mark.parametrize('width', [4, pytest.param(36, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ('batch', 'tokens'), nightly_but([(1, 1), (3, 13)], [(1, 1), (1, 13), (3, 1), (3, 13)])
+)
 def test_sizes_whose_gradients_xla_computes(batch, width, tokens):
     """Products that ask for float32 end in an error where XLA has no kernel for them."""
     model = build('cpu', dtype='bfloat16', pool='gap', hidden_size=width, num_layers=1)
@@ -298,7 +304,7 @@ def test_by_a_gpu_the_backward_pass_of_an_mlp_keeps_products_and_bits():
     ('fields', 'shape'),
     [
         (dict(patch_size=(2, 4)), (2, 8, 12, 3)),
-        (dict(partial_patches='drop'), (2, 11, 14, 3)),
+        pytest.param(dict(partial_patches='drop'), (2, 11, 14, 3), marks=pytest.mark.nightly),
         (dict(patch_size=(1, 1), resnet=variants.hybrid_resnet(units=(1, 1))), (2, 16, 32, 3)),
     ],
     ids=str,

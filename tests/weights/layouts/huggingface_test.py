@@ -9,6 +9,7 @@ import safetensors.numpy
 from PIL import Image
 
 from tests.support import interop, small
+from tests.support.marks import nightly_but
 from tests.support.small import assert_close, assert_same_arrays, message, through
 from vit_jax import weights
 from vit_jax.data.resizing import resize_and_central_crop
@@ -17,7 +18,7 @@ from vit_jax.data.resizing import resize_and_central_crop
 @pytest.mark.parametrize(
     'change', [dict(), dict(gelu='erf', layer_norm_epsilon=1e-2, num_heads=4)], ids=['tanh', 'erf']
 )
-@pytest.mark.parametrize('model', ['vit', 'rectangle'])
+@pytest.mark.parametrize('model', nightly_but(['rectangle'], ['vit', 'rectangle']))
 def test_transformers_loads_directories(model, change, tmp_path):
     transformers = interop.require('transformers')
     given = small.make(model, **change)

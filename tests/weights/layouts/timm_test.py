@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.support import interop, small
 from tests.support.interop import timm_model
+from tests.support.marks import nightly_but
 from tests.support.small import assert_close, message, through
 from vit_jax import models, weights
 from vit_jax.data.resizing import resize_and_central_crop
@@ -62,7 +63,11 @@ def timm_directory(given, path):
 
 
 @pytest.mark.parametrize(
-    'model', ['vit', 'gap', 'map', 'layer-scale', 'rectangle', 'registers', 'registers-gap', 'clip']
+    'model',
+    nightly_but(
+        ['map', 'rectangle', 'registers-gap', 'clip'],
+        ['vit', 'gap', 'map', 'layer-scale', 'rectangle', 'registers', 'registers-gap', 'clip'],
+    ),
 )
 def test_timm_builds_what_a_directory_describes(model, tmp_path):
     given = small.make(model, num_heads=4)
@@ -103,7 +108,12 @@ NARROW = dict(depth=1, embed_dim=128, num_heads=2, num_classes=5)
 @pytest.mark.parametrize(
     ('name', 'size', 'fields'),
     [
-        ('vit_small_patch14_reg4_dinov2', 28, dict(num_registers=4)),
+        pytest.param(
+            'vit_small_patch14_reg4_dinov2',
+            28,
+            dict(num_registers=4),
+            marks=pytest.mark.nightly,
+        ),
         (
             'vit_base_patch14_reg4_dinov2',
             42,
@@ -114,9 +124,14 @@ NARROW = dict(depth=1, embed_dim=128, num_heads=2, num_classes=5)
             32,
             dict(num_registers=4, pool='gap', norm_after_pool=True),
         ),
-        ('vit_so150m_patch16_reg4_gap_256', 48, dict(num_registers=4, pool='gap')),
-        ('vit_so150m_patch16_reg4_map_256', 32, dict(num_registers=4, pool='map')),
-        ('vit_base_patch16_clip_224', 32, dict(stem_norm=True, layer_norm_epsilon=1e-5)),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                ('vit_so150m_patch16_reg4_gap_256', 48, dict(num_registers=4, pool='gap')),
+                ('vit_so150m_patch16_reg4_map_256', 32, dict(num_registers=4, pool='map')),
+                ('vit_base_patch16_clip_224', 32, dict(stem_norm=True, layer_norm_epsilon=1e-5)),
+            )
+        ),
         (
             'vit_large_patch14_clip_quickgelu_224',
             28,
@@ -146,7 +161,7 @@ def test_registers_and_clip_of_timm(name, size, fields, tmp_path):
     small.assert_same_arrays(weights.load(str(tmp_path / 'y')).params, given.params)
 
 
-@pytest.mark.parametrize('path', ['x', 'x/model.safetensors'])
+@pytest.mark.parametrize('path', nightly_but(['x'], ['x', 'x/model.safetensors']))
 @pytest.mark.parametrize('patches_alone', [True, False])
 @pytest.mark.parametrize('class_token', [True, False])
 def test_positions_of_patches_alone_or_of_registers_too(class_token, patches_alone, path, tmp_path):
@@ -169,7 +184,11 @@ def test_positions_of_patches_alone_or_of_registers_too(class_token, patches_alo
 
 
 @pytest.mark.parametrize(
-    ('model', 'size'), [('registers', (24, 32)), ('registers-gap', (32, 8)), ('clip', (24, 24))]
+    ('model', 'size'),
+    nightly_but(
+        [('registers-gap', (32, 8))],
+        [('registers', (24, 32)), ('registers-gap', (32, 8)), ('clip', (24, 24))],
+    ),
 )
 def test_positions_are_resized_as_timm_does(model, size):
     given = small.make(model)
@@ -189,7 +208,7 @@ def test_positions_are_resized_as_timm_does(model, size):
 @pytest.mark.parametrize(
     ('name', 'architecture'),
     [
-        ('r_ti16', 'vit_tiny_r_s16_p8_224'),
+        pytest.param('r_ti16', 'vit_tiny_r_s16_p8_224', marks=pytest.mark.slow),
         pytest.param('r50x1', 'resnetv2_50x1_bit', marks=pytest.mark.slow),
     ],
 )
