@@ -37,7 +37,7 @@ from benchmarks import source_fields
 from benchmarks import source_steps as source
 from vit_jax import config as config_lib
 from vit_jax.parallel import sharding
-from vit_jax.training import mixup, optimizer
+from vit_jax.training import mixup, optimizer, resolve
 from vit_jax.training.program import Program
 
 CLASSES, GROUPS = 7, 4
@@ -125,7 +125,7 @@ def toy(recipe: Recipe, steps: int, mu_dtype: str = '') -> ConfigDict:
         config.model.update(SMALL)
         if config.model.representation_size:
             config.model.representation_size = SMALL['hidden_size']
-    return config_lib.complete(config_lib.checked(config), 1000, CLASSES)
+    return resolve.with_data(resolve.checked(config), 1000, CLASSES)
 
 
 def batches(steps: int, config: ConfigDict) -> list[dict]:
@@ -145,7 +145,8 @@ def batches(steps: int, config: ConfigDict) -> list[dict]:
 
 def ours(config: ConfigDict, data: list[dict]) -> tuple:
     """First parameters, then the loss of each step and the last parameters."""
-    program = Program(config, sharding.make_mesh(config.mesh, jax.devices()[:1]))
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
+    program = Program(resolve.for_mesh(config, mesh), mesh)
     state, rng = program.initial_state(), np.random.default_rng(1)
     # Noise on all of them: zeros, as in the head, would leave most gradients without a value.
     first = jax.tree.map(

@@ -13,20 +13,23 @@ import sys
 
 import jax
 
-from vit_jax import cli, machine, sweep
+from vit_jax import cli, machine
 from vit_jax import config as config_lib
+from vit_jax.campaigns import grids
+from vit_jax.campaigns.outcome import name_of
 from vit_jax.measuring import report, rounds, workloads
 from vit_jax.parallel import sharding
-from vit_jax.training import accumulation, device_defaults
+from vit_jax.training import accumulation, device_defaults, resolve
 from vit_jax.training.program import Program
-from vit_jax.workdir.outcome import name_of
 
 
 def workload(config, part):
     """The training step or the inference of a config, on as many devices as it says."""
     complete = workloads.complete(config)
     devices = jax.devices()[: complete.mesh.host_devices or None]
-    program = Program(complete, sharding.make_mesh(complete.mesh, devices))
+    mesh = sharding.make_mesh(complete.mesh, devices)
+    complete = resolve.for_mesh(complete, mesh)
+    program = Program(complete, mesh)
     if not complete.accum_steps:
         program = accumulation.choose(program)
     return getattr(workloads, part)(program)
@@ -39,16 +42,16 @@ def main(argv=None):
     parser.add_argument('--part', choices=('training', 'inference'), default='training')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--seconds', type=float, default=3.0)
-    texts, others = sweep.separate(sys.argv[1:] if argv is None else argv)
+    texts, others = grids.separate(sys.argv[1:] if argv is None else argv)
     first = [f'--config.{field}={text.partition(",")[0]}' for field, text in texts.items()]
     options, config = cli.parse_with_config(parser, others + first)
+    grid = grids.read(texts, config)
     configs = {
-        name_of(member): config_lib.changed(config, member)
-        for member in sweep.combinations(sweep.read_grid(texts, config))
+        name_of(member): config_lib.changed(config, member) for member in grids.combinations(grid)
     }
     rounds.check(options)
     trains = options.part == 'training'
-    machine.check_backend(
+    machine.start_backend(
         max(device_defaults.host_devices({'': each}, trains=trains) for each in configs.values())
     )
     subjects = {name: workload(each, options.part) for name, each in configs.items()}

@@ -19,7 +19,8 @@ import subprocess
 import sys
 
 from vit_jax import cli
-from vit_jax.errors import UserError, check_at_least, check_destination
+from vit_jax.errors import UserError, check_at_least
+from vit_jax.files import check_destination
 from vit_jax.measuring import report, rounds
 from vit_jax.training import chips
 

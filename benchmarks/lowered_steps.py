@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from vit_jax import cli, models
 from vit_jax import config as config_lib
 from vit_jax.parallel import sharding
+from vit_jax.training import resolve
 from vit_jax.training.program import Program
 
 SMALL = {
@@ -78,15 +79,14 @@ def config_of(name: str) -> ConfigDict:
     """The config of CONFIGS, complete."""
     file, values = CONFIGS[name]
     config = cli.read_config([f'--config={file}'])
-    return config_lib.complete(
-        config_lib.checked(config_lib.changed(config, DATA | values)), 1000, 10
-    )
+    config = config_lib.changed(config, DATA | values)
+    return resolve.with_data(resolve.checked(config), 1000, 10)
 
 
 def training_step(config: ConfigDict, platform: str) -> str:
     """The whole step of a config on one device, lowered for 'cpu' or 'tpu'."""
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-    program = Program(config, mesh, platform=platform)
+    program = Program(resolve.for_mesh(config, mesh, platform), mesh, platform)
     traced = program.trace_train_step()
     return traced.lower(lowering_platforms=(platform,)).as_text()
 

@@ -12,6 +12,7 @@ import math
 import numpy as np
 from PIL import Image
 
+from vit_jax import files
 from vit_jax.data import images, resizing
 from vit_jax.predict import find_images
 
@@ -39,7 +40,7 @@ def main(argv=None):
         }
         far, largest = [], 0.0
         for path in paths:
-            photo = images.decode(images.read(path))
+            photo = images.decode(files.read_bytes(path))
             theirs = by_pillow(photo, options.size, options.resize)
             ours = resizing.resize_and_central_crop(photo, (options.size,) * 2, preprocess)
             difference = np.abs(ours - theirs).max(axis=-1)

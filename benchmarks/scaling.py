@@ -17,9 +17,11 @@ from benchmarks.choices import workload
 from vit_jax import cli, machine
 from vit_jax import config as config_lib
 from vit_jax.drawing import canvas
-from vit_jax.errors import check_choice, check_destination
-from vit_jax.measuring import rounds
-from vit_jax.training import device_defaults
+from vit_jax.errors import check_choice
+from vit_jax.files import check_destination
+from vit_jax.measuring import rounds, workloads
+from vit_jax.parallel import sharding
+from vit_jax.training import device_defaults, resolve
 
 PARTS = ('training', 'inference')
 # What is changed, and the fields that this means. Heads stay 64 wide and MLPs four times as wide as
@@ -116,8 +118,10 @@ def main(argv=None):
     rows = dict.fromkeys(options.only.split(','))
     for row in rows:
         check_choice('--only', row, tuple(ROWS))
-    machine.check_backend(device_defaults.host_devices({'': config}))
-    device = f'{jax.device_count()} x {jax.devices()[0].device_kind}, {config.model.dtype}'
+    machine.start_backend(device_defaults.host_devices({'': config}))
+    mesh = sharding.make_mesh(config.mesh)
+    dtype = resolve.for_mesh(workloads.complete(config), mesh).model.dtype
+    device = f'{jax.device_count()} x {jax.devices()[0].device_kind}, {dtype}'
     print(f'{config.recipe} on {device}; memory of a device, by the compiler')
     found = {}
     for row in rows:

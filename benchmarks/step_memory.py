@@ -58,6 +58,7 @@ def measure(given):
     """(peak, before) bytes of this process."""
     from vit_jax import config as config_lib
     from vit_jax.parallel import feeding, sharding
+    from vit_jax.training import resolve
     from vit_jax.training.program import Program
 
     config = config_lib.base(given.model)
@@ -65,9 +66,9 @@ def measure(given):
     config.model.update(
         dtype=given.dtype, representation_size=config.model.hidden_size, dropout_rate=0.1
     )
-    program = Program(
-        config_lib.complete(config_lib.checked(config), 1000, 1000), sharding.make_mesh(config.mesh)
-    )
+    mesh = sharding.make_mesh(config.mesh)
+    config = resolve.with_data(resolve.checked(config), 1000, 1000)
+    program = Program(resolve.for_mesh(config, mesh), mesh)
     step = program.train_step
     rng = np.random.default_rng(0)
     # Compilation leaves memory to the allocator that is not in use: it goes back first.

@@ -19,7 +19,7 @@ from vit_jax import benchmark, cli, machine
 from vit_jax.errors import UserError, check_choice
 from vit_jax.measuring import peers, report, rounds, workloads
 from vit_jax.parallel import sharding
-from vit_jax.training import device_defaults
+from vit_jax.training import device_defaults, resolve
 from vit_jax.training.program import Program
 
 PROCESS = pathlib.Path(__file__).with_name('vision_transformer_process.py')
@@ -44,10 +44,12 @@ def main(argv=None):
             f'{options.clone} has no vit_jax/models_vit.py: expected a clone of '
             'google-research/vision_transformer.'
         )
-    machine.check_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
+    machine.start_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     complete = workloads.complete(config)
-    program = Program(complete, sharding.make_mesh(complete.mesh))
+    mesh = sharding.make_mesh(complete.mesh)
+    complete = resolve.for_mesh(complete, mesh)
+    program = Program(complete, mesh)
     with contextlib.ExitStack() as stack:
         others = [
             stack.enter_context(

@@ -17,8 +17,9 @@ and table 1 of the paper say after how many epochs); 300 epochs take 15 hours of
 
 `python -m benchmarks.certificate --fields` lists every field of the sources. These differ. Pixels:
 evaluation resizes by bilinear interpolation and not by averaging areas (docs/recipes.md, "Traps").
-Activations are in bfloat16. Training evaluates the student on one split: the source also evaluates
-the teacher, the distance of the two and few-shot accuracy, and the student on other splits.
+Activations are in bfloat16 where the machine is faster in it. Training evaluates the student on one
+split: the source also evaluates the teacher, the distance of the two and few-shot accuracy, and the
+student on other splits.
 
 On imagenet2012 the window of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host
 memory: docs/training.md, "Data". --config.dataset.shuffle_buffer=16384 takes 5 GB.
@@ -49,7 +50,7 @@ def get_config(arg: str = 'imagenet2012'):
     config = base('r50x1')
     config.recipe = f'patient and consistent teaching, {arg}'
     check_choice('the data set', dataset, ('imagenet2012', *SMALL_SETS))
-    config.model.dtype = 'bfloat16'
+    config.model.dtype = 'auto'
     config.augment.update(mixup=1.0, mixup_with='next')
     config.preprocess.update(fit='cover', antialias=False)
     config.optimizer.update(

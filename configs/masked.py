@@ -25,7 +25,7 @@ def get_config(name: str = 'b16'):
     config.batch_size = 4096
     config.num_steps = 1_000_000
     config.masked.update(target='mean_color', rate=0.5)
-    config.model.update(pool='gap', dtype='bfloat16')
+    config.model.update(pool='gap', dtype='auto')
     config.dataset.update(name='jft', eval_split='test')
     config.preprocess.update(fit='squash', crop_ratio=1.0, antialias=False)
     config.optimizer.update(

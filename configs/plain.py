@@ -12,8 +12,9 @@ RandAugment and MixUp, less decay, no dropout.
 `python -m benchmarks.certificate --fields --recipes=plain` lists every field of the source. These
 differ. Pixels: evaluation resizes by bilinear interpolation and not by averaging areas
 (docs/recipes.md, "Traps"). MixUp is over the whole batch, and not over that of each device. Matrix
-products are in bfloat16. Training evaluates train[99%:] alone: the source also evaluates
-train[:2%], validation, ImageNet-v2 and ReaL, which `vit_jax.evaluate` does afterwards.
+products are in bfloat16 where the machine is faster in it. Training evaluates train[99%:] alone:
+the source also evaluates train[:2%], validation, ImageNet-v2 and ReaL, which `vit_jax.evaluate`
+does afterwards.
 
 The window of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory:
 docs/training.md, "Data". --config.dataset.shuffle_buffer=16384 takes 5 GB.
@@ -45,7 +46,7 @@ def get_config(arg: str = 's16,90'):
     config.model.update(
         pool='gap',
         position='sincos_2d',
-        dtype='bfloat16',
+        dtype='auto',
         representation_size=config.model.hidden_size,
     )
     config.augment.update(mixup=0.2, mixup_with='next')

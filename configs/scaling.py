@@ -42,7 +42,7 @@ def get_config(arg: str = ''):
         num_heads=max(1, shape['width'] // HEAD_DIM),
         representation_size=shape['width'],
         head_bias_init=-10.0,
-        dtype='bfloat16',
+        dtype='auto',
     )
     # As configs/vit.py:l32,jft.
     config.batch_size = 4096

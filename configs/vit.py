@@ -88,7 +88,7 @@ def get_config(arg: str = 'b16'):
     if name not in ROWS[dataset]:
         config.recipe = f'ViT table 3, the nearest row for {name} on {dataset}, which has none'
     config.batch_size = 4096
-    config.model.dtype = 'bfloat16'
+    config.model.dtype = 'auto'
     config.preprocess.update(fit='squash', crop_ratio=1.0, antialias=False)
     if 'hidden_size' in config.model:
         config.model.update(

@@ -94,8 +94,8 @@ def test_the_fields_are_printed(monkeypatch, capsys):
 def test_what_a_recipe_sets_and_its_source_does_not_have_is_listed():
     assert source_fields.without_source('plain') == {
         'dataset.num_examples': 1_268_355,
-        'model.dtype': 'bfloat16',
+        'model.dtype': 'auto',
     }
     assert source_fields.markdown('plain').endswith(
-        'Set here, and no field there: dataset.num_examples=1268355, model.dtype=bfloat16\n'
+        'Set here, and no field there: dataset.num_examples=1268355, model.dtype=auto\n'
     )

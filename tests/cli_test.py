@@ -13,7 +13,7 @@ from vit_jax import cli, config_fields, errors, evaluate, predict
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.terminal import LOGGER
-from vit_jax.workdir import record
+from vit_jax.workdir import log_file
 
 QUICKSTART = f'--config={ROOT}/configs/quickstart.py'
 H14 = f'--config={ROOT}/configs/vit.py:h14'
@@ -48,6 +48,21 @@ def test_values_of_every_kind():
     assert config.transfer.take == ()
 
 
+def test_a_field_that_refers_to_another_follows_it():
+    """As the view of the teacher in configs/distill.py does."""
+    given = [f'--config={ROOT}/configs/distill.py', '--config.image_size=96']
+    config = config_lib.checked(cli.read_config(given))
+    assert config.teacher.image_size == config.image_size == (96, 96)
+    config = cli.read_config([*given, '--config.teacher.image_size=64'])
+    assert (config.image_size, config.teacher.image_size) == ((96,), (64,))
+
+
+def test_the_config_that_is_overridden_stays_as_it_is():
+    config = config_lib.base()
+    assert cli.override(config, ['--config.seed=3']).seed == 3
+    assert config.seed == 0
+
+
 def test_an_empty_value_empties_a_field_of_several():
     given = ['evals.fewshot.shots', 'loss.class_weights', 'teacher.image_size']
     config = cli.read_config([H14, *(f'--config.{name}=' for name in given)])
@@ -55,14 +70,7 @@ def test_an_empty_value_empties_a_field_of_several():
     config_lib.checked(config)
 
 
-TEXTS = [name for name, field in config_lib.all_fields().items() if field.values.of_texts]
-
-
-def test_fields_of_several_texts():
-    assert set(TEXTS) == {'optimizer.decay_names', 'transfer.take', 'trackers'}
-
-
-@pytest.mark.parametrize('field', TEXTS)
+@pytest.mark.parametrize('field', ['optimizer.decay_names', 'transfer.take', 'trackers'])
 def test_several_texts_are_split_at_commas(field):
     for arguments in (
         [f'--config.{field}=one,two'],
@@ -159,6 +167,15 @@ def test_an_option_of_several_values_may_be_repeated():
             "the argument is 'conv'. It is one of: hybrid, patches.",
         ),
         (['--config.seed=1'], 'add --config=FILE'),
+        ([H14, '--config.batch_size'], '--config.batch_size has no value'),
+        (
+            [H14, '--noconfig.batch_size'],
+            'no option --noconfig.batch_size: expected --config.batch',
+        ),
+        ([H14, '--noconfig.augment.flip=1'], 'no option --noconfig.augment.flip=1'),
+        ([H14, '--config.keep_best=yes'], "keep_best is 'yes': expected True or False"),
+        ([H14, '--config.image_size=a'], "image_size is 'a': expected one or two whole numbers"),
+        ([H14, '--config.model.resnet=3'], "no field 'model.resnet'"),
     ],
 )
 def test_mistakes(arguments, message):
@@ -181,7 +198,10 @@ def test_mistakes(arguments, message):
             "def get_config():\n    open('names.txt')",
             "line 2: FileNotFoundError: [Errno 2] No such file or directory: 'names.txt'.",
         ),
-        ("open('names.txt')", "c.py: [Errno 2] No such file or directory: 'names.txt'."),
+        (
+            "open('names.txt')",
+            "line 1: FileNotFoundError: [Errno 2] No such file or directory: 'names.txt'.",
+        ),
         (
             "def get_config():\n    raise KeyError('mine') from ValueError('its cause')",
             "line 2: KeyError: 'mine'.",
@@ -336,7 +356,7 @@ def test_an_option_is_meant_once(capsys):
     ],
 )
 def test_default_workdir(config, workdir, caplog):
-    assert cli.default_workdir(['--config.seed=1', '--config', config]) == f'runs/{workdir}'
+    assert cli.default_workdir(config) == f'runs/{workdir}'
     assert f'workdir runs/{workdir}, where the same command continues' in caplog.text
 
 
@@ -392,7 +412,7 @@ def test_codes_of_what_went_well():
 def test_commands_of_one_process_have_logs_of_their_own(tmp_path):
     @cli.command
     def command(name):
-        record.log_to(str(tmp_path / name))
+        log_file.log_to(str(tmp_path / name))
         raise UserError(f'of {name}')
 
     own = logging.FileHandler(tmp_path / 'own')  # of the program around them, which stays
@@ -414,7 +434,8 @@ def test_out_of_memory_says_what_to_do(caplog):
         jax.jit(lambda: jax.numpy.ones((10**6, 10**9)).at[0].set(0))()
     errors.report(error.value)
     assert 'error: out of memory: ' in caplog.text
-    assert 'In training --config.accum_steps=0 splits the batch into parts that fit' in caplog.text
+    assert 'Lower the batch size' in caplog.text
+    assert 'accum_steps' not in caplog.text  # which is for commands that train
     assert 'Traceback' not in caplog.text
 
 

@@ -11,6 +11,7 @@ from vit_jax import models
 from vit_jax.data import resizing
 from vit_jax.errors import UserError
 from vit_jax.models import cost, variants
+from vit_jax.training import resolve
 
 vit = load('vit')
 
@@ -284,7 +285,7 @@ def tiny(**fields):
     ('fields', 'message'),
     [
         ({'loss__name': 'sofmax'}, "loss.name is 'sofmax'. Did you mean softmax"),
-        ({'model__dtype': 'float16'}, 'It is one of: float32, bfloat16'),
+        ({'model__dtype': 'float16'}, 'It is one of: float32, bfloat16, auto'),
         ({'num_epochs': 3.0}, 'num_steps is 10 and num_epochs is 3.0: set exactly one'),
         ({'num_steps': 0}, 'num_steps is 0 and num_epochs is 0.0: set exactly one'),
         ({'batch_size': 0}, 'batch_size is 0: expected a whole number, at least 1'),
@@ -455,16 +456,16 @@ def test_weights_of_classes():
     """Those of scikit-learn's class_weight='balanced'; in a plan the counts are not known."""
     config = config_lib.checked(tiny(loss__class_weights=('balanced',)))
     counts = [5, 45, 1]
-    found = config_lib.complete(config, 51, 3, class_counts=counts).loss.class_weights
+    found = resolve.with_data(config, 51, 3, class_counts=counts).loss.class_weights
     labels = np.repeat(np.arange(3), counts)
     np.testing.assert_allclose(
         found, compute_class_weight('balanced', classes=np.arange(3), y=labels), rtol=1e-12
     )
-    assert config_lib.complete(config, 51, 3).loss.class_weights == ()
+    assert resolve.with_data(config, 51, 3).loss.class_weights == ()
     config.loss.class_weights = (1, 2)
-    assert config_lib.complete(config, 51, 2).loss.class_weights == (1, 2)
+    assert resolve.with_data(config, 51, 2).loss.class_weights == (1, 2)
     with pytest.raises(UserError, match='loss.class_weights are 2 and .* has 3 classes: give one'):
-        config_lib.complete(config, 51, 3)
+        resolve.with_data(config, 51, 3)
     with pytest.raises(
         UserError,
         match=r'loss.class_weights is \(1, 2\) and masked.target pixels, '
@@ -505,7 +506,7 @@ def test_what_the_user_gave_is_left_as_it_is():
     before = given.to_dict()
     config = config_lib.checked(given, {'model.gelu': 'erf', 'preprocess.mean': (0.1, 0.2, 0.3)})
     assert (config.model.gelu, config.preprocess.mean) == ('erf', (0.1, 0.2, 0.3))
-    config_lib.complete(config, 50, 7, accum_steps=2)
+    resolve.with_data(config, 50, 7)
     config_lib.changed(given, {'seed': 3})
     assert given.to_dict() == before
 
@@ -528,15 +529,6 @@ def test_a_run_goes_on_with_the_default_of_a_field_that_it_did_not_have(name, fi
     assert config_lib.differences(old, config_lib.changed(new, {field: value})) == [
         f'{field}: {default!r} in the workdir, {value!r} now'
     ]
-
-
-def test_what_was_chosen_holds_where_the_config_leaves_the_choice():
-    fastest, automatic, two = (config_lib.checked(tiny(accum_steps=n)) for n in (-1, 0, 2))
-    assert config_lib.complete(fastest, 50, 2).accum_steps == -1
-    assert config_lib.complete(automatic, 50, 2).accum_steps == 0
-    for each in (fastest, automatic):
-        assert config_lib.complete(each, 50, 2, accum_steps=4).accum_steps == 4
-    assert config_lib.complete(two, 50, 2, accum_steps=4).accum_steps == 2
 
 
 def test_published_steps_of_imagenet():
@@ -638,10 +630,9 @@ def test_a_short_run_has_a_curve():
     """log_every is at most a twentieth of the run, unless the config says another number."""
     for num_steps, log_every in ((1, 1), (30, 1), (500, 25), (2000, 100), (10**6, 100)):
         config = config_lib.checked(tiny(num_steps=num_steps, num_epochs=0.0, log_every=0))
-        assert config_lib.complete(config, 50, 2).log_every == log_every
-        assert config_lib.complete(config, 50, 2, log_every=7).log_every == 7  # of a resumed run
+        assert resolve.with_data(config, 50, 2).log_every == log_every
         config.log_every = 300
-        assert config_lib.complete(config, 50, 2, log_every=7).log_every == 300
+        assert resolve.with_data(config, 50, 2).log_every == 300
     assert config_lib.base().log_every == 0
 
 

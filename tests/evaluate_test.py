@@ -593,7 +593,7 @@ def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
     [
         (
             ['--fewshot=0'],
-            "--fewshot is '0': expected, with commas between several, a whole number, at least 1",
+            "--fewshot is '0': expected a whole number, at least 1; or several, with commas",
         ),
         (['--fewshot=1,five'], "--fewshot is '1,five': expected"),
         (['--fewshot=1', '--fewshot_l2=0'], "--fewshot_l2 is '0': expected"),

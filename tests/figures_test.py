@@ -388,7 +388,7 @@ def test_every_kind_of_model(name):
     """Of each the arrays of all figures that it has, as they are drawn."""
     own = small.make(name)
     model = models.build(own.model, own.num_classes)
-    subject = subject_lib.Subject(own, model, own.params)
+    subject = subject_lib.Subject(weights.Loaded(own, model, own.params))
     images = 0.1 * small.images(own)
     subject.__dict__['images'] = images, np.zeros(images.shape, np.uint8)
     missing = {'no-position': {'positions'}, 'headless': {'attribution'}}.get(name, set())

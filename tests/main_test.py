@@ -18,9 +18,9 @@ from tests.support.runs import (
 )
 from vit_jax import cli, main
 from vit_jax import config as config_lib
-from vit_jax.training import accumulation
+from vit_jax.training import accumulation, resolve
 from vit_jax.training import run as run_lib
-from vit_jax.workdir import record
+from vit_jax.workdir import lock
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_every_recipe_becomes_one_for_a_small_folder(recipe):
     changes = main.for_a_directory(config)
     arguments = [f'--config.{field}={value}' for field, value in changes.items()]
     changed = config_lib.checked(cli.override(config, arguments))
-    complete = config_lib.complete(changed, num_examples=22, num_classes=2)
+    complete = resolve.with_data(changed, num_examples=22, num_classes=2)
     assert config_lib.total_steps(complete) == 1000
     assert complete.batch_size == 16
     assert complete.dataset.name == 'DATA'
@@ -314,7 +314,7 @@ def test_as_a_user_types_it(tmp_path):
 
 def test_a_start_that_is_refused_writes_nothing_into_the_log_of_the_run(run_main, tmp_path):
     (tmp_path / 'train.log').write_text('of the run that is training\n')
-    with record.lock(str(tmp_path)):
+    with lock.reserve(str(tmp_path)):
         result = run_main(tmp_path)
     check_message(result, f'another process is training in {tmp_path}')
     assert (tmp_path / 'train.log').read_text() == 'of the run that is training\n'

@@ -187,7 +187,7 @@ def test_of_several_processes_one_writes_without_the_model(workdir, monkeypatch)
 
 
 def test_the_recipe_of_a_command():
-    found = main.recipe_of(['--config=configs/vit.py:b16', '--config.seed=3'])
+    found = main.recipe_of('configs/vit.py:b16')
     assert found['file'] == 'configs/vit.py:b16'
     assert found['config']['seed'] == 0
     json.dumps(found)

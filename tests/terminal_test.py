@@ -44,6 +44,35 @@ def test_who_has_closed_the_terminal_is_served_all_the_same(tmp_path):
     assert result.returncode == 7
 
 
+@pytest.mark.parametrize(
+    ('error', 'is_shown'), [('KeyboardInterrupt', False), ('ValueError', True)]
+)
+def test_ctrl_c_in_a_callback_of_the_garbage_collector_prints_nothing(error, is_shown):
+    """Python cannot raise it there; the watchdog ends the process."""
+    program = f"""
+import weakref
+from vit_jax import terminal
+terminal.log_to_terminal()
+
+def interrupt(_):
+    raise {error}
+
+thing = terminal.UserError('')
+reference = weakref.ref(thing, interrupt)
+del thing
+"""
+    result = subprocess.run(
+        [sys.executable, '-c', program],
+        cwd=ROOT,
+        env=environment(),
+        check=True,
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (error in result.stderr) == is_shown
+
+
 @pytest.mark.slow
 def test_tensorflow_prints_no_python_stack_of_a_broken_image():
     """Though JAX, imported first, sets a log level that shows them."""
@@ -127,10 +156,10 @@ def test_any_name_is_printed_whatever_the_encoding(variables, tmp_path):
     program = f"""
 import contextlib
 from vit_jax import cli, terminal
-from vit_jax.workdir import live_line, record
+from vit_jax.workdir import live_line, log_file
 @cli.command
 def main(argv):
-    record.log_to({str(tmp_path)!r})
+    log_file.log_to({str(tmp_path)!r})
     line = live_line.LiveLine()
     for name in {NAMES}:
         terminal.write(name)

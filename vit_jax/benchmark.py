@@ -24,10 +24,11 @@ from ml_collections import ConfigDict
 
 from vit_jax import cli, machine, terminal
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, check_choice, named
+from vit_jax.errors import UserError, check_choice
+from vit_jax.files import named
 from vit_jax.measuring import peers, profile, report, rounds, workloads
 from vit_jax.parallel import sharding
-from vit_jax.training import accumulation, device_defaults, pretrained
+from vit_jax.training import accumulation, device_defaults, pretrained, resolve
 from vit_jax.training.program import Program
 
 PARTS = ('train', 'inference', 'input')
@@ -41,16 +42,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     _check(options, parts)
     if options.peer:  # which needs memory of the same GPU
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-    machine.check_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
+    machine.start_backend(device_defaults.host_devices({'': config}, trains=parts != ['inference']))
     device_defaults.shown_devices(config)  # raises UserError where JAX shows another number
     jax.config.update('jax_enable_compilation_cache', False)  # its time is measured
     if config.pretrained:
         config = config_lib.changed(config, pretrained.take_fields(config, None)[0])
     complete = workloads.complete(config)
     mesh = sharding.make_mesh(complete.mesh)
+    complete = resolve.for_mesh(complete, mesh)
     if not complete.accum_steps:
-        config.accum_steps = accumulation.choose(Program(complete, mesh)).config.accum_steps
-        complete = workloads.complete(config)
+        complete = accumulation.choose(Program(complete, mesh)).config
+        config = config_lib.changed(config, {'accum_steps': complete.accum_steps})
     program = Program(complete, mesh)  # which compiles anew, because that is timed
     with contextlib.ExitStack() as stack:
         others = (

@@ -6,6 +6,7 @@ the config or the weights with a function of this module, and makes one call.
 
 import argparse
 import contextlib
+import copy
 import functools
 import logging
 import os
@@ -18,10 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import flax.linen as nn
-from absl import flags
-from jaxtyping import PyTree
-from ml_collections import ConfigDict, FrozenConfigDict, config_flags
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import errors, machine, terminal, weights
@@ -47,18 +45,33 @@ class _Parser(argparse.ArgumentParser):
 
     With a mistyped option the message names the nearest one. An option without its value, or with
     two values where one is expected, is an error.
+
+    Attributes:
+      names: of all options, as in '--workdir'.
     """
 
     def __init__(self, *args, **kwargs):
+        self.names = []
         super().__init__(*args, **kwargs)
         self.register('action', None, _StoreOnce)
         self.register('action', 'store', _StoreOnce)
 
+    def add_argument(self, *args, **kwargs):
+        """Adds an option, and its names to `names`."""
+        action = super().add_argument(*args, **kwargs)
+        self.names += action.option_strings
+        return action
+
+    def add_one_of(self, *options):
+        """Adds options, pairs of a name and its help, exactly one of which is to be given."""
+        group = self.add_mutually_exclusive_group(required=True)
+        for name, text in options:
+            self.names += group.add_argument(name, help=text).option_strings
+
     def parse_known_args(self, args=None, namespace=None):
         self.given = sys.argv[1:] if args is None else args
-        self.own = re.findall(r'--[\w-]+', self.format_help())
         for name, value in zip(self.given, [*self.given[1:], None], strict=True):
-            if (name.endswith('=') or value == '') and name.strip('=') in self.own:
+            if (name.endswith('=') or value == '') and name.strip('=') in self.names:
                 self.error(f'{name} has no value: give it one, or leave the option out')
         self.stored = set()
         return super().parse_known_args(args, namespace)
@@ -72,14 +85,14 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message):
         for name in (argument.partition('=')[0] for argument in self.given):
-            if re.match(r'--[\w-]+$', name) and name not in self.own:
-                message += f'. There is no option {name}. {nearest_names(name, self.own)}'
+            if re.match(r'--[\w-]+$', name) and name not in self.names:
+                message += f'. There is no option {name}. {nearest_names(name, self.names)}'
         super().error(errors.printable(message + self._weights_without_option()))
 
     def _weights_without_option(self):
         """A sentence for weights that are given as they are, as in `predict RUN photo.jpg`."""
         options = {argument.partition('=')[0] for argument in self.given}
-        if '--pretrained' not in self.own or options & {'--workdir', '--pretrained'}:
+        if '--pretrained' not in self.names or options & {'--workdir', '--pretrained'}:
             return ''
         for argument in self.given:
             kind = weights.kind_of(argument)
@@ -90,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(
     command: str, documentation: str, epilog: Callable[[], str] | None = None
-) -> argparse.ArgumentParser:
+) -> _Parser:
     """A parser for the options of a command; --help shows the documentation of its module."""
     return _Parser(
         f'vit_jax.{command}',
@@ -107,7 +120,6 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
 
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
-        machine.as_usual()
         terminal.log_to_terminal()
         before = LOGGER.handlers[:]
         # With arguments from Python the process is that of another program, such as a notebook.
@@ -174,9 +186,9 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def default_workdir(argv: Sequence[str] | None) -> str:
-    """'runs/vit-b16' for --config=configs/vit.py:b16; says so."""
-    path, _, argument = config_file(argv)[0].partition(':')
+def default_workdir(file: str) -> str:
+    """'runs/vit-b16' for the config file 'configs/vit.py:b16'; says so."""
+    path, _, argument = file.partition(':')
     name = os.path.splitext(os.path.basename(path))[0]
     workdir = os.path.join('runs', re.sub(r'[^\w.]+', '-', f'{name} {argument}'.strip()))
     LOGGER.info(
@@ -185,26 +197,39 @@ def default_workdir(argv: Sequence[str] | None) -> str:
     return workdir
 
 
-def config_file(argv: Sequence[str] | None) -> tuple[str | None, list[str]]:
-    """FILE[:ARGUMENT] of --config, None without it, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument('--config', action='append')
-    options, others = parser.parse_known_args(argv)
-    files = options.config or [None]
-    if len(files) > 1:
-        raise UserError(f'--config is given twice, as {files[0]} and {files[1]}: give it once.')
-    return files[0], others
-
-
 def parse_with_config(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+    parser: _Parser, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, ConfigDict]:
-    """The options of a command, and the config that all other arguments describe, checked."""
+    """The options of a command, and the config that all other arguments describe, checked.
+
+    The options have the config file as `config`, FILE[:ARGUMENT].
+    """
+    _add_config_option(parser)
     options, others = parser.parse_known_args(argv)
-    config = read_config(others, [f'--{name}' for name in vars(options)])
+    options.config = _one_file(options.config)
+    config = override(read_config_file(options.config), others, parser.names)
     machine.check_address_space(3.8e9)
     config_lib.checked(config)  # before there is a workdir
     return options, config
+
+
+def config_file(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """FILE[:ARGUMENT] of --config, None without it, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_config_option(parser)
+    options, others = parser.parse_known_args(arguments)
+    return _one_file(options.config), others
+
+
+def _add_config_option(parser):
+    parser.add_argument('--config', action='append', help=argparse.SUPPRESS)
+
+
+def _one_file(files):
+    """The file of --config; None if it is not given."""
+    if files and len(files) > 1:
+        raise UserError(f'--config is given twice, as {files[0]} and {files[1]}: give it once.')
+    return files[0] if files else None
 
 
 def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> ConfigDict:
@@ -214,18 +239,21 @@ def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> Co
     is given twice; a mistyped argument may have meant one of the command's `own_options`.
     """
     file, overrides = config_file(arguments)
-    with _explained(file, 'get_config([ARGUMENT]) that returns vit_jax.config.base() with changes'):
-        config = _parse(
-            functools.partial(config_flags.DEFINE_config_file, lock_config=False),
-            None,
-            [f'--config={file}'],
-        )
-        getattr(config, 'to_dict', None)  # raises what opening files has raised
+    return override(read_config_file(file), overrides, own_options)
+
+
+def read_config_file(file: str | None) -> ConfigDict:
+    """The config that FILE[:ARGUMENT] returns; UserError if it returns none."""
+    _, has_argument, argument = (file or '').partition(':')
+    arguments = [argument] if has_argument else []
+    function = 'get_config([ARGUMENT]) that returns vit_jax.config.base() with changes'
+    with _explained(file, function):
+        config = _call(file, 'get_config', *arguments)
         if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
             kind = None if config is None else type(config).__name__
             raise TypeError(f'get_config returned {kind}, and no ConfigDict')
         config_lib.check_fields(config, f'the config of {file}')
-    return override(config, overrides, own_options)
+    return config
 
 
 def from_config_file(file: str | None, function: str, *arguments: str) -> Any:
@@ -234,8 +262,13 @@ def from_config_file(file: str | None, function: str, *arguments: str) -> Any:
     Raises UserError as `read_config`.
     """
     with _explained(file, f'{function}({", ".join(map(repr, arguments))})'):
-        found = runpy.run_path(file.partition(':')[0]).get(function)
-        return found and found(*arguments)
+        return _call(file, function, *arguments)
+
+
+def _call(file, function, *arguments):
+    """What a function of a config file returns, None if the file does not have it."""
+    found = runpy.run_path(file.partition(':')[0]).get(function)
+    return found and found(*arguments)
 
 
 @contextlib.contextmanager
@@ -254,9 +287,8 @@ def _explained(file, expected):
     except UserError:
         raise
     except Exception as error:  # the file is a program: it may raise anything
-        cause = error.__cause__ if isinstance(error, OSError) else error  # ml_collections wraps it
         raise UserError(
-            f'--config={file}: {_where(cause or error, file)} Expected a Python file '
+            f'--config={file}: {_where(error, file)} Expected a Python file '
             f'with a function {expected}, as those in configs/.'
         ) from error
 
@@ -264,16 +296,20 @@ def _explained(file, expected):
 def override(
     config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
 ) -> ConfigDict:
-    """The config, in which --config.FIELD=VALUE... are set; raises UserError as `read_config`."""
+    """A copy of the config, in which --config.FIELD=VALUE... are set.
+
+    Raises UserError as `read_config`.
+    """
+    config = copy.deepcopy(config)  # in which fields that refer to others still do
     config_lib.complete_evaluators(config, _named_evaluators(arguments))
-    arguments = _joined(arguments, config_lib.flatten(config))
-    _check_names(arguments, config_lib.flatten(config), own_options)
-    arguments = [_as_literal(argument) for argument in arguments]
-    try:
-        config = _parse(config_flags.DEFINE_config_dict, config, arguments)
-    except (TypeError, ValueError, flags.Error) as error:
-        raise UserError(_expected(str(error))) from error
-    return config_lib.with_values_read(config)
+    known = config_lib.flatten(config)
+    values = {}
+    for field, text in _given_fields(arguments, known, own_options).items():
+        try:
+            values[field] = config_lib.parse_value(field, text, known)
+        except UserError as error:
+            raise UserError(f'{error}{_several_advice(field, text)}') from None
+    return config_lib.with_values_read(config_lib.with_values(config, values))
 
 
 def _named_evaluators(arguments):
@@ -286,34 +322,67 @@ def _named_evaluators(arguments):
     return names
 
 
-def _joined(arguments, given):
-    """The arguments, in which '--config.FIELD', 'VALUE' is one, '--config.FIELD=VALUE'."""
-    joined = []
+def _several_advice(field, text):
+    """A sentence for several values of a field that has one."""
+    declared = config_lib.field_named(field)
+    if declared is None or declared.values.has_commas or ',' not in text:
+        return ''
+    return ' To try several, python -m vit_jax.sweep takes the same options.'
+
+
+def _given_fields(arguments, known, own_options):
+    """{field: text} of the arguments.
+
+    These are --config.FIELD=VALUE, --config.FIELD VALUE, --config.SWITCH and --noconfig.SWITCH.
+
+    Raises UserError unless all arguments name fields of the config, each of them once.
+    """
+    texts = {}
+    first = {}  # the argument that sets a field
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
-        field = re.sub('^--?config[.]', '', argument)
-        takes_value = field != argument and field in given and not isinstance(given[field], bool)
-        if takes_value and remaining:
-            argument = f'{argument}={remaining.pop(0)}'
-        joined.append(argument)
-    return joined
+        if not argument.startswith('-'):
+            raise UserError(f'unexpected argument {argument!r}: options are written --name=value.')
+        name, has_value, text = argument.partition('=')
+        field = re.sub(r'^--?(no)?config\.', '', name)
+        if field == name:
+            raise UserError(_no_option(name, known, own_options))
+        if field not in known:
+            raise UserError(config_lib.no_field(field, known))
+        is_switch = isinstance(known[field], bool)
+        is_off = name.lstrip('-').startswith('no')
+        if is_off and (has_value or not is_switch):
+            raise UserError(f'there is no option {argument}: expected --config.{field}=VALUE.')
+        if is_switch and not has_value:
+            text = str(not is_off)
+        elif not has_value and remaining:
+            text = remaining.pop(0)
+            argument = f'{argument}={text}'
+        elif not has_value:
+            raise UserError(f'--config.{field} has no value: expected --config.{field}=VALUE.')
+        if field in first:
+            has_several = isinstance(known[field], list)
+            raise UserError(
+                f'config.{field} is given twice, as {first[field]} and {argument}: give it once'
+                + (f', with all its values, as in --config.{field}=A,B.' if has_several else '.')
+            )
+        first[field] = argument
+        texts[field] = text
+    return texts
 
 
-def _as_literal(argument):
-    """'--config.FIELD=A,B' as "--config.FIELD=('A', 'B')", which absl reads, for several texts.
-
-    An empty value is () for every field that may have none.
-    """
-    name, has_value, text = argument.partition('=')
-    field = config_lib.field_named(re.sub('^--?config[.]', '', name))
-    if field is None or not has_value:
-        return argument
-    if field.values.of_texts and text[:1] not in ('(', '[', '"', "'"):
-        return f'{name}={field.values.read(text)!r}'
-    if text == '' and field.values.fit(()):
-        return f'{name}=()'
-    return argument
+def _no_option(name, known, own_options):
+    """What to say of an option that is none."""
+    meant = config_lib.meant(name.lstrip('-'), known)
+    if meant:
+        nearest = f'Did you mean --config.{meant}? '
+    else:
+        nearest = nearest_names(name, [*own_options, *(f'--config.{field}' for field in known)])
+    return (
+        f'there is no option {name}. {nearest}Options are written '
+        '--name=value, those of the config --config.FIELD=VALUE.'
+    )
 
 
 def _where(error, config):
@@ -328,64 +397,11 @@ def _where(error, config):
     return f'line {lines[-1]}: {type(error).__name__}: {reason}.' if lines else f'{reason}.'
 
 
-def _expected(message):
-    """What absl says of a value that it cannot convert, with what the field may be."""
-    found = re.match(r'flag --config\.([\w.]+)=(.*?): ', message)
-    field = config_lib.field_named(found[1]) if found else None
-    if field is None:
-        return message
-    sweep = (
-        '. To try several, python -m vit_jax.sweep takes the same options'
-        if ',' in found[2] and not field.values.has_commas
-        else ''
-    )
-    return f'{found[1]} is {found[2]!r}: expected {field.values.words}{sweep}.'
-
-
-def _parse(define, default, arguments):
-    """The value of a flag --config that `define`, of ml_collections, has defined."""
-    values, argv = flags.FlagValues(), ['vit_jax', *arguments]
-    flag = define('config', default, flag_values=values, sys_argv=argv)
-    if unexpected := values(argv)[1:]:
-        raise UserError(f'unexpected argument {unexpected[0]!r}: options are written --name=value.')
-    return flag.value
-
-
-def _check_names(overrides, fields, own_options):
-    """Raises UserError unless all arguments name fields of the config, each of them once."""
-    given = [argument for argument in overrides if argument.startswith('-')]
-    first = {}  # the argument that sets a field
-    for argument in given:
-        name = argument.partition('=')[0]
-        field = re.sub(r'^--?(no)?config\.', '', name)
-        if field == name:
-            meant = config_lib.meant(name.lstrip('-'), fields)
-            nearest = (
-                f'Did you mean --config.{meant}? '
-                if meant
-                else nearest_names(name, [*own_options, *(f'--config.{f}' for f in fields)])
-            )
-            raise UserError(
-                f'there is no option {name}. {nearest}Options are written '
-                '--name=value, those of the config --config.FIELD=VALUE.'
-            )
-        if field not in fields:
-            raise UserError(config_lib.no_field(field, fields))
-        if field in first:
-            has_several = isinstance(fields[field], list)
-            raise UserError(
-                f'config.{field} is given twice, as {first[field]} and {argument}: give it once'
-                + (f', with all its values, as in --config.{field}=A,B.' if has_several else '.')
-            )
-        first[field] = argument
-
-
-def add_weights_options(parser: argparse.ArgumentParser) -> None:
+def add_weights_options(parser: _Parser) -> None:
     """Adds the options that `read_weights` needs: --workdir or --pretrained, and descriptions."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument('--workdir', help='of a run, or one of its checkpoints')
-    source.add_argument(
-        '--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME, gs://BUCKET/FILE'
+    parser.add_one_of(
+        ('--workdir', 'of a run, or one of its checkpoints'),
+        ('--pretrained', 'weights: file, directory, hf:ORG/NAME, timm:NAME, gs://BUCKET/FILE'),
     )
     add_description_options(parser)
 
@@ -437,7 +453,7 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
 
 def read_weights(options: argparse.Namespace) -> weights.Weights:
     """The weights that the options name, completed by what they say of images and classes."""
-    machine.check_backend()
+    machine.start_backend()
     loaded = weights.load(
         options.workdir or options.pretrained,
         description.parse_model(options.model),
@@ -447,10 +463,11 @@ def read_weights(options: argparse.Namespace) -> weights.Weights:
     return description.described(loaded, options.preprocess, options.classes, options.loss)
 
 
-def build_model(loaded: weights.Weights) -> tuple[nn.Module, PyTree]:
-    """The model and its float32 parameters; UserError unless it takes RGB images."""
-    description.check_rgb(loaded)
-    return weights.fastest_model(loaded), loaded.float32_params()
+def read_model(options: argparse.Namespace) -> weights.Loaded:
+    """The weights that the options name, with their model; UserError unless it takes RGB images."""
+    given = read_weights(options)
+    description.check_rgb(given)
+    return weights.build(given)
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
@@ -479,7 +496,7 @@ def join_processes(
     """Joins the other processes, which the options of `add_process_options` or a launcher name.
 
     Afterwards only process 0 logs progress. `continues` is that of launch.start; `host_devices`,
-    that of machine.check_backend, is for a process that is alone: several have started JAX by then.
+    that of machine.start_backend, is for a process that is alone: several have started JAX by then.
     """
     launch.start(
         options.coordinator,
@@ -488,5 +505,5 @@ def join_processes(
         options.start_timeout,
         continues,
     )
-    machine.check_backend(host_devices if consensus.count() == 1 else 1)
+    machine.start_backend(host_devices if consensus.count() == 1 else 1)
     terminal.log_as_process()

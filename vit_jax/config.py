@@ -1,16 +1,17 @@
-"""Configs of runs: made from the table of fields, changed, checked, completed, compared.
+"""Configs of runs: made from the table of fields, changed, checked, compared.
 
 A file in configs/ takes `base()` and overrides what its recipe needs. The fields are in
 config_fields.py, those of the model beside the code that reads them: models/vit.py, encoder.py and
 resnet.py. Nothing else has defaults.
 """
 
+import copy
 import dataclasses
 import fnmatch
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ml_collections
@@ -24,7 +25,7 @@ from vit_jax.models.vit import as_pair
 
 log = logging.getLogger(__name__)
 
-OPEN = [f'model.{field}' for field in models.OPEN]
+PER_MACHINE = [f'model.{field}' for field in models.PER_MACHINE]
 # A run may continue with other values of these; every other field decides the result.
 # Of these model.linear_kernel decides which numbers dropout draws.
 MAY_DIFFER = (
@@ -37,7 +38,7 @@ MAY_DIFFER = (
     'best_metric',
     'patience',
     'mesh.*',
-    *OPEN,
+    *PER_MACHINE,
     'evals.*',
     'dataset.*_dir',
     'dataset.max_broken_fraction',
@@ -94,6 +95,22 @@ def all_fields() -> dict[str, fields.Field]:
     return FIELDS | {
         name: field for table in models.tables().values() for name, field in table.items()
     }
+
+
+def parse_value(field: str, text: str, known: Collection[str]) -> Any:
+    """The value that a text has for a field, which need not be a possible one.
+
+    Args:
+      field: dotted name.
+      text: as on the command line.
+      known: the fields of the config.
+
+    Raises UserError if the config has no such field, or the text no such value.
+    """
+    declared = field_named(field)
+    if field not in known or declared is None:
+        raise UserError(no_field(field, known))
+    return fields.parse(field, declared.values, text)
 
 
 def evaluator_names(config: Mapping[str, Any] | ml_collections.ConfigDict) -> list[str]:
@@ -168,8 +185,18 @@ def changed(
     return config
 
 
+def with_values(
+    config: ml_collections.ConfigDict, values: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+    """A copy with other values of some dotted fields, which fields that refer to them have, too."""
+    config = copy.deepcopy(config)
+    with config.unlocked(), config.ignore_type():
+        config.update_from_flattened_dict(values)
+    return config
+
+
 def with_values_read(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """A copy in which each field has the value that its declaration reads from the given one.
+    """A copy in which each field has the form that its declaration gives to the value.
 
     Lists of texts become tuples of texts without commas. Fields that are not declared stay. Further
     evaluators have all of their fields.
@@ -181,7 +208,7 @@ def with_values_read(config: ml_collections.ConfigDict) -> ml_collections.Config
     for name, value in given.items():
         field = field_named(name)
         if field is not None:
-            values[name] = field.values.read(value)
+            values[name] = field.values.normalize(value)
     changes = {name: value for name, value in values.items() if value != given[name]}
     with config.ignore_type():  # a text becomes a tuple
         config.update_from_flattened_dict(changes)
@@ -366,60 +393,6 @@ def _check_teacher(config):
         )
 
 
-def complete(
-    config: ml_collections.ConfigDict,
-    num_examples: int,
-    num_classes: int,
-    multi_label: bool = False,
-    accum_steps: int = 0,
-    class_counts: Sequence[int] | None = None,
-    log_every: int = 0,
-) -> ml_collections.FrozenConfigDict:
-    """The immutable config of a run: one from `checked`, with what is known of its data.
-
-    `num_examples` is counted in the training split, as are `class_counts`, which make balanced
-    loss.class_weights; without them, as in a plan, there are none. `accum_steps` and `log_every`,
-    which a continued run has chosen, are used where the config leaves the choice.
-    """
-    config = config.copy_and_resolve_references()
-    known = dict(num_examples=num_examples, num_classes=num_classes, multi_label=multi_label)
-    if wrong := [name for name in known if config.dataset[name] not in (0, known[name])]:
-        raise UserError(
-            '; '.join(
-                f'dataset.{name} is {config.dataset[name]} in the config but '
-                f'{config.dataset.name!r} '
-                f'has {known[name]}'
-                for name in wrong
-            )
-            + '. If the data is right, add '
-            + ' '.join(f'--config.dataset.{name}={type(known[name])()}' for name in wrong)
-            + ', which takes what the data have'
-        )
-    config.dataset.update(known)
-    if multi_label and config.loss.name != 'sigmoid':
-        raise UserError(
-            f'loss.name is {config.loss.name}, whose targets sum to one, and the '
-            f'images of {config.dataset.name!r} have several labels: add '
-            '--config.loss.name=sigmoid, or, in a labels.csv of single labels, '
-            'file,label as the first row.'
-        )
-    weights = config.loss.class_weights
-    if 'balanced' in weights:
-        config.loss.class_weights = tuple(
-            num_examples / (num_classes * count) for count in class_counts or ()
-        )
-    elif len(weights) not in (0, num_classes):
-        raise UserError(
-            f'loss.class_weights are {len(weights)} and {config.dataset.name!r} has '
-            f'{num_classes} classes: give one for each, in the order of the labels.'
-        )
-    if config.accum_steps < 1:
-        config.accum_steps = accum_steps or config.accum_steps
-    if not config.log_every:
-        config.log_every = log_every or default_log_every(total_steps(config))
-    return ml_collections.FrozenConfigDict(config)
-
-
 def default_log_every(num_steps: int) -> int:
     """A twentieth of the run, so that a short one has a curve, and at most 100 steps."""
     return min(max(num_steps // 20, 1), 100)
@@ -481,10 +454,18 @@ def check_recorded(config: Mapping[str, Any], path: str) -> None:
         _check_sizes_recorded(values)
         for name in values:
             if name not in known:
-                raise UserError(f'{name} is no field. {nearest_names(name, known)}')
+                raise UserError(
+                    f'{name} is no field. {nearest_names(name, known)}', kind='unknown', field=name
+                )
         fields.check({name: known[name] for name in values}, values, recorded=True)
     except UserError as error:
-        raise UserError(f'{path}: {str(error).strip()} Restore the file.') from error
+        raise UserError(
+            f'{path}: {str(error).strip()} Restore the file.',
+            kind=error.kind,
+            file=path,
+            field=error.field,
+            value=error.value,
+        ) from error
 
 
 def _check_sizes_recorded(values):
@@ -508,7 +489,7 @@ def of_weights(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
     return {
         name: value
         for name, value in flatten(config).items()
-        if (name.partition('.')[0] in ('model', 'preprocess') and name not in OPEN)
+        if (name.partition('.')[0] in ('model', 'preprocess') and name not in PER_MACHINE)
         or name in ('image_size', 'loss.name', 'masked.target', 'dataset.num_classes')
     }
 

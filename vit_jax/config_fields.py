@@ -9,8 +9,15 @@ from vit_jax.fields import RATE, SIDES, SWITCH, TEXT, TEXTS, Field, number, one_
 from vit_jax.models import masked, representation
 
 _FILTERS = ('bilinear', 'bicubic', 'lanczos3', 'area')
+
+
+def _parse_weight(text):
+    """'balanced', or a number."""
+    return text if text == 'balanced' else float(text)
+
+
 _WEIGHTS = several(
-    number(least=1e-9, most=1e9, or_else=0, earlier=number(least=0)),
+    number(least=1e-9, most=1e9, or_else=0, earlier=number(least=0))._replace(parse=_parse_weight),
     'balanced, or numbers from 1e-9 to 1e9, or 0 but not all of them, one for each class, with '
     'commas between them',
 )

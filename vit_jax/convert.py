@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from vit_jax import cli, errors, machine, web, weights
+from vit_jax import cli, files, machine, web, weights
 from vit_jax.errors import UserError
-from vit_jax.weights import description, export, files, preparation, published
+from vit_jax.weights import array_files, description, export, preparation, published
 from vit_jax.weights import verify as verification
 
 
@@ -77,7 +77,7 @@ def convert(
 ) -> None:
     """Does what the command does; the arguments are its options."""
     check_destination(path, to, overwrite, runtime)
-    machine.check_backend()
+    machine.start_backend()
     loaded = given = description.described(
         weights.load(
             source, description.parse_model(model), step=step, allow_nonfinite=allow_nonfinite
@@ -140,7 +140,7 @@ def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) 
             f'{path!r} is not a name for {to}: a name ending in .onnx is for '
             '--to=onnx, and for that only.'
         )
-    if to == 'web' and not files.is_directory(path):
+    if to == 'web' and not array_files.is_directory(path):
         raise UserError(
             f'{path!r} is not a name for web, which is a folder: expected a name '
             'without such an ending.'
@@ -150,8 +150,8 @@ def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) 
     for file in (path, f'{path}.data') if to == 'onnx' else (path,):
         if os.path.lexists(file) and not overwrite:
             raise UserError(f'{file} exists already: name another destination, or add --overwrite.')
-    errors.check_destination(path.rstrip('/'), folder=True)
-    files.check_replaceable(path, web.FILES if to == 'web' else files.WRITTEN)
+    files.check_destination(path.rstrip('/'), folder=True)
+    array_files.check_replaceable(path, web.FILES if to == 'web' else array_files.WRITTEN)
 
 
 def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weights.Weights:
@@ -174,13 +174,13 @@ def log_what_is_lost(given: weights.Weights, path: str, to: str) -> None:
     if to == 'onnx':  # whose metadata has all of it
         return
     lost, preprocess = [], given.preprocess or {}
-    if to not in weights.LAYOUTS or not files.is_directory(path):
+    if to not in weights.LAYOUTS or not array_files.is_directory(path):
         words = [text] if (text := published.words(preprocess)) else []
         if len(set(size := preprocess.get('image_size', ()))) > 1:
             words.append('image_size={},{}'.format(*size))
         lost += [f'--preprocess={",".join(words)}'] * bool(words)
         lost += ['the names of the classes'] * bool(given.classes)
-    if given.loss == 'sigmoid' and not (to == 'huggingface' and files.is_directory(path)):
+    if given.loss == 'sigmoid' and not (to == 'huggingface' and array_files.is_directory(path)):
         lost.append('--loss=sigmoid')
     if lost:
         cli.LOGGER.info('%s does not hold %s: say it where the file is used', path, ', '.join(lost))

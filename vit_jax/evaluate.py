@@ -49,8 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         'the command',
         {f'--{name}': value for name, value in vars(options).items() if name != 'process_id'},
     )
-    loaded = cli.read_weights(options)
-    model, params = cli.build_model(loaded)
+    ready = cli.read_model(options)
+    loaded = ready.weights
+    model = ready.module
+    params = ready.params
     consensus.check_equal_arrays('the weights', params)
     results = []
     for result, table in scores(options, targets, (loaded, model, params)):

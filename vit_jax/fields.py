@@ -1,12 +1,15 @@
 """What a field of a config is: a default, the values that it may have, and its meaning.
 
 In: declarations, in config_fields.py as a table and in models/ beside the fields of modules. Out:
-checks, and the text of --help and of docs/config.md. Imports errors.
+values of texts, checks, and the text of --help and of docs/config.md. Imports errors.
+
+The command line, sweeps and lists of numbers are read by `read` and `assignments` alone.
 """
 
 import dataclasses
 import math
 import numbers
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,8 +33,8 @@ class Values(NamedTuple):
     choices: tuple[str, ...] = ()
     limit: str = ''  # said of values beyond it
     has_commas: bool = False  # a value may have commas: they cannot stand between values
-    read: Callable[[Any], Any] = _as_given  # a value as given -> the value that is checked
-    of_texts: bool = False  # several texts: on the command line they need no quotes
+    parse: Callable[[str], Any] = str  # a text -> the value; raises ValueError if it is none
+    normalize: Callable[[Any], Any] = _as_given  # a value of a config file -> as it is checked
     recorded: Callable[[Any], bool] | None = None  # what earlier versions accepted; None: `fit`
 
     def fits(self, value: Any, recorded: bool = False) -> bool:
@@ -60,7 +63,14 @@ def whole(least: int, most: int = MOST, or_else: int | None = None) -> Values:
             and (least <= x <= most or x == or_else)
         ),
         limit=f', and at most {MOST:,}' if most == MOST else '',
+        parse=_parse_whole,
     )
+
+
+def _parse_whole(text):
+    """Also of hexadecimal digits, as in 0xff."""
+    is_hexadecimal = text.strip().lower().startswith('0x')
+    return int(text, 16 if is_hexadecimal else 10)
 
 
 def number(
@@ -106,6 +116,7 @@ def number(
         + ('' if or_else is None else f', or {or_else:.7g}'),
         fit,
         limit=f', and 0 or of a size from {SMALLEST:g} to {LARGEST:g}',
+        parse=float,
         recorded=earlier.recorded if earlier else is_in_range,
     )
 
@@ -133,9 +144,18 @@ def several(each: Values, plural: str, count: int | None = None) -> Values:
             and (count is None or len(x) == count)
             and all(each.fits(element, recorded=True) for element in x)
         ),
-        read=split_at_commas,
-        of_texts=each.fit('text') or bool(each.choices),
+        parse=lambda text: tuple(map(each.parse, _elements(text))),
+        normalize=split_at_commas,
     )
+
+
+def _elements(text):
+    """'1, 2' and "('a', 'b')" as the texts of their elements, without quotes; none of ''."""
+    inside = text.strip()
+    for first, last in ('()', '[]'):
+        if inside.startswith(first) and inside.endswith(last):
+            inside = inside[1:-1]
+    return split_at_commas([part.strip(' \'"') for part in inside.split(',')])
 
 
 def split_at_commas(value: Any) -> Any:
@@ -158,7 +178,15 @@ def split_at_commas(value: Any) -> Any:
     return tuple(values)
 
 
-SWITCH = Values('True or False', lambda x: isinstance(x, bool))
+def _parse_switch(text):
+    """True, t and 1, or False, f and 0, in any case."""
+    values = dict.fromkeys(('true', 't', '1'), True) | dict.fromkeys(('false', 'f', '0'), False)
+    if text.lower() not in values:
+        raise ValueError(text)
+    return values[text.lower()]
+
+
+SWITCH = Values('True or False', lambda x: isinstance(x, bool), parse=_parse_switch)
 TEXT = Values('text', lambda x: isinstance(x, str), has_commas=True)
 TEXTS = several(TEXT, 'names, with commas between them')
 RATE = number(least=0, most=0.9999999, earlier=number(least=0, below=1))  # 1 - RATE is not 0
@@ -187,13 +215,56 @@ def check(
     Where they are `recorded` by a run, those that earlier versions accepted are possible, too.
     """
     for name, field in table.items():
-        value = values[name]
-        if field.values.choices and isinstance(value, str):
-            check_choice(prefix + name, value, field.values.choices)
-        elif not field.values.fits(value, recorded):
-            is_in_range = field.values.recorded is None or field.values.recorded(value)
-            limit = field.values.limit if is_in_range and _is_beyond(value) else ''
-            raise UserError(f'{prefix}{name} is {value!r}: expected {field.values.words}{limit}.')
+        _check_value(prefix + name, field.values, values[name], values[name], recorded)
+
+
+def _check_value(name, possible, value, given, recorded=False):
+    """Raises UserError, which shows what was given, unless the value is a possible one."""
+    if possible.choices and isinstance(value, str):
+        check_choice(name, value, possible.choices)
+    elif not possible.fits(value, recorded):
+        is_in_range = possible.recorded is None or possible.recorded(value)
+        limit = possible.limit if is_in_range and _is_beyond(value) else ''
+        raise UserError(
+            f'{name} is {given!r}: expected {possible.words}{limit}.',
+            kind='value',
+            field=name,
+            value=given,
+        )
+
+
+def parse(name: str, values: Values, text: str) -> Any:
+    """The value that a text has for a field, which need not be a possible one.
+
+    Raises UserError if the text has none, as 'many' for a number.
+    """
+    try:
+        return values.parse(text)
+    except ValueError:
+        raise UserError(
+            f'{name} is {text!r}: expected {values.words}.', kind='value', field=name, value=text
+        ) from None
+
+
+def read(name: str, values: Values, text: str) -> Any:
+    """The possible value of a field that a text has; UserError with the name if it has none."""
+    value = parse(name, values, text)
+    _check_value(name, values, value, text)
+    return value
+
+
+def assignments(given: Iterable[str]) -> dict[str, str]:
+    """{'mean': '0,0,0', 'fit': 'squash'} of ['mean=0,0,0,fit=squash'], by name.
+
+    A comma ends a value if NAME= follows. The last value of a name counts. A name without a value
+    has ''.
+    """
+    values = {}
+    for several_fields in given:
+        for assignment in re.split(r',(?=\w+=)', several_fields):
+            name, _, text = assignment.partition('=')
+            values[name] = text
+    return values
 
 
 def _is_beyond(value):

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import cli, errors, machine, terminal
+from vit_jax import cli, machine, terminal
 from vit_jax.drawing import models as of_models
 from vit_jax.drawing import photos as of_photos
 from vit_jax.drawing import runs as of_runs
-from vit_jax.errors import Inapplicable, UserError, check_choice, writing
+from vit_jax.errors import Inapplicable, UserError, check_choice
+from vit_jax.files import named, writing
 from vit_jax.inspection import arrays, runs
 from vit_jax.inspection.subject import Choice, Subject
 from vit_jax.models import variants
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_choice('--only', name, FIGURES)
     if os.path.exists(options.out) and not os.path.isdir(options.out):
         raise UserError(f'--out={options.out} is a file: name a directory.')
-    with errors.named(options.out):  # now, not after the work
+    with named(options.out):  # now, not after the work
         os.makedirs(options.out, exist_ok=True)
     sources = _sources(options, {FIGURES[name].source for name in names})
     drawn = 0
@@ -132,21 +133,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _sources(options, wanted) -> dict[str, Any]:
     """What the figures are of, by kind: whatever is named and wanted."""
-    named = tuple(options.workdirs)
-    found = {'benchmarks': options.benchmark, 'runs': named}
-    if not (named or options.pretrained or options.benchmark):
+    workdirs = tuple(options.workdirs)
+    found = {'benchmarks': options.benchmark, 'runs': workdirs}
+    if not (workdirs or options.pretrained or options.benchmark):
         raise UserError('there is nothing to draw: name --workdir, --pretrained or --benchmark.')
-    if 'model' in wanted and len(named) + bool(options.pretrained) == 1:
-        options.workdir = named[0] if named else None
-        loaded = cli.read_weights(options)
+    if 'model' in wanted and len(workdirs) + bool(options.pretrained) == 1:
+        options.workdir = workdirs[0] if workdirs else None
         found['model'] = Subject(
-            loaded,
-            *cli.build_model(loaded),
+            cli.read_model(options),
             options.images,
             Choice(options.layer, options.head, options.query, options.target),
         )
     else:
-        machine.check_backend()  # figures of runs start JAX, too
+        machine.start_backend()  # figures of runs start JAX, too
     return found
 
 
@@ -165,7 +164,7 @@ def _draw(name, sources, options):
     if figure.source == 'model':
         subject = sources['model']
         source = os.path.basename(os.path.normpath(options.pretrained or options.workdirs[0]))
-        title = ' · '.join(filter(None, (variants.name_of(subject.weights.model), source)))
+        title = ' · '.join(filter(None, (variants.name_of(subject.loaded.weights.model), source)))
     path = os.path.join(options.out, name)
     with writing(f'{path}.npz') as temporary, open(temporary, 'wb') as file:
         np.savez_compressed(file, **found)

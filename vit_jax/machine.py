@@ -2,14 +2,11 @@
 
 import contextlib
 import ctypes
-import gc
 import glob
 import hashlib
 import logging
-import mmap
 import os
 import pathlib
-import re
 import resource
 import signal
 
@@ -17,6 +14,7 @@ import jax
 import psutil
 
 from vit_jax.errors import UserError
+from vit_jax.files import cache_folder
 
 CGROUPS, OWN_GROUPS = pathlib.Path('/sys/fs/cgroup'), pathlib.Path('/proc/self/cgroup')
 # What a container, a Slurm job or a slice of systemd may use: files of control groups, of version 2
@@ -26,18 +24,6 @@ MEMORY_LIMITS = {
     '': ('memory.max', 'memory.current', 'inactive_file'),
     'memory': ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'),
 }
-
-
-def as_usual() -> None:
-    """Ends what vit_jax/__init__.py has begun: Ctrl-C is KeyboardInterrupt, garbage is looked for.
-
-    But not among what is imported, which stays.
-    """
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def available_memory() -> int:
@@ -94,6 +80,8 @@ def check_address_space(needed: float) -> None:
 # Of glibc's malloc.h, with the values that keep everything: no memory goes back to the system, none
 # comes from mmap, and all threads share what is free.
 _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
+# Two of them as glibc has them at the start.
+_GIVE_BACK = {'M_TRIM_THRESHOLD': (-1, 128 * 1024), 'M_MMAP_MAX': (-4, 65536)}
 # Of devices that the CPU is shown as, one may be far behind the others where another program keeps
 # its core busy. XLA would complain of that after 20 s, and abort after 60.
 _PATIENT = (
@@ -108,84 +96,29 @@ CPUINFO = pathlib.Path('/proc/cpuinfo')
 def keep_memory() -> None:
     """Lets malloc keep what is freed, where JAX computes on the CPU, for the steps to come.
 
-    Else the buffers of a step, which are larger than what it keeps, go back to the system, which
-    clears them page by page for the next step: a fifth of the processor time of training Ti/16.
-    What malloc gets from then on is in huge pages. To be called before JAX starts its threads.
-    Without effect beside a GPU or TPU, whose hosts have many threads, and where the C library is
-    not glibc.
+    Otherwise the buffers of a step go back to the system, which clears them page by page for the
+    next step: a fifth of the processor time of training Ti/16. The function is called before JAX
+    starts its threads. It has no effect beside a GPU or TPU, whose hosts have many threads, and
+    where the C library is not glibc.
     """
+    for parameter, value in _KEEP.values():
+        _set_malloc(parameter, value)
+
+
+def give_memory_back() -> None:
+    """Ends what `keep_memory` has begun: malloc gives back what is freed, and takes more by mmap.
+
+    For steps that take so much of the memory that nothing may be kept beside them.
+    """
+    for parameter, value in _GIVE_BACK.values():
+        _set_malloc(parameter, value)
+
+
+def _set_malloc(parameter, value):
+    """Sets one of the options of glibc's malloc, on a machine whose only device is the CPU."""
     library = ctypes.CDLL(None)
     if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
-        for parameter, value in _KEEP.values():
-            library.mallopt(parameter, value)
-        _use_huge_pages(library)
-
-
-def keep_at_most(size: int) -> None:
-    """Limits what `keep_memory` keeps for buffers to come to `size` bytes beside what is in use.
-
-    Else a process grows: small blocks in use at the ends of a kept buffer keep out the next one.
-    """
-    library = ctypes.CDLL(None)
-    if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
-        library.malloc.restype = ctypes.c_void_p
-        library.free(ctypes.c_void_p(library.malloc(ctypes.c_size_t(size))))  # so much is there
-        library.mallopt(_KEEP['M_MMAP_MAX'][0], 65536)  # as it was
-        library.malloc_trim(ctypes.c_size_t(size))
-
-
-_apart = []  # addresses
-
-
-def set_pieces_apart() -> None:
-    """Takes from malloc the free pieces of 16 to 512 KB between what compilation left.
-
-    Else malloc goes through thousands of them, one after another, for every block that a product
-    asks for and frees: up to 5 % of a step of S/16 in bfloat16, in a process that compiled it.
-    Their pages go back to the system, and as nothing writes on them, stay there. The next call
-    gives the pieces back first: what lay between them may be free by then, as after another run.
-    """
-    library = ctypes.CDLL(None)
-    if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
-        library.malloc.restype = ctypes.c_void_p
-        while _apart:
-            library.free(ctypes.c_void_p(_apart.pop()))
-        library.malloc_trim(ctypes.c_size_t(2**40))  # no less at the end, where buffers come to be
-        for size, count in _free_pieces(library):
-            for _ in range(count if 2**14 <= size < 2**19 else 0):
-                _apart.append(library.malloc(ctypes.c_size_t(size)))
-
-
-def _free_pieces(library):
-    """[(bytes, number)] of the free pieces of malloc's memory, those of a bin by its smallest."""
-    text, length = ctypes.c_char_p(), ctypes.c_size_t()
-    library.open_memstream.restype = ctypes.c_void_p
-    stream = ctypes.c_void_p(library.open_memstream(ctypes.byref(text), ctypes.byref(length)))
-    library.malloc_info(0, stream)
-    library.fclose(stream)
-    pieces = re.findall(r'<size from="(\d+)".* count="(\d+)"/>', text.value.decode())
-    library.free(text)
-    header = 9  # bytes of the size of a piece, the last bit of which says something else
-    return [(int(size) - header, int(count)) for size, count in reversed(pieces)]
-
-
-def _use_huge_pages(library):
-    """Asks for pages of 2 MB for all memory that malloc may get, and does not touch it."""
-    overcommit = pathlib.Path('/proc/sys/vm/overcommit_memory')  # 2: of no more than there is
-    scarce = overcommit.exists() and overcommit.read_text().strip() == '2'
-    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    # What malloc holds would be missing elsewhere; larger pages come with far larger huge ones.
-    if scarce or limited or mmap.PAGESIZE != 4096:
-        return
-    size = available_memory()
-    library.malloc.restype = ctypes.c_void_p
-    # Not aligned_alloc: what it cuts off may stay above, and `keep_at_most` without effect.
-    if memory := library.malloc(ctypes.c_size_t(size)):  # else that is too much
-        page = -(-memory // mmap.PAGESIZE) * mmap.PAGESIZE
-        library.madvise(
-            ctypes.c_void_p(page), ctypes.c_size_t(size - mmap.PAGESIZE), mmap.MADV_HUGEPAGE
-        )
-        library.free(ctypes.c_void_p(memory))
+        library.mallopt(parameter, value)
 
 
 def keep_compiled() -> None:
@@ -200,12 +133,11 @@ def keep_compiled() -> None:
     several = _only_cpu() and jax.distributed.is_initialized()
     if several or jax.config.jax_compilation_cache_dir is not None:
         return
-    with contextlib.suppress(OSError, RuntimeError):  # the second without a home
+    with contextlib.suppress(OSError, UserError):  # the second without a home
         kind = ('model', 'cpu family', 'flags', 'CPU ', 'Features')  # of x86; of ARM the last two
         lines = {x for x in CPUINFO.read_text().splitlines() if x.startswith(kind)}
         processor = hashlib.sha256('\n'.join(sorted(lines)).encode()).hexdigest()[:16]
-        cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
-        folder = cache / 'vit_jax' / 'compiled' / processor
+        folder = cache_folder('compiled', processor)
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update('jax_compilation_cache_dir', str(folder))
@@ -243,6 +175,23 @@ def cores() -> int:
     return found
 
 
+def is_fast_in_bfloat16() -> bool:
+    """Whether a CPU trains faster in bfloat16 than in float32: with AMX, or if AMD made it.
+
+    S/16 is trained 1.6 to 2 times as fast by these, and 0.83 times by an Intel processor that has
+    instructions for bfloat16 (avx512_bf16) and no AMX. False for all that are not measured.
+    """
+    try:
+        text = CPUINFO.read_text()
+    except OSError:  # not on Linux
+        return False
+    lines = [line.partition(':') for line in text.splitlines()]
+    values = {name.strip(): value.split() for name, _, value in lines}
+    flags = values.get('flags', [])
+    is_amd = values.get('vendor_id') == ['AuthenticAMD']
+    return 'amx_bf16' in flags or (is_amd and 'avx512_bf16' in flags)
+
+
 def use_cpu_as(devices: int) -> None:
     """Lets JAX take the CPU, where it computes on that, for several devices.
 
@@ -260,19 +209,28 @@ def use_cpu_as(devices: int) -> None:
         os.environ['XLA_FLAGS'] = ' '.join([*patient, flags]).strip()  # the last one counts
 
 
-def check_backend(host_devices: int = 1) -> None:
-    """Raises UserError if JAX cannot use the kind of device that it was told to use.
+def start_backend(host_devices: int = 1) -> None:
+    """Starts JAX, which keeps memory and compiled programs and shows the CPU as several devices.
 
     To be called before anything else uses JAX, whose errors would be taken for those of a file.
-    `host_devices` is what `use_cpu_as` is told.
+
+    Args:
+      host_devices: what `use_cpu_as` is told.
+
+    Raises UserError if there is not enough address space, or as `check_devices`.
     """
     check_address_space(2.2e9)
     keep_memory()
     keep_compiled()
     use_cpu_as(host_devices)
+    with quiet_libtpu(), same_sigterm():
+        check_devices()
+
+
+def check_devices() -> None:
+    """Raises UserError if JAX cannot use the kind of device that it was told to use."""
     try:
-        with quiet_libtpu(), same_sigterm():
-            jax.devices()
+        jax.devices()
     except (AssertionError, RuntimeError) as error:  # the first where a plugin is not installed
         asked = jax.config.jax_platforms or ''
         reason = str(error).partition('\n')[0] or f'no device of JAX_PLATFORMS={asked} is there'

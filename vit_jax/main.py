@@ -15,7 +15,7 @@ from vit_jax import cli, machine, reporting, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import MissingDataError, UserError
 from vit_jax.processes import launch
-from vit_jax.workdir import record
+from vit_jax.workdir import record, run_directory
 
 # Of a run on a directory of images of any number.
 _OWN_BATCH, _OWN_STEPS = 16, 1000
@@ -40,8 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, config = cli.parse_with_config(parser, argv)
     if options.verbose:
         terminal.show_details()
-    workdir = cli.default_workdir(argv) if options.workdir is None else options.workdir
-    recipe = recipe_of(argv)
+    workdir = options.workdir
+    if workdir is None:
+        workdir = cli.default_workdir(options.config)
+    recipe = recipe_of(options.config)
     record.require_apart(workdir, config.dataset)
     from vit_jax.training import (  # imports TensorFlow, for which --help need not wait
         device_defaults,
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.join_processes(
         options, continues=True, host_devices=device_defaults.host_devices({workdir: config})
     )
-    with record.removed_if_refused(workdir):
+    with run_directory.removed_if_refused(workdir):
         try:
             code = loop.train(config, workdir, log_to_file=True)
         except MissingDataError as error:
@@ -123,13 +125,12 @@ def for_a_directory(config: ConfigDict) -> dict[str, Any]:
     return changes
 
 
-def recipe_of(argv: Sequence[str] | None) -> dict[str, Any]:
+def recipe_of(file: str) -> dict[str, Any]:
     """What a run departs from: `file`, that of --config, and its fields without those overridden.
 
     They are `config`, by dotted name.
     """
-    file, _ = cli.config_file(argv)
-    config = cli.read_config([f'--config={file}'])
+    config = config_lib.with_values_read(cli.read_config_file(file))
     with contextlib.suppress(UserError):  # it may need what the command line adds
         config = config_lib.checked(config)
     return {'file': file, 'config': config_lib.flatten(config)}

@@ -16,12 +16,11 @@ import jax
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import cli, machine, terminal
-from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least, check_choice
 from vit_jax.objectives import teacher
 from vit_jax.planning import report, targets
 from vit_jax.planning.estimate import Target
-from vit_jax.training import accumulation, chips, pretrained
+from vit_jax.training import accumulation, chips, device_defaults, pretrained, resolve
 
 
 @cli.command
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_numbers(config)
     with machine.same_sigterm():  # reading weights starts JAX with as many devices as there are
         target = make_target(options)
-    config = resolve(config)
+    config = complete(config, target)
     target = target._replace(teacher=teacher.load(config))
     found = report.make(config, target, options.search)
     terminal.write(report.text(found))
@@ -64,14 +63,18 @@ def require_numbers(config: ConfigDict) -> None:
             )
 
 
-def resolve(config: ConfigDict) -> FrozenConfigDict:
-    """The complete config of a run, with the numbers of the data that it states."""
+def complete(config: ConfigDict, target: Target) -> FrozenConfigDict:
+    """The config of a run on the devices, with the numbers of the data that it states."""
     taken = pretrained.take_fields(config, None)[0] if config.pretrained else {}
-    return config_lib.complete(
-        config_lib.checked(config, taken),
-        config.dataset.num_examples,
-        config.dataset.num_classes,
-        config.dataset.multi_label,
+    dataset = config.dataset
+    config = resolve.with_data(
+        resolve.checked(config, taken),
+        dataset.num_examples,
+        dataset.num_classes,
+        dataset.multi_label,
+    )
+    return resolve.with_device_defaults(
+        config, target.platform, target.devices[0], device_defaults.fastest_dtype(target.platform)
     )
 
 

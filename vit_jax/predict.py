@@ -21,14 +21,8 @@ import numpy as np
 
 from vit_jax import cli, machine, terminal
 from vit_jax.data import images, table_cells
-from vit_jax.errors import (
-    UserError,
-    check_at_least,
-    check_destination,
-    counted,
-    one_line,
-    writing,
-)
+from vit_jax.errors import UserError, check_at_least, counted, one_line
+from vit_jax.files import check_destination, writing
 from vit_jax.training import device_defaults
 from vit_jax.weights import Weights, description, predictor
 

@@ -13,9 +13,9 @@ import os
 from collections.abc import Sequence
 
 from vit_jax import cli, machine, reporting
-from vit_jax.errors import check_at_least, check_destination
+from vit_jax.errors import check_at_least
+from vit_jax.files import check_destination, write_text
 from vit_jax.processes import launch
-from vit_jax.workdir import record
 
 
 @cli.command
@@ -49,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for workdir in workdirs:  # now, and not after the work; so are the next
         collect.read(workdir)
     if options.images:
-        machine.check_backend()
+        machine.start_backend()
     out = options.out or os.path.join(
         options.workdirs[0] if len(options.workdirs) == 1 else '.', reporting.FILE
     )
     check_destination(out, '.html', '.htm')
     runs = [collect.run(workdir, options.images) for workdir in workdirs]
-    record.write_text(
+    write_text(
         out,
         page.of_one(runs[0]) if len(runs) == 1 else page.of_several(runs, list(workdirs.values())),
     )

@@ -84,9 +84,14 @@ def _is_news(record):
 
 
 def _report_unraisable(unraisable, report=sys.unraisablehook):
-    """Leaves out what Orbax's coroutines and their loops leave behind after a failure."""
+    """Reports an exception that Python cannot raise, but for two kinds that are no news.
+
+    One is what Orbax's coroutines and their loops leave behind after a failure. The other is a
+    Ctrl-C that comes while Python collects garbage; the watchdog then ends the process.
+    """
     of_a_loop = re.search("Event loop is closed|EventLoop' object has", str(unraisable.exc_value))
-    if not of_a_loop and not inspect.iscoroutine(unraisable.object):
+    is_interrupt = issubclass(unraisable.exc_type, KeyboardInterrupt)
+    if not (of_a_loop or is_interrupt or inspect.iscoroutine(unraisable.object)):
         report(unraisable)
 
 

@@ -31,7 +31,7 @@ PLACES = {
     'vit_jax.training.program:Program.initial_state': 1,
     'vit_jax.data.pipeline:train_batches': 1,
     'vit_jax.training.run:announce': 1,
-    'vit_jax.training.run:initial_or_restored_state': 1,
+    'vit_jax.training.run:initial_or_restored': 1,
     'vit_jax.training.program:Program.trace_train_step': 1,
     'vit_jax.workdir.record:write_json': 2,
     'vit_jax.workdir.checkpoint:Checkpointer.save': 6,

@@ -101,12 +101,12 @@ def _fields():
     for name, field in config_lib.all_fields().items():
         if name.startswith(LEFT_OUT) or name not in given:
             continue
-        if field.values.fit((0.5, 0.5, 0.5)) or field.values.fit((1, 1, 1)):
+        if field.values.fits((0.5, 0.5, 0.5)) or field.values.fits((1, 1, 1)):
             kinds[name] = 'several'
-        elif field.values.fit(1):
-            whole = isinstance(field.default, int) or not field.values.fit(0.5)
+        elif field.values.fits(1):
+            whole = isinstance(field.default, int) or not field.values.fits(0.5)
             kinds[name] = 'whole' if whole else 'number'
-        elif field.values.fit(0.5):
+        elif field.values.fits(0.5):
             kinds[name] = 'number'
     return kinds
 

@@ -140,7 +140,7 @@ def check(case, bases):
     finally:
         process.kill()
         process.wait()
-    return _judged(case.base, code, stream, encoding, error)
+    return _judged(case, code)
 
 
 def _arguments(command):
@@ -155,7 +155,9 @@ def _arguments(command):
     return ['--workdir=runs', *options, *names]
 
 
-def _judged(command, code, stream, encoding, error):
+def _judged(case, code):
+    (_, stream, encoding), (_, error), (start, *_) = case.changes
+    command = case.base
     written = commands.log()
     cases.require_no_noise(written)
     _require_harmless(written, 'stderr')
@@ -164,8 +166,11 @@ def _judged(command, code, stream, encoding, error):
         if error == 'file':
             commands.require_one_message(written)
         return 'refused'
-    if code == 1 and 'PYTHONUTF8=1' in written:  # names that the locale cannot have
-        commands.require_one_message(written)
+    if code == 1 and start == 'typed':  # names that the locale C cannot have
+        if error == 'file':
+            commands.require_one_message(written)
+            if 'PYTHONUTF8=1' not in written:
+                raise Failure('abort', f'exit code 1: {written[-300:]}')
         return 'refused'
     if code:
         raise Failure('abort', f'exit code {code}: {written[-300:]}')

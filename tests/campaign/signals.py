@@ -30,9 +30,9 @@ START = (
     'vit_jax.training.run:open_data',
     'vit_jax.training.run:Program',
     'vit_jax.training.run:program_that_fits',
-    'vit_jax.training.run:initial_or_restored_state',
+    'vit_jax.training.run:initial_or_restored',
     'vit_jax.training.run:announce',
-    'vit_jax.training.run:require_memory',
+    'vit_jax.training.run:make_room',
 )
 OF_RUN = (
     'vit_jax.training.program:Program.trace_train_step',

@@ -14,7 +14,7 @@ from tests.campaign.cases import MARK, Case, Failure, Outcome, failed, noise, re
 from tests.support.forked import CONTEXT
 from vit_jax.errors import UserError
 
-ADDRESS_SPACE = 8 << 30  # bytes that a worker may map above what it has mapped at its start
+ADDRESS_SPACE = 16 << 30  # bytes that a worker may map above what it has mapped at its start
 
 
 class Worker:
@@ -103,7 +103,8 @@ def _serve(pipe, folder, bases):
     log = os.open(folder / 'log', os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the campaign itself
+    # Ctrl-C is for the campaign itself. Not SIG_IGN, which the processes of cases would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # out of its contexts, which end runs
     limit = _mapped() + ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -16,6 +16,7 @@ from PIL import Image
 from tests.support.batches import Data, assert_equal, break_files, make, numbers, write_directory
 from tests.support.images import encode, oriented, picture
 from tests.support.runs import ROOT, environment
+from vit_jax import files
 from vit_jax.data import cached, images, pipeline, resizing
 from vit_jax.errors import UserError
 from vit_jax.workdir.interrupts import Interrupts
@@ -63,7 +64,9 @@ def contents(folder):
 def by_photo(data, source):
     """The pixels of the files that a source reads, by the name of the photo."""
     paths = source.fetch(tf.range(source.num_examples, dtype=tf.int64))['path'].numpy()
-    return {source.name_of(k): images.decode(images.read(path)) for k, path in enumerate(paths)}
+    return {
+        source.name_of(k): images.decode(files.read_bytes(path)) for k, path in enumerate(paths)
+    }
 
 
 def test_pixels_are_those_of_the_photo_or_of_it_reduced(tmp_path):
@@ -72,7 +75,7 @@ def test_pixels_are_those_of_the_photo_or_of_it_reduced(tmp_path):
     for name, pixels in by_photo(
         data, through(data, tmp_path / 'f', short_side=20).source()
     ).items():
-        original = images.decode(images.read(name))
+        original = images.decode(files.read_bytes(name))
         height, width = original.shape[:2]
         factor = min(1, 20 / min(height, width))
         assert pixels.shape == (round(height * factor), round(width * factor), 3)

@@ -33,13 +33,13 @@ def between_steps(step):
     assert str(error.value).splitlines() == [
         'the config of the processes differs. Start all with the same:',
         '  a: 2 on process 0, 1 on process 1', "  c: 5 on process 0, 'absent' on process 1"]
-    from vit_jax.workdir import record
+    from vit_jax.workdir import lock
     os.makedirs(f'{folder}/{{me}}')
     os.chdir(f'{folder}/{{me}}')
     with pytest.raises(UserError, match='process 1 does not find the workdir run of process 0'):
-        record.lock('run')
+        lock.reserve('run')
     os.chdir('..')
-    with record.lock('run'):
+    with lock.reserve('run'):
         pass
     vote = consensus.SignalVote()  # tells of the call before
     assert [vote(number) for number in (0, 15 * me, 2, 0)] == [0, 0, 15, 2]

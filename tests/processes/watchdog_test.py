@@ -125,7 +125,7 @@ def test_one_signal_waits_for_what_is_to_be_saved(pipe, tmp_path):
         'vit_jax.training.run:open_data',
         'vit_jax.training.accumulation:bytes_needed',
         'vit_jax.training.program:Program.trace_train_step',
-        'vit_jax.training.run:initial_or_restored_state',
+        'vit_jax.training.run:initial_or_restored',
     ],
 )
 def test_a_signal_in_any_phase_of_the_start(place, signum, code, pipe, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from tests.support.browser import browser
 from tests.support.pages import made, read_sheet, write_workdir
 from vit_jax import reporting
+from vit_jax.files import write_text
 from vit_jax.reporting import page
-from vit_jax.workdir import record
 
 pytestmark = pytest.mark.slow
 WIDTH = 'document.documentElement.scrollWidth'
@@ -32,7 +32,7 @@ def pages(tmp_path_factory):
         ('classes', page.of_one(made(num_classes=1000))),
         ('several', page.of_several([made(workdir=f'runs/{k}') for k in 'abc'])),
     ):
-        record.write_text(str(folder / f'{name}.html'), html)
+        write_text(str(folder / f'{name}.html'), html)
     notes = {
         str(write_workdir(folder / f'lr=0.0{k}', accuracies=[k / 20] if k < 19 else [])): note
         for k, note in enumerate([*[''] * 17, 'the best', 'diverges'], 1)
@@ -234,7 +234,7 @@ def test_names_run_nothing(chromium, tmp_path):
         '"><img src=x onerror="window.hacked = 1">',
         "'-window.hacked=1-'",
     ]
-    record.write_text(str(tmp_path / 'evil.html'), page.of_one(made(names=evil, name=evil[1])))
+    write_text(str(tmp_path / 'evil.html'), page.of_one(made(names=evil, name=evil[1])))
     chromium.open(tmp_path / 'evil.html')
     assert chromium.evaluate('window.hacked') is None
     assert chromium.evaluate("document.querySelector('h1').textContent") == evil[1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int32, bool)
 
@@ -33,7 +33,7 @@ def assert_same(found, expected):
 
 def refused(path):
     with pytest.raises(UserError) as error:
-        files.read(str(path))
+        array_files.read(str(path))
     return str(error.value)
 
 

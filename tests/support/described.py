@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.support import interop
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 
 
 def torchvision_logits(given, path, images):
     """Of torchvision's VisionTransformer, whose attention is PyTorch's own layer."""
     torch = interop.require('torch')
     functional = torch.nn.functional
-    state = {name: torch.tensor(x) for name, x in files.read(path)[0].items()}
+    state = {name: torch.tensor(x) for name, x in array_files.read(path)[0].items()}
 
     def linear(name, x):
         return functional.linear(x, state[f'{name}.weight'], state[f'{name}.bias'])

@@ -6,6 +6,7 @@ import numpy as np
 from tests.support.runs import resolved
 from vit_jax import config as config_lib
 from vit_jax.parallel import sharding
+from vit_jax.training import resolve
 from vit_jax.training.program import Program
 
 VIT = dict(patch_size=(4, 4), hidden_size=32, num_layers=3, mlp_dim=64, num_heads=4)
@@ -41,4 +42,5 @@ def program_on(config, teacher=None, **mesh):
     """The program on as many of the eight devices as the mesh has."""
     number = int(np.prod(list(mesh.values())))
     config = config_lib.changed(config, {f'mesh.{axis}': size for axis, size in mesh.items()})
-    return Program(config, sharding.make_mesh(config.mesh, jax.devices()[:number]), teacher=teacher)
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[:number])
+    return Program(resolve.for_mesh(config, mesh, teacher=teacher), mesh, teacher=teacher)

@@ -12,8 +12,9 @@ import sys
 import jax
 import pytest
 
-from vit_jax import config as config_lib
 from vit_jax import main
+from vit_jax.files import write_json
+from vit_jax.training import resolve
 from vit_jax.workdir import record
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -122,7 +123,7 @@ def run_here(*argv, command=main, optimized=False):
 
 def resolved(config, num_examples=1000, num_classes=6):
     """A checked config with the numbers of some data, as a run has it."""
-    return config_lib.complete(config_lib.checked(config), num_examples, num_classes)
+    return resolve.with_data(resolve.checked(config), num_examples, num_classes)
 
 
 def begin(workdir, config, class_names=('ant', 'bee'), without=()):
@@ -135,8 +136,8 @@ def begin(workdir, config, class_names=('ant', 'bee'), without=()):
     for name in without:
         del recorded['mesh'][name]
     (workdir / 'checkpoints' / '10').mkdir(parents=True)
-    record.write_json(str(workdir / record.CONFIG), recorded)
-    record.write_json(str(workdir / record.CLASSES), list(class_names))
+    write_json(str(workdir / record.CONFIG), recorded)
+    write_json(str(workdir / record.CLASSES), list(class_names))
 
 
 def load(name):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.runs import begin
 from vit_jax import config as config_lib
-from vit_jax import machine
+from vit_jax import machine, models
 from vit_jax.errors import UserError
 from vit_jax.models import variants
 from vit_jax.models.backends import registry
@@ -139,19 +139,19 @@ def test_what_is_chosen_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch
     if model.endswith('*5'):
         config.model.num_layers *= 5
     found = device_defaults.for_platform(config, 'gpu', DEVICE).model
-    assert tuple(found[field] for field in device_defaults.OPEN) == expected
+    assert tuple(found[field] for field in models.PER_MACHINE) == expected
     looped = config_lib.changed(config, {'model.unroll': 3})
     found = device_defaults.for_platform(
         looped, 'gpu', DEVICE
     ).model  # which would copy what it keeps
-    assert tuple(found[field] for field in device_defaults.OPEN) == (3, 'products', *expected[2:])
+    assert tuple(found[field] for field in models.PER_MACHINE) == (3, 'products', *expected[2:])
     found = device_defaults.for_platform(config, 'gpu').model  # of a GPU that is only planned for
-    assert tuple(found[field] for field in device_defaults.OPEN) == (1, 'products', 'xla', 'xla')
+    assert tuple(found[field] for field in models.PER_MACHINE) == (1, 'products', 'xla', 'xla')
     config.model.attention_kernel = 'xla'
     found = device_defaults.for_platform(
         config, 'gpu', DEVICE
     ).model  # the same, where it is asked for
-    assert tuple(found[field] for field in device_defaults.OPEN) == (1, 'products', 'xla', 'xla')
+    assert tuple(found[field] for field in models.PER_MACHINE) == (1, 'products', 'xla', 'xla')
 
 
 def narrow(fields):

@@ -2,9 +2,8 @@ import pytest
 
 from tests.support.datasets import write_images
 from tests.support.runs import TINY, load
-from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.training import evaluation, loop
+from vit_jax.training import evaluation, loop, resolve
 from vit_jax.training import run as run_lib
 from vit_jax.workdir import metrics
 
@@ -58,8 +57,8 @@ def test_labels_that_are_read_with_the_images_are_counted_then(image_directory, 
     run, _ = run_lib.resolve(config(image_directory, **{'evals.fewshot.shots': ()}), str(tmp_path))
     run.train_data.labels = None  # as a TFDS set has them
     program = run.program
-    program.config = config_lib.complete(
-        config_lib.checked(config(image_directory, **{'evals.fewshot.shots': (21,)})), 60, 3
+    program.config = resolve.with_data(
+        resolve.checked(config(image_directory, **{'evals.fewshot.shots': (21,)})), 60, 3
     )
     (few,) = evaluation.evaluators(
         program,

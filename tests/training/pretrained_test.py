@@ -17,6 +17,7 @@ from tests.support.runs import ROOT, TINY, load
 from vit_jax import cli, evaluate, models, plan, predict, weights
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.planning.estimate import Target
 from vit_jax.training import accumulation, pretrained
 from vit_jax.training import run as run_lib
 from vit_jax.weights import adapt
@@ -186,8 +187,8 @@ def test_local_paths_are_recorded_absolute_and_any_spelling_goes_on(
     monkeypatch.chdir(tmp_path)
     assert resolve(name).config.pretrained == digits_file
     begun = {'pretrained': f'{tmp_path}/gone/{name}'}
-    pretrained.complete_paths(config := config_lib.changed(run.config, {'pretrained': name}), begun)
-    assert config.pretrained == str(tmp_path / name)
+    config = config_lib.changed(run.config, {'pretrained': name})
+    assert pretrained.absolute_paths(config, begun)['pretrained'] == str(tmp_path / name)
 
 
 @pytest.mark.parametrize('address', ['hf:a/b', 'timm:a', 'gs://a/b.npz', 'https://a/b', '', 'c'])
@@ -198,8 +199,7 @@ def test_what_is_no_local_path_stays_as_it_is(address, tmp_path, monkeypatch):
     config = config_lib.changed(
         config_lib.base(), {'pretrained': address, 'teacher.weights': address}
     )
-    pretrained.complete_paths(config, None)
-    assert (config.pretrained, config.teacher.weights) == (address, address)
+    assert pretrained.absolute_paths(config, None) == {}
 
 
 def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(
@@ -219,7 +219,8 @@ def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(
             '--config.dataset.num_classes=3',
         ]
     )
-    assert plan.resolve(config).model.gelu == 'erf'
+    target = Target('cpu', jax.devices()[:1], simulated=True, limit=1e9)
+    assert plan.complete(config, target).model.gelu == 'erf'
 
 
 def initial_params(loaded, model, image_size):

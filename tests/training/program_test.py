@@ -148,7 +148,7 @@ def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mes
     checkpointer = checkpoint.Checkpointer(str(tmp_path / 'checkpoints'), 1, False)
     checkpointer.save(0, state)
     checkpointer.wait()
-    restored = checkpointer.restore_latest(program.abstract_state)
+    restored = checkpointer.restore_latest(program.abstract_state).state
     checkpointer.close()
     assert bytes_by_device(restored) == bytes_by_device(state)
 
@@ -167,7 +167,7 @@ def test_checkpoint_goes_on_on_another_mesh(tmp_path):
     checkpointer.wait()
     for sizes in (dict(data=1, fsdp=1, tensor=1), MESHES['fsdp'], dict(data=1, fsdp=2, tensor=1)):
         program = program_on(config, **sizes)
-        restored = checkpointer.restore_latest(program.abstract_state)
+        restored = checkpointer.restore_latest(program.abstract_state).state
         jax.tree.map(np.testing.assert_array_equal, restored, state)
         kernel = restored.params['blocks']['mlp']['dense1']['kernel']
         assert kernel.sharding.mesh.shape == sizes

@@ -42,16 +42,16 @@ def test_an_image_size_is_one_that_the_positions_fit():
     ('given', 'message'),
     [
         ('men=1', "is 'men'. Did you mean mean. It is one of: antialias, crop_ratio, fit, mean"),
-        ('image_size=0', '=image_size=0: expected '),
-        ('resize=cubic', "preprocess.resize is 'cubic'. Did you mean bicubic.*lanczos3"),
-        ('crop_ratio', '=crop_ratio: expected a number, at least 0.01 and at most 1'),
-        ('fit=crop', "preprocess.fit is 'crop'. It is one of: cover, squash"),
-        ('antialias=no', '=antialias=no: expected True or False'),
+        ('image_size=0', "image_size is '0': expected "),
+        ('resize=cubic', "--preprocess resize is 'cubic'. Did you mean bicubic.*lanczos3"),
+        ('crop_ratio', "crop_ratio is '': expected a number, at least 0.01 and at most 1"),
+        ('fit=crop', "--preprocess fit is 'crop'. It is one of: cover, squash"),
+        ('antialias=no', "antialias is 'no': expected True or False"),
         ('crop_ratio=1.1', 'expected a number, at least 0.01 and at most 1'),
         ('crop_ratio=nan', 'expected a number, at least 0.01 and at most 1'),
-        ('mean=0.5', '=mean=0.5: expected three numbers .red, green, blue. from 0 to 1'),
+        ('mean=0.5', r"mean is '0.5': expected three numbers .red, green, blue. from 0 to 1"),
         ('mean=123.7,116.3,103.5', 'from 0 to 1'),
-        ('resize=bicubic,crop_ratio=2', '=crop_ratio=2: expected a number, at least 0.01'),
+        ('resize=bicubic,crop_ratio=2', "crop_ratio is '2': expected a number, at least 0.01"),
         ('resize=bicubic,crop=1', "is 'crop'. Did you mean crop_ratio"),
         ('std=0.1,0,0.1', 'three numbers .red, green, blue. from 0.001 to 1'),
     ],
@@ -191,9 +191,10 @@ def test_fields_of_the_model_of_a_command_line():
     }
     for given, expected in [
         ('heads=3', "is 'heads'. Did you mean num_heads"),
-        ('num_heads=x', '--model: num_heads is "x": expected a whole number.'),
-        ('num_heads=-3', 'num_heads is "-3": expected a whole number >= 1'),
-        ('layer_norm_epsilon', 'layer_norm_epsilon is ""'),
+        ('num_heads=x', "--model num_heads is 'x': expected a whole number"),
+        ('num_heads=-3', "num_heads is '-3': expected a whole number, at least 1"),
+        ('layer_norm_epsilon', "layer_norm_epsilon is ''"),
+        ('gelu=erv', "gelu is 'erv'. Did you mean erf"),
     ]:
         with pytest.raises(UserError, match=expected):
             description.parse_model([given])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.containers import refused, tensor, write_pickle
 from vit_jax.errors import UserError
-from vit_jax.weights import files, limits
+from vit_jax.weights import array_files, limits
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +36,13 @@ def test_what_is_no_file(tmp_path, monkeypatch):
     assert 'is a directory: expected a file' in refused(tmp_path)
     os.mkfifo('model.safetensors.index.json')
     with pytest.raises(UserError, match='index.json. is a named pipe: expected a file'):
-        files.read_path(str(tmp_path))
+        array_files.read_path(str(tmp_path))
 
 
 def test_nothing_replaces_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / 'x.npz')
     with pytest.raises(UserError, match='x.npz. is a named pipe: name another destination'):
-        files.check_replaceable(str(tmp_path / 'x.npz'))
+        array_files.check_replaceable(str(tmp_path / 'x.npz'))
 
 
 def test_header_of_safetensors(tmp_path):

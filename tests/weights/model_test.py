@@ -10,7 +10,7 @@ from tests.support import small
 from tests.support.small import message, through
 from vit_jax import weights
 from vit_jax.errors import UserError
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 from vit_jax.weights.model import guess_heads
 
 
@@ -74,8 +74,8 @@ def test_number_of_heads_of_published_sizes():
 def test_numbers_in_names(name, expected, tmp_path):
     path = str(tmp_path / 'x.safetensors')
     weights.save(small.make('vit', gelu='erf'), path, 'timm')
-    arrays, _ = files.read(path)
-    files.write(path, arrays | {name: arrays['norm.bias']}, '.safetensors')
+    arrays, _ = array_files.read(path)
+    array_files.write(path, arrays | {name: arrays['norm.bias']}, '.safetensors')
     assert expected in message(weights.load, path)
 
 
@@ -92,9 +92,9 @@ def test_numbers_in_names(name, expected, tmp_path):
 def test_numbers_in_names_of_a_resnet(name, expected, tmp_path):
     path = str(tmp_path / 'x.npz')
     weights.save(small.make('bit'), path, 'google')
-    arrays, _ = files.read(path)
+    arrays, _ = array_files.read(path)
     arrays[f'resnet/{name}/a/group_norm/gamma'] = np.ones(32, np.float32)
-    files.write(path, arrays, '.npz')
+    array_files.write(path, arrays, '.npz')
     assert expected in message(weights.load, path)
 
 
@@ -141,7 +141,7 @@ def test_size_of_images_takes_no_memory(tmp_path):
 def test_a_parameter_under_two_names(tmp_path):
     path = str(tmp_path / 'x.npz')
     weights.save(small.make('vit'), path, 'google')
-    arrays, _ = files.read(path)
+    arrays, _ = array_files.read(path)
     old, new = (f'Transformer/encoderblock_0/LayerNorm_{k}/bias' for k in (2, 1))
-    files.write(path, arrays | {new: arrays[old]}, '.npz')
+    array_files.write(path, arrays | {new: arrays[old]}, '.npz')
     assert f'{new} and {old} are the same parameter' in message(weights.load, path)

@@ -9,7 +9,7 @@ import pytest
 from tests.support import interop, small
 from vit_jax import weights
 from vit_jax.errors import UserError
-from vit_jax.weights import LAYOUTS, Weights, description, files, published, table
+from vit_jax.weights import LAYOUTS, Weights, array_files, description, published, table
 from vit_jax.weights import model as model_lib
 
 
@@ -17,7 +17,7 @@ def bare(state, source='x.pth'):
     """Weights with such arrays of timm but no numbers; None for a model that cannot be read."""
     arrays = {name: np.broadcast_to(np.float32(0), tuple(x.shape)) for name, x in state.items()}
     try:
-        reading = LAYOUTS['timm'].read(files.Contents(arrays, {}, {}))
+        reading = LAYOUTS['timm'].read(array_files.Contents(arrays, {}, {}))
         found, unknown = table.translate(reading.arrays, reading.table)
         flat = table.parameters(found)
         model, num_classes = model_lib.describe(flat, reading.fields)

@@ -9,7 +9,7 @@ from tests.support import interop, small
 from tests.support.small import FILES, assert_same_arrays, message, through
 from vit_jax import weights
 from vit_jax.errors import UserError
-from vit_jax.weights import files, verify
+from vit_jax.weights import array_files, verify
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,9 @@ from vit_jax.weights import files, verify
 )
 def test_prefixes_of_pytorch(prefix, tmp_path):
     _, found = through(small.make('vit'), 'timm', tmp_path / 'x.safetensors')
-    arrays, _ = files.read(str(tmp_path / 'x.safetensors'))
+    arrays, _ = array_files.read(str(tmp_path / 'x.safetensors'))
     arrays = {prefix + name: x for name, x in arrays.items()}
-    files.write(str(tmp_path / 'x.safetensors'), arrays, '.safetensors')
+    array_files.write(str(tmp_path / 'x.safetensors'), arrays, '.safetensors')
     again = weights.load(str(tmp_path / 'x.safetensors'))
     assert again.model == found.model
     assert_same_arrays(again.params, found.params)
@@ -29,9 +29,9 @@ def edited(tmp_path, edit):
     """Path of a timm file whose arrays `edit` has changed."""
     path = str(tmp_path / 'x.safetensors')
     through(small.make('vit'), 'timm', path)
-    arrays = {name: x.copy() for name, x in files.read(path)[0].items()}
+    arrays = {name: x.copy() for name, x in array_files.read(path)[0].items()}
     edit(arrays)
-    files.write(path, arrays, '.safetensors')
+    array_files.write(path, arrays, '.safetensors')
     return path
 
 
@@ -124,10 +124,10 @@ def test_whatever_is_wrong_with_arrays_is_explained(layout, name, model, tmp_pat
         return
     weights.save(given, str(path), layout)
     file = path / 'model.safetensors' if path.is_dir() else path
-    arrays, metadata = files.read(str(file))
+    arrays, metadata = array_files.read(str(file))
     rng = np.random.default_rng(0)
     for _ in range(12):
-        files.write(str(file), mistakes(rng, dict(arrays)), file.suffix, metadata or None)
+        array_files.write(str(file), mistakes(rng, dict(arrays)), file.suffix, metadata or None)
         try:
             found = weights.load(str(path))
         except UserError:

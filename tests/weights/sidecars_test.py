@@ -14,7 +14,7 @@ from tests.support import small
 from tests.support.small import message
 from vit_jax import weights
 from vit_jax.errors import UserError
-from vit_jax.weights import files, sidecars
+from vit_jax.weights import array_files, sidecars
 
 VALUES = [
     None,
@@ -87,7 +87,7 @@ def replaceable(kind, path):
     target = path / ('x.safetensors' if layout == 'vit_jax' else 'x')
     weights.save(given, str(target), layout)
     if layout == 'vit_jax':
-        arrays, metadata = files.read(str(target))
+        arrays, metadata = array_files.read(str(target))
 
         def put(text):
             stated = {'vit_jax': text.decode(errors='replace')}
@@ -95,7 +95,7 @@ def replaceable(kind, path):
 
         return json.loads(metadata['vit_jax']), put, target
     if kind == 'index':
-        names = files.read(str(target / 'model.safetensors'))[0]
+        names = array_files.read(str(target / 'model.safetensors'))[0]
         (target / 'model.safetensors').rename(target / 'a.safetensors')
         file, value = (
             target / 'model.safetensors.index.json',

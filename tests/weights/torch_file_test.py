@@ -13,7 +13,7 @@ import pytest
 from tests.support import interop
 from tests.support.containers import Touch, arrays, assert_same, refused, tensor, write_pickle
 from vit_jax.errors import UserError
-from vit_jax.weights import files, torch_file
+from vit_jax.weights import array_files, torch_file
 
 
 def test_pytorch_reads_what_is_written(tmp_path):
@@ -34,12 +34,12 @@ def test_what_pytorch_writes_is_read(tmp_path):
     module = torch.nn.Linear(3, 2).to(torch.bfloat16)
     state = module.state_dict() | {'view': base[1:3, ::2].T, 'parameter': torch.nn.Parameter(base)}
     torch.save({'epoch': 3, 'state_dict': state, 'optimizer': {'lr': 0.1}}, tmp_path / 'x.pth')
-    found, _ = files.read(str(tmp_path / 'x.pth'))
+    found, _ = array_files.read(str(tmp_path / 'x.pth'))
     assert found.keys() == state.keys()
     for name, x in state.items():
         np.testing.assert_array_equal(found[name].astype(np.float32), x.detach().float().numpy())
     torch.save(module.state_dict(), tmp_path / 'y.pth')  # an OrderedDict with attributes
-    assert files.read(str(tmp_path / 'y.pth'))[0]['weight'].dtype == ml_dtypes.bfloat16
+    assert array_files.read(str(tmp_path / 'y.pth'))[0]['weight'].dtype == ml_dtypes.bfloat16
 
 
 def test_big_endian_pth(tmp_path):
@@ -58,7 +58,7 @@ def test_big_endian_pth(tmp_path):
                 x = list(arrays().values())[int(name.removeprefix('archive/data/'))]
                 data = np.frombuffer(data, f'u{x.dtype.itemsize}').byteswap().tobytes()
             big.writestr(name, data)
-    assert_same(files.read(str(tmp_path / 'big.pth'))[0], arrays())
+    assert_same(array_files.read(str(tmp_path / 'big.pth'))[0], arrays())
     theirs = torch.load(tmp_path / 'big.pth', weights_only=True)
     np.testing.assert_array_equal(theirs['transposed'], arrays()['transposed'])
 
@@ -126,7 +126,9 @@ def test_tensors_stay_within_their_storage(numbers, tmp_path):
         with zipfile.ZipFile(tmp_path / 'x.pth', 'a') as file:
             file.writestr('archive/data/0', np.arange(4, dtype=np.float32).tobytes())
         if sizes is not numbers:
-            np.testing.assert_array_equal(files.read(str(tmp_path / 'x.pth'))[0]['w'], range(4))
+            np.testing.assert_array_equal(
+                array_files.read(str(tmp_path / 'x.pth'))[0]['w'], range(4)
+            )
     assert 'is damaged or cut short' in refused(tmp_path / 'x.pth')
 
 
@@ -169,7 +171,7 @@ def test_tensors_of_one_storage_share_its_memory(tmp_path):
     torch = interop.require('torch')
     base = torch.arange(12.0)
     torch.save({str(k): base[k:] for k in range(12)}, tmp_path / 'x.pth')
-    found, _ = files.read(str(tmp_path / 'x.pth'))
+    found, _ = array_files.read(str(tmp_path / 'x.pth'))
     np.testing.assert_array_equal(found['9'], [9, 10, 11])
     assert np.shares_memory(found['0'], found['9'])
 
@@ -183,5 +185,5 @@ def test_old_pth(tmp_path):
 def test_without_pytorch_another_file_is_proposed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch', None)
     with pytest.raises(UserError, match='PyTorch writes .pth.* name a .safetensors file, or pip'):
-        files.write(str(tmp_path / 'x'), arrays(), '.pth')
+        array_files.write(str(tmp_path / 'x'), arrays(), '.pth')
     assert not any(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from tests.support import interop, small
 from tests.support.small import assert_same_arrays, message, through
 from vit_jax import weights
 from vit_jax.errors import UserError
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
         path.with_name('x.npz.half').write_text('')
         raise OSError('disk full')
 
-    monkeypatch.setattr(files, 'write', fail)
+    monkeypatch.setattr(array_files, 'write', fail)
     with pytest.raises(UserError, match='x.npz cannot be written .disk full'):
         weights.save(before, str(path), 'google')
     assert_same_arrays(weights.load(str(path)).params, before.params)

@@ -15,6 +15,7 @@ import pytest
 from tests.support.steps import setup
 from vit_jax.errors import UserError
 from vit_jax.workdir import checkpoint, record
+from vit_jax.workdir.scores import Scores
 
 
 def abstract(state):
@@ -44,12 +45,13 @@ def saved(
     name='eval/accuracy',
     keep_every=0,
 ):
-    checkpointer = checkpoint.Checkpointer(str(directory), keep, keep_best, name, keep_every)
+    checkpointer = checkpoint.Checkpointer(str(directory), keep, keep_best, keep_every)
+    scores = Scores(name)
     for step in steps:
         if metrics is not None:
-            checkpointer.scores[step] = metrics[step]
-        checkpointer.save(step, state.replace(step=jnp.int32(step)))
-    checkpointer.wait()
+            scores = scores.adding(step, metrics[step])
+        checkpointer.save(step, state.replace(step=jnp.int32(step)), scores=scores)
+    checkpointer.wait(scores)
     return checkpointer
 
 
@@ -69,7 +71,7 @@ def test_round_trip_is_exact_and_asynchronous_saving_survives_donation(tmp_path,
     jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state)
     checkpointer.wait()
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), expected)
-    assert_identical(checkpointer.restore_latest(like), expected)
+    assert_identical(checkpointer.restore_latest(like).state, expected)
 
 
 def test_nothing_saved_yet(tmp_path, state):
@@ -88,9 +90,10 @@ def test_keeps_the_newest_and_the_best(tmp_path, state):
 
 @pytest.mark.slow
 def test_best_survives_checkpoints_without_an_evaluation(tmp_path, state):
-    checkpointer = saved(tmp_path, state, [1, 2], keep=1, keep_best=True, metrics={1: 0.9, 2: 0.1})
-    checkpointer.save(3, state)
-    checkpointer.save(4, state)
+    accuracy = {1: 0.9, 2: 0.1}
+    checkpointer = saved(tmp_path, state, [1, 2], keep=1, keep_best=True, metrics=accuracy)
+    for step in (3, 4):
+        checkpointer.save(step, state, scores=Scores('eval/accuracy', accuracy))
     checkpointer.close()
     assert folders(tmp_path) == ['1', '4']
 
@@ -105,11 +108,19 @@ def test_the_best_is_named_and_found_again(tmp_path, state):
     }
     # A run that goes on learns the accuracies from its metrics.
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 1, True)
-    checkpointer.scores.update(accuracy)
-    checkpointer.save(5, state)
-    assert checkpointer.wait() == 5
-    assert (checkpointer.best(), folders(tmp_path)) == (2, ['2', '5'])
-    checkpoint.Checkpointer(str(tmp_path), 1, False)  # keeps it no longer
+    scores = Scores('eval/accuracy', accuracy)
+    checkpointer.save(5, state, scores=scores)
+    assert checkpointer.wait(scores) == 5
+    assert checkpointer.best_saved(scores) == 2
+    assert folders(tmp_path) == ['2', '5']
+
+
+def test_a_run_that_no_longer_keeps_its_best_names_none(tmp_path):
+    (tmp_path / 'best.json').write_text('{}')
+    checkpoint.Checkpointer(str(tmp_path), 1, False).close()
+    assert (tmp_path / 'best.json').exists()
+    for _ in range(2):
+        checkpoint.forget_best(str(tmp_path))
     assert not (tmp_path / 'best.json').exists()
 
 
@@ -138,14 +149,14 @@ def test_what_is_saved_beside_the_state_returns_and_older_ones_have_nothing(tmp_
     checkpointer.save(1, state, {'sum': 0.1 + 0.2})
     checkpointer.wait()
     again = checkpoint.Checkpointer(str(tmp_path), 3, False)
-    again.restore_latest(abstract(state))
-    assert again.restored == {'sum': 0.1 + 0.2}
+    assert again.restore_latest(abstract(state)).extra == {'sum': 0.1 + 0.2}
     path = tmp_path / 'checkpoints' / '1' / 'meta' / 'metadata'
     meta = json.loads(path.read_text())
     path.write_text(json.dumps({'fingerprint': meta['fingerprint']}))
     older = checkpoint.Checkpointer(str(tmp_path), 3, False)
-    assert_identical(older.restore_latest(abstract(state)), state)
-    assert older.restored == {}
+    restored = older.restore_latest(abstract(state))
+    assert_identical(restored.state, state)
+    assert restored.extra == {}
 
 
 def flip(path, offset=0):
@@ -183,8 +194,7 @@ def test_a_checkpoint_with_any_file_damaged_is_used_or_left_for_the_one_before(t
             shutil.copytree(tmp_path / 'good', tmp_path / 'run')
             damage(tmp_path / 'run' / 'checkpoints' / '2' / file)
             checkpointer = checkpoint.Checkpointer(str(tmp_path / 'run'), 3, True)
-            restored = checkpointer.restore_latest(abstract(state))
-            step = int(restored.step)
+            restored, step, _ = checkpointer.restore_latest(abstract(state))
             assert_identical(restored, state.replace(step=jnp.int32(step)))
             assert folders(tmp_path / 'run') == (['1', 'bad-2'] if step == 1 else ['1', '2'])
             if step == 1:
@@ -203,7 +213,7 @@ def test_no_bit_of_the_fingerprint_makes_another_version_of_the_program(tmp_path
     path = tmp_path / 'checkpoints' / '2' / 'meta' / 'metadata'
     flip(path, path.read_text().index('.params') + 2)
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
-    assert int(checkpointer.restore_latest(abstract(state)).step) == 1
+    assert checkpointer.restore_latest(abstract(state)).step == 1
     assert folders(tmp_path) == ['1', 'bad-2']
 
 
@@ -231,15 +241,7 @@ def test_a_full_disk_is_one_message_with_the_last_good_checkpoint(tmp_path, stat
     )
     assert record.begun(str(tmp_path / 'next')) is None
     checkpointer = saved(tmp_path / 'next', state, [2])
-    assert int(checkpointer.restore_latest(abstract(state)).step) == 2
-
-
-def test_errors_of_the_storage_are_recognised():
-    for text in ('[OS error 28: ENOSPC No space left]', "No space left [os_error_code='28']"):
-        full = ValueError(f'RESOURCE_EXHAUSTED: Error writing "a/b": {text}')
-        assert record.storage_error(full) == os.strerror(errno.ENOSPC)
-    assert record.storage_error(OSError(errno.EROFS, 'x')) == os.strerror(errno.EROFS)
-    assert record.storage_error(ValueError('shapes')) == ''
+    assert checkpointer.restore_latest(abstract(state)).step == 2
 
 
 @pytest.mark.filterwarnings('ignore:coroutine')  # of asyncio, which cannot make its loop
@@ -256,7 +258,7 @@ def test_a_checkpoint_is_not_blamed_for_too_few_open_files(tmp_path, state, monk
                 checkpointer.restore_latest(abstract(state))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert int(checkpointer.restore_latest(abstract(state)).step) == 2
+    assert checkpointer.restore_latest(abstract(state)).step == 2
 
 
 @pytest.mark.parametrize('what', ['a file', 'the folder'])
@@ -277,7 +279,7 @@ def test_a_checkpoint_is_not_blamed_for_permissions(what, tmp_path, state, monke
         with pytest.raises(PermissionError, match='Permission denied: .*/checkpoints/2'):
             checkpointer.restore_latest(abstract(state))
     assert folders(tmp_path) == ['1', '2']
-    assert int(checkpointer.restore_latest(abstract(state)).step) == 2
+    assert checkpointer.restore_latest(abstract(state)).step == 2
 
 
 def test_room_for_what_will_be_kept_is_asked_for_first(tmp_path, state, monkeypatch):
@@ -316,7 +318,7 @@ def test_a_save_that_another_state_of_that_name_prevents_is_an_error(tmp_path, s
     with pytest.raises(UserError, match=r'step 1 cannot be saved: .*checkpoints/1 exists and'):
         checkpointer.save(1, other)
     restored = checkpointer.restore_latest(abstract(state))
-    assert_identical(restored, state.replace(step=jnp.int32(1)))
+    assert_identical(restored.state, state.replace(step=jnp.int32(1)))
 
 
 def rename(directory, *pairs):
@@ -331,7 +333,7 @@ def test_a_folder_with_the_name_of_another_step_is_not_used(tmp_path, state, cap
     saved(tmp_path, state, [1, 2]).close()
     rename(tmp_path, ('2', '3'))
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
-    assert int(checkpointer.restore_latest(abstract(state)).step) == 1
+    assert checkpointer.restore_latest(abstract(state)).step == 1
     assert folders(tmp_path) == ['1', 'bad-3']
     assert 'checkpoints/3 holds the state of step 2' in caplog.text
 
@@ -370,7 +372,7 @@ def test_falls_back_and_keeps_the_bad_one(harm, tmp_path, state, caplog):
             file.unlink()
     with caplog.at_level(logging.WARNING, logger='vit_jax'):
         restored = checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(abstract(state))
-    assert int(restored.step) == 1
+    assert restored.step == 1
     assert folders(tmp_path) == ['1', 'bad-2']
     assert 'checkpoint of step 2 cannot be used and is now' in caplog.text
     assert 'falling back to the checkpoint of step 1' in caplog.text
@@ -405,5 +407,6 @@ def test_a_checkpoint_of_a_run_with_other_fields_is_refused(tmp_path, state):
     with pytest.raises(UserError, match="model.gelu: 'tanh' in the checkpoint, 'erf' in this run"):
         other.restore_latest(abstract(state))
     later = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields | {'model.newer': 0})
-    assert_identical(later.restore_latest(abstract(state)), state)
-    assert later.restored == {'sum': 1}
+    restored = later.restore_latest(abstract(state))
+    assert_identical(restored.state, state)
+    assert restored.extra == {'sum': 1}

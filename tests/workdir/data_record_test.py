@@ -113,6 +113,8 @@ def test_a_run_of_an_earlier_version_and_another_split_are_not_compared(photos, 
     add(photos / 'train')
     other = {'dataset': DATASET | {'train_split': 'train[:90%]'}}
     data_record.require_same(str(workdir), CONFIG, other, describe(photos))
+    nameless = {'dataset': {name: value for name, value in DATASET.items() if name != 'name'}}
+    data_record.require_same(str(workdir), nameless, CONFIG, describe(photos))
     (workdir / data_record.DATA).unlink()
     resume(workdir, photos)
 

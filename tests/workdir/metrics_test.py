@@ -7,13 +7,19 @@ from vit_jax.workdir import metrics
 from vit_jax.workdir.descriptions import assumed
 
 
+def opened(workdir, start_step):
+    log = metrics.MetricsLog(str(workdir))
+    log.open(start_step)
+    return log
+
+
 def test_rows_after_the_restored_step_are_cut(tmp_path):
-    log = metrics.MetricsLog(str(tmp_path), 0)
+    log = opened(tmp_path, 0)
     for step in range(1, 6):
         log.write(step, {'train/loss': 1 / step})
     log.write(4, {'eval/loss': 0.5})
     log.close()
-    log = metrics.MetricsLog(str(tmp_path), 3)
+    log = opened(tmp_path, 3)
     assert log.rows == [{'step': k, 'train/loss': 1 / k} for k in range(1, 4)]
     log.write(4, {'train/loss': 0.25})
     log.close()
@@ -41,7 +47,7 @@ def test_what_is_not_a_row_is_named(content, tmp_path):
         match=r'metrics.jsonl, line 1 is not a row: .*, expected '
         r'{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.',
     ):
-        metrics.MetricsLog(str(tmp_path), 9)
+        opened(tmp_path, 9)
 
 
 def test_what_is_no_text_is_named(tmp_path):
@@ -60,7 +66,7 @@ def test_what_is_no_text_is_named(tmp_path):
 
 
 def test_rows_without_room_are_written_with_the_next_checkpoint(tmp_path, limited_files, caplog):
-    log = metrics.MetricsLog(str(tmp_path), 0)
+    log = opened(tmp_path, 0)
     with limited_files(40):
         for step in range(1, 5):
             log.write(step, {'train/loss': 1 / 3})
@@ -80,7 +86,7 @@ def test_rows_without_room_are_written_with_the_next_checkpoint(tmp_path, limite
 def test_half_written_last_line_is_dropped_and_another_is_an_error(tmp_path, caplog):
     path = tmp_path / 'metrics.jsonl'
     path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a"')
-    assert metrics.MetricsLog(str(tmp_path), 9).rows == [{'step': 1, 'a': 1.0}]
+    assert opened(tmp_path, 9).rows == [{'step': 1, 'a': 1.0}]
     assert 'metrics.jsonl ends within line 2, and that row is left out: \'{"step' in caplog.text
     path.write_text('{"step": 1, "a"\n{"step": 2, "a": 1.0}\n')
     with pytest.raises(UserError, match='metrics.jsonl, line 1 is not a row'):
@@ -89,7 +95,7 @@ def test_half_written_last_line_is_dropped_and_another_is_an_error(tmp_path, cap
 
 def test_values_survive_exactly(tmp_path):
     value = 0.1 + 0.2
-    log = metrics.MetricsLog(str(tmp_path), 0)
+    log = opened(tmp_path, 0)
     log.write(1, {'x': value})
     log.sync()
     log.close()
@@ -97,15 +103,15 @@ def test_values_survive_exactly(tmp_path):
 
 
 def test_a_run_that_goes_on_without_its_rows_says_so(tmp_path, caplog):
-    metrics.MetricsLog(str(tmp_path), 0).close()
+    opened(tmp_path, 0).close()
     assert not caplog.messages
-    metrics.MetricsLog(str(tmp_path), 8).close()
+    opened(tmp_path, 8).close()
     assert f'{tmp_path}/metrics.jsonl has no row up to step 8: the curves begin' in caplog.text
 
 
 def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
     """A flipped bit of a digit leaves a row that is as good as any."""
-    log = metrics.MetricsLog(str(tmp_path), 0)
+    log = opened(tmp_path, 0)
     for step in range(1, 4):
         log.write(step, {'train/loss': 1 / step})
     summary = log.summary()
@@ -120,7 +126,7 @@ def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
     ]:
         path.write_text(text)
         caplog.clear()
-        log = metrics.MetricsLog(str(tmp_path), 3)
+        log = opened(tmp_path, 3)
         log.compare(summary)
         log.close()
         assert ('metrics.jsonl differs from what this run had written' in caplog.text) == differs

@@ -7,7 +7,8 @@ import pytest
 from tests.support.steps import setup
 from vit_jax.errors import DivergedError
 from vit_jax.workdir import outputs as outputs_lib
-from vit_jax.workdir.checkpoint import Checkpointer
+from vit_jax.workdir.checkpoint import Checkpointer, Snapshot
+from vit_jax.workdir.metrics import MetricsLog
 from vit_jax.workdir.outputs import Outputs
 from vit_jax.workdir.progress import Meter
 
@@ -30,15 +31,31 @@ def _state():
     return setup()[0]
 
 
+def opened_outputs(workdir, start, num_steps, checkpoints, meter=None, num_classes=10, **options):
+    """Those of a run that begins or resumes at a Snapshot, or begins at a step."""
+    if isinstance(start, int):
+        start = Snapshot(None, start, {})
+    log = MetricsLog(str(workdir))
+    log.open(start.step)
+    log.compare(start.extra.get('metrics'))
+    meter = meter or Meter(8, num_steps, 1e6, None)
+    return Outputs(str(workdir), start, num_steps, checkpoints, log, meter, num_classes, **options)
+
+
 @pytest.fixture
-def outputs(tmp_path):
+def checkpoints(tmp_path):
+    opened = Checkpointer(str(tmp_path), 2, False)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def outputs(tmp_path, checkpoints):
     """Those of a run of 4 steps that begins."""
-    checkpoints = Checkpointer(str(tmp_path), 2, False)
-    opened = Outputs(str(tmp_path), 0, 4, checkpoints, Meter(8, 4, 1e6, None), 10)
+    opened = opened_outputs(tmp_path, 0, 4, checkpoints)
     opened.meter.start(0)
     yield opened
     opened.close()
-    checkpoints.close()
 
 
 def rows(tmp_path):
@@ -51,7 +68,7 @@ def test_the_log_says_what_is_waited_for_and_how_long_it_takes(tmp_path, monkeyp
     monkeypatch.setattr(outputs_lib.time, 'perf_counter', lambda: now[0])
     checkpoints = Checkpointer(str(tmp_path), 2, False)
     meter = Meter(8, 500, 1e6, None, 1, 3)
-    opened = Outputs(str(tmp_path), 0, 500, checkpoints, meter, 10)
+    opened = opened_outputs(tmp_path, 0, 500, checkpoints, meter)
     opened.meter.start(0)
     opened.wait_for_batch(61.0)
     assert 'the first batch has not come for 61 s' in caplog.text
@@ -144,10 +161,12 @@ def test_a_class_without_images_and_the_worst_class_are_next_to_the_accuracy(
     assert rows(tmp_path)[-1].keys() == {'step', 'eval/seconds', *EVALUATION}
 
 
-def test_top_5_and_training_rows_are_said_where_they_say_something(tmp_path, outputs, caplog):
+def test_top_5_and_training_rows_are_said_where_they_say_something(
+    tmp_path, outputs, checkpoints, caplog
+):
     outputs.log_evaluation(1, EVALUATION, 0.25)
     assert 'eval accuracy 50.00 %  top-5 100.00 %  loss 0.7000' in caplog.text
-    few = Outputs(str(tmp_path), 2, 4, outputs._checkpoints, outputs.meter, 9)
+    few = opened_outputs(tmp_path, 2, 4, checkpoints, outputs.meter, num_classes=9)
     few.log_evaluation(2, EVALUATION, 0.25)
     assert 'step 2/4  eval accuracy 50.00 %  loss 0.7000' in caplog.text
     caplog.set_level('DEBUG', 'vit_jax')
@@ -166,7 +185,7 @@ def test_patience_is_lost_by_the_rows_alone(tmp_path, caplog):
     for step, accuracy in enumerate(accuracies, 1):
         for patience in (0, 2, 3):
             checkpoints = Checkpointer(workdir, 2, False)
-            outputs = Outputs(workdir, step, 9, checkpoints, Meter(8, 9, 1e6, None), 10, patience)
+            outputs = opened_outputs(workdir, step, 9, checkpoints, patience=patience)
             if not outputs.has_evaluation(step):
                 outputs.log_evaluation(step, EVALUATION | {'eval/accuracy': accuracy}, 0.25)
             found.append(outputs.has_lost_patience())
@@ -188,9 +207,9 @@ def losses_of(folder, state, stop=None):
     step = 0
     while step < 9:
         checkpoints = Checkpointer(str(folder), 2, False)
-        restored = checkpoints.restore_latest(state)
-        step = int(restored.step) if restored else 0
-        outputs = Outputs(str(folder), step, 9, checkpoints, Meter(8, 9, 1e6, None), 10)
+        start = checkpoints.restore_latest(state) or Snapshot(state, 0, {})
+        step = start.step
+        outputs = opened_outputs(folder, start, 9, checkpoints)
         while step < (stop or 9):
             values = FINITE | {'loss': losses[step]}
             step += 1

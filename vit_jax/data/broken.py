@@ -7,13 +7,12 @@ and may therefore find all broken images or none.
 
 import concurrent.futures
 import contextlib
-import copy
 import itertools
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from jaxtyping import Bool, Int64
 
@@ -21,18 +20,12 @@ from vit_jax.data import preprocess, sequential
 from vit_jax.data.folders import SILENCE
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.label_lists import OUT_OF_RANGE
-from vit_jax.data.sources import Source
+from vit_jax.data.source import Source, WrappedSource, has_local_files
+from vit_jax.data.tensorflow_errors import STORAGE_ERRORS, reason
 from vit_jax.errors import UserError, some
 
 logger = logging.getLogger('vit_jax.data')
 
-STORAGE_ERRORS = (
-    tf.errors.UnavailableError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.ResourceExhaustedError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-)
 # To look for all broken images when there are too many. Other processes wait longer than this.
 _SCAN_SECONDS = 60
 _SCANNED_TOGETHER = 64  # images between two looks at the clock
@@ -111,7 +104,7 @@ class BrokenImages:
         except tf.errors.OpError as damage:
             raise UserError(
                 f'a file of the data set in {os.path.dirname(self._source.name_of(0))} cannot be '
-                f'read: {one_line(damage)}. It is damaged or gone: copy it again from where it is '
+                f'read: {reason(damage)}. It is damaged or gone: copy it again from where it is '
                 'whole, or prepare the data set again.'
             ) from damage
         restored_before = self._num_restored
@@ -136,14 +129,14 @@ class BrokenImages:
             self._decode(item)
         except STORAGE_ERRORS:
             raise  # the file may be good, and skipping it would change the run
-        except tf.errors.OpError as reason:
+        except tf.errors.OpError as error:
             index = int(item['index'])
-            if OUT_OF_RANGE in reason.message:
-                self._refuse_label(index, reason.message)
+            if OUT_OF_RANGE in error.message:
+                self._refuse_label(index, error.message)
             if self._source.restore(index):
                 self._num_restored += 1
                 return self._reason(item)
-            return one_line(reason)
+            return reason(error)
         return ''
 
     def _refuse_label(self, index, message):
@@ -291,7 +284,7 @@ def scan(
     try:
         reasons, seen = examiner.examine(seconds, first, check_and_announce)
     except STORAGE_ERRORS as error:
-        logger.warning('the search for broken images ends early: %s', one_line(error))
+        logger.warning('the search for broken images ends early: %s', reason(error))
         return {}, 0
     logger.log(
         logging.INFO if announced else logging.DEBUG,
@@ -305,6 +298,14 @@ def scan(
     return reasons, seen
 
 
+class SourceWithBroken(WrappedSource):
+    """A source of which more examples are known to be broken: why, by index."""
+
+    def __init__(self, source: Source, reasons: Mapping[int, str]):
+        super().__init__(source)
+        self.unreadable = source.unreadable | dict(reasons)
+
+
 def with_broken(source: Source, candidates: Collection[int]) -> Source:
     """The source with those of some images as `unreadable` that this process cannot decode."""
     examiner = BrokenImages(source, 1.0, log=False)
@@ -312,30 +313,12 @@ def with_broken(source: Source, candidates: Collection[int]) -> Source:
     reasons = {}
     for index in sorted(indices):
         item = {key: x[0] for key, x in source.fetch(tf.constant([index], tf.int64)).items()}
-        reason = examiner._reason({**item, 'index': tf.constant(index, tf.int64)})
-        if reason:
-            reasons[index] = reason
-    result = copy.copy(source)
-    result.unreadable = source.unreadable | reasons
-    return result
+        why = examiner._reason({**item, 'index': tf.constant(index, tf.int64)})
+        if why:
+            reasons[index] = why
+    return SourceWithBroken(source, reasons)
 
 
 def require_few(source: Source, max_fraction: float, num_examined: int) -> None:
     """Raises UserError, with their names, if too many images are known to be broken, or all."""
     BrokenImages(source, max_fraction, num_examined, log=False)._check(is_new=True)
-
-
-def has_local_files(source: Source) -> bool:
-    """Whether the examples of a source are files of this machine."""
-    if source.pieces is not None:
-        return False
-    return 'path' in source.fetch(tf.zeros([0], tf.int64)) and '://' not in source.name_of(0)
-
-
-def one_line(error):
-    """TensorFlow's message without the names of nodes and the Python stack that it adds."""
-    text = error.message
-    if cause := re.search(r'^(?:\w+\.)*\w*Error: (.+)$', text, re.MULTILINE):
-        return cause.group(1)
-    text = re.sub(r'\[?\[?\{\{.*?\}\}(\]\])? ?|\[Op:.*|name: *$', '', text, flags=re.DOTALL)
-    return ' '.join(text.split())

@@ -10,24 +10,23 @@ was written by a version without checksums, is made again.
 
 import concurrent.futures
 import contextlib
-import copy
 import hashlib
 import io
 import logging
 import os
 import struct
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.broken import STORAGE_ERRORS, has_local_files, one_line
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.preprocess import decode_image, resize
-from vit_jax.data.sources import Source
+from vit_jax.data.source import Source, WrappedSource, has_local_files
+from vit_jax.data.tensorflow_errors import STORAGE_ERRORS, reason
 from vit_jax.errors import UserError
+from vit_jax.files import cache_folder, written_whole
 
 logger = logging.getLogger('vit_jax.data')
 
@@ -66,12 +65,7 @@ def cached(
             f'dataset.cache is disk, and {source.name_of(0)} is no file of this machine: expected '
             'a directory of image files as dataset.name, or dataset.cache=none.'
         )
-    folder = os.path.abspath(
-        os.path.expanduser(folder)
-        or os.path.join(
-            os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'vit_jax', 'photos'
-        )
-    )
+    folder = os.path.abspath(os.path.expanduser(folder) if folder else cache_folder('photos'))
     photos = source.fetch(tf.range(number, dtype=tf.int64))['path'].numpy()
     paths = photos.copy()
     broken = {}  # why, by index
@@ -85,10 +79,10 @@ def cached(
                 check()
                 part = todo[done : done + _PART]
                 files = pool.map(lambda photo: _file_of(photo, folder, short_side), photos[part])
-                for index, (path, reason) in zip(part, files, strict=True):
+                for index, (path, problem) in zip(part, files, strict=True):
                     paths[index] = path
-                    if reason:
-                        broken[int(index)] = reason
+                    if problem:
+                        broken[int(index)] = problem
                 if done + len(part) == len(todo) or time.monotonic() - said >= _SILENCE:
                     said = time.monotonic()
                     logger.info(
@@ -99,61 +93,95 @@ def cached(
                     )
     except OSError as error:
         raise _cannot_be_kept(folder, error) from error
-    return _reading(source, photos, paths, broken, folder, short_side)
+    return CachedSource(source, photos, paths, broken, folder, short_side)
 
 
 def _cannot_be_kept(folder, error):
     return UserError(
         f'dataset.cache: photos cannot be kept in {folder} ({error}). They take 3 '
         'bytes a pixel: make room, lower dataset.cache_size, or name another '
-        'folder as dataset.cache_dir.'
+        'folder as dataset.cache_dir.',
+        kind='unwritable',
+        field='dataset.cache_dir',
+        file=folder,
     )
 
 
-def _reading(source, photos, paths, broken, folder, short_side):
-    """The source that reads `paths`, files of the folder in place of photos, where there are."""
-    table, is_kept = tf.constant(list(paths)), tf.constant(paths != photos)
-    restored = set()
+class CachedSource(WrappedSource):
+    """A source that reads files of a folder in place of photos.
 
-    def fetch(indices):
-        kept = {'path': tf.gather(table, indices), 'is_kept': tf.gather(is_kept, indices)}
-        return source.fetch(indices) | kept
+    Args:
+      photos, paths: of each example, the photo and the file that is read, which is the photo itself
+        where there is no other.
+      broken: why a photo is broken, by index.
+      folder, short_side: as those of `cached`.
+    """
 
-    def load(item):
-        encoded, label = source.load(item)
+    def __init__(
+        self,
+        source: Source,
+        photos: np.ndarray,
+        paths: np.ndarray,
+        broken: Mapping[int, str],
+        folder: str,
+        short_side: int,
+    ):
+        super().__init__(source)
+        self.unreadable = source.unreadable | dict(broken)
+        self._photos = photos
+        self._paths = paths
+        self._folder = folder
+        self._short_side = short_side
+        self._restored = set()  # indices of files that were made again
+        self._path_table = tf.constant(list(paths))
+        self._is_kept = tf.constant(paths != photos)
+
+    def fetch(self, indices):
+        return self.source.fetch(indices) | {
+            'path': tf.gather(self._path_table, indices),
+            'is_kept': tf.gather(self._is_kept, indices),
+        }
+
+    def load(self, item):
+        encoded, label = self.source.load(item)
         encoded = tf.cond(item['is_kept'], lambda: _checked(encoded), lambda: encoded)
         return encoded, label
 
-    def restore(index):
-        path, photo = os.fsdecode(paths[index]), os.fsdecode(photos[index])
-        if paths[index] == photos[index] or _is_intact(path):
+    def restore(self, index):
+        path = os.fsdecode(self._paths[index])
+        photo = os.fsdecode(self._photos[index])
+        if path == photo or _is_intact(path):
             return False
-        if index in restored:
+        if index in self._restored:
             raise UserError(
                 f'{path}, in which dataset.cache=disk keeps the pixels of {photo}, is damaged '
                 'again after it was made again: check the disk, or name another folder as '
-                'dataset.cache_dir.'
+                'dataset.cache_dir.',
+                kind='content',
+                field='dataset.cache_dir',
+                file=path,
             )
-        restored.add(index)
+        self._restored.add(index)
         try:
-            made, reason = _file_of(photos[index], folder, short_side, again=True)
+            made, problem = _file_of(
+                self._photos[index], self._folder, self._short_side, again=True
+            )
         except OSError as error:
-            raise _cannot_be_kept(folder, error) from error
-        if made != paths[index]:
+            raise _cannot_be_kept(self._folder, error) from error
+        if made != self._paths[index]:
             raise UserError(
                 f'{path}, in which dataset.cache=disk kept the pixels of {photo}, is damaged or '
-                f'gone, and the photo {reason or "has changed"} since the run started: restore '
-                'the photo, or run the same command again.'
+                f'gone, and the photo {problem or "has changed"} since the run started: restore '
+                'the photo, or run the same command again.',
+                kind='content',
+                file=photo,
             )
         logger.warning(
-            '%s was damaged or gone: the pixels of %s are made again', path, source.name_of(index)
+            '%s was damaged or gone: the pixels of %s are made again',
+            path,
+            self.source.name_of(index),
         )
         return True
-
-    result = copy.copy(source)
-    result.fetch, result.load, result.restore = fetch, load, restore
-    result.unreadable = source.unreadable | broken
-    return result
 
 
 def _file_of(photo, folder, short_side, again=False):
@@ -175,7 +203,7 @@ def _file_of(photo, folder, short_side, again=False):
         except STORAGE_ERRORS:
             raise  # the photo may be good, and its own pixels would change the run
         except tf.errors.OpError as error:
-            return photo, one_line(error)
+            return photo, reason(error)
         _write(path, Image.fromarray(pixels))
     return os.fsencode(path), ''
 
@@ -222,21 +250,14 @@ def _is_whole(path):
 
 def _write(path, image):
     """Writes a file of which other processes see all or nothing, also if this one is killed."""
-    content, temporary = io.BytesIO(), f'{path}.{uuid.uuid4().hex}'
+    content = io.BytesIO()
     image.save(content, 'BMP')  # in a file, Pillow would not notice a disk that is almost full
     encoded = bytearray(content.getvalue())
     checksum = int(_checksum(tf.constant(bytes(encoded))))
     struct.pack_into('<I', encoded, _CHECKSUM_AT, checksum)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
-        with open(temporary, 'wb') as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())  # else a file of zeros could have the name after a power cut
-        os.replace(temporary, path)
-    finally:  # it is gone unless that failed
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
+    with written_whole(path, is_shared=True) as temporary, open(temporary, 'wb') as file:
+        file.write(encoded)
 
 
 # A graph, because in one Python functions get the bytes that they get in training.

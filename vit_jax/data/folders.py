@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
-from vit_jax.errors import UserError, composed, is_utf8, rename_or_locale, some
+from vit_jax.errors import UserError, some
+from vit_jax.files import composed, is_utf8, rename_or_locale
 
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for slices of it, and by each run of a sweep.

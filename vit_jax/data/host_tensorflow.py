@@ -1,6 +1,5 @@
 """TensorFlow, kept off the accelerators: it would reserve the memory that JAX needs."""
 
-import gc
 import os
 
 # Else it loads Keras at once, for 0.1 GB and 3 s. `tf.keras` loads it when it is used.
@@ -16,5 +15,4 @@ import tensorflow as tf  # noqa: E402
 os.environ['TF_USE_LEGACY_KERAS'] = _given
 if _level == '2':
     os.environ['TF_CPP_MIN_LOG_LEVEL'] = _level
-gc.freeze()  # its modules stay: to look for garbage among them takes 0.3 s
 tf.config.set_visible_devices([], 'GPU')

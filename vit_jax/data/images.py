@@ -6,8 +6,6 @@ other formats with this module; the pixels are the same.
 """
 
 import io
-import os
-import stat
 import warnings
 from collections.abc import Mapping
 
@@ -17,6 +15,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vit_jax.data import resizing
 from vit_jax.errors import UserError
+from vit_jax.files import read_bytes
 
 # Not every format of Pillow: it also runs Ghostscript for PostScript and opens films and PDF files.
 _CHOSEN = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
@@ -54,22 +53,16 @@ def load(
     `image_size` is (height, width) in pixels; `preprocess` has the fields of `config.preprocess`.
     """
     try:
-        rgb = decode(read(path))
+        rgb = decode(read_bytes(path))
     except FileNotFoundError:
-        raise UserError(f'there is no image {path!r}.') from None
+        raise UserError(f'there is no image {path!r}.', kind='missing', file=path) from None
     except (OSError, ValueError) as error:
-        raise UserError(f'{path!r} cannot be read: {error}.') from error
+        raise UserError(
+            f'{path!r} cannot be read: {error}.', kind='unreadable', file=path
+        ) from error
     pixels = resizing.resize_and_central_crop(rgb, image_size, preprocess)
     mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
     return (pixels / np.float32(255) - mean) / std
-
-
-def read(path: str) -> bytes:
-    """The bytes of a file; ValueError for a directory, a device or a pipe, which could block."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError('it is not a regular file')
-    with open(path, 'rb') as file:
-        return file.read()
 
 
 def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:

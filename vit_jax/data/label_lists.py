@@ -15,7 +15,8 @@ from jaxtyping import Float32, Int32
 from vit_jax.data import folders, table_cells
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
-from vit_jax.errors import UserError, composed, some
+from vit_jax.errors import UserError, some
+from vit_jax.files import composed, is_special
 
 TABLE, CLASSES = 'labels.csv', 'classes.txt'
 _HEADERS = ['file', 'labels'], ['file', 'label']  # the second one of single labels
@@ -87,7 +88,7 @@ def images(
             f'{path} has no row for {len(missing)} image(s) beside it: '
             f'{some(missing)}. Add rows FILE,LABEL;LABEL, or move them away.'
         )
-    # Names that differ in Unicode normalisation only (see errors.composed) are one class.
+    # Names that differ in Unicode normalisation only (see files.composed) are one class.
     spelled = sorted({label for labels in rows.values() for label in labels})
     named = list({composed(label): label for label in reversed(spelled)}.values())[::-1]
     where = 'the training split or the weights'
@@ -176,11 +177,13 @@ def _rows(path, images):
 def _read(path):
     """A text, also with the mark that spreadsheets write before it."""
     try:
-        if '://' not in path and not os.path.isfile(path):
-            raise UserError(f'{path} is not a regular file.')  # a pipe would be read for ever
+        if '://' not in path and is_special(path):  # a pipe would be read for ever
+            raise UserError(f'{path} is not a regular file.', kind='unreadable', file=path)
         with tf.io.gfile.GFile(path, 'rb') as file:
             return file.read().decode('utf-8-sig')
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise UserError(
-            f'{path} cannot be read ({error}): expected a text file in UTF-8.'
+            f'{path} cannot be read ({error}): expected a text file in UTF-8.',
+            kind='unreadable',
+            file=path,
         ) from error

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from vit_jax.data import order, sequential
-from vit_jax.data.broken import STORAGE_ERRORS, BrokenImages, one_line
+from vit_jax.data.broken import BrokenImages
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.preprocess import eval_image, normalise, train_image
-from vit_jax.data.sources import Source
+from vit_jax.data.source import Source
+from vit_jax.data.tensorflow_errors import STORAGE_ERRORS, reason
 from vit_jax.errors import UserError
 
 logger = logging.getLogger('vit_jax.data')
@@ -276,7 +277,7 @@ def _run(batches, items_of_batch, broken, step):
             files = broken.changed_files(items)
             if step == reread:
                 raise UserError(
-                    f'a batch cannot be read, and each of its images can: {one_line(error)}. If '
+                    f'a batch cannot be read, and each of its images can: {reason(error)}. If '
                     'a program is writing to the data set, wait until it has ended and run the '
                     f'same command again. Files of the batch that changed last: {files or "none"}.'
                 ) from error
@@ -284,6 +285,6 @@ def _run(batches, items_of_batch, broken, step):
             logger.warning(
                 'a batch could not be read (%s), and each of its images can be now: reading it '
                 'again. Files of the batch that changed last: %s',
-                one_line(error),
+                reason(error),
                 files or 'none',
             )

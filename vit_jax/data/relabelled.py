@@ -1,17 +1,18 @@
 """Data sets with other labels: ImageNet-ReaL's lists in the order of files, or mapped classes."""
 
-import copy
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vit_jax.data import label_lists
 from vit_jax.data.host_tensorflow import tf
-from vit_jax.data.sources import DirectorySource, Source
-from vit_jax.errors import UserError, composed, nearest_names
+from vit_jax.data.source import Source, WrappedSource
+from vit_jax.data.sources import DirectorySource
+from vit_jax.errors import UserError, nearest_names
+from vit_jax.files import composed
 
 
 def relabelled(source: Source, lists: list[Any], path: str) -> Source:
@@ -59,7 +60,7 @@ def relabelled(source: Source, lists: list[Any], path: str) -> Source:
             )
         found[index] = [position[k] for k in labels]
     packed = label_lists.pack(found)
-    return _with_labels(
+    return RelabelledSource(
         source,
         source.class_names,
         lambda index, _: label_lists.multi_hot(
@@ -107,21 +108,30 @@ def mapped(
             'THE WEIGHTS; ANOTHER", ...}.'
         )
     table = tf.constant(targets)
-    return _with_labels(source, class_names, lambda _, label: tf.gather(table, label))
-
-
-def _with_labels(source, class_names, targets):
-    """The source with `targets`: (index of an image, its own label) -> 0 or 1 for each class."""
-
-    def load(item):
-        encoded, label = source.load(item)
-        return encoded, targets(item['index'], label)
-
-    result = copy.copy(source)
-    result.class_names, result.multi_label, result.load = tuple(class_names), True, load
-    result.labels = result.label_lists = None  # known when they are read
-    return result
+    return RelabelledSource(source, class_names, lambda _, label: tf.gather(table, label))
 
 
 def _word(name):
     return composed(name.partition(',')[0].strip().lower())
+
+
+class RelabelledSource(WrappedSource):
+    """A source with the labels that `targets` gives: 0 or 1 for each class."""
+
+    def __init__(
+        self,
+        source: Source,
+        class_names: Sequence[str],
+        targets: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    ):
+        """`targets` takes the index of an image and its own label."""
+        super().__init__(source)
+        self.class_names = tuple(class_names)
+        self.multi_label = True
+        self.labels = None  # known when they are read
+        self.label_lists = None
+        self._targets = targets
+
+    def load(self, item):
+        encoded, label = self.source.load(item)
+        return encoded, self._targets(item['index'], label)

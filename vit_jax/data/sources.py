@@ -10,16 +10,15 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int64
 
 from vit_jax.data import folders, label_lists, stratify
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES, is_image
-from vit_jax.data.sequential import Pieces
+from vit_jax.data.source import Source
 from vit_jax.errors import UserError, some
 
 logger = logging.getLogger('vit_jax.data')
@@ -28,50 +27,6 @@ _warn_once = functools.cache(logger.warning)
 # Requests for the sizes of files: file servers answer many at the same time.
 _STATS_AT_ONCE = 16
 _STATS_IN_A_PART = 500
-
-Item = dict[str, tf.Tensor]
-
-
-class Source(Protocol):
-    """One split of a data set, which has `fetch` if it allows random access.
-
-    One that is read in sequence has `pieces` instead, the runs of records in its files, and its
-    items are {'record': serialised example}.
-    """
-
-    num_examples: int
-    class_names: tuple[str, ...]
-    multi_label: bool
-    pieces: Pieces | None
-    labels: Int32[np.ndarray, ' num_examples'] | None  # None: known when they are read
-    label_lists: Sequence[Sequence[int]] | None  # of several labels, where they are known
-    stratified: bool  # whether slices of the split have every class in proportion
-    unreadable: dict[int, str]  # known from the start: why, by index
-
-    def fetch(self, indices: Int64[tf.Tensor, ' k']) -> Item:
-        """The items of examples, as tensors [k]."""
-
-    def load(self, item: Item) -> tuple[tf.Tensor, tf.Tensor]:
-        """Encoded image (string scalar) and label of one item, inside the input graph.
-
-        The label is an int32 scalar or, if `multi_label`, float32 [classes] of 0 and 1.
-        """
-
-    def name_of(self, index: int) -> str:
-        """The name of an example in messages."""
-
-    def restore(self, index: int) -> bool:
-        """Makes again what data/cached.py keeps of an example, if it is damaged.
-
-        Returns whether it did; False for a source that keeps nothing.
-        """
-
-    def listing(self) -> Iterator[tuple[str, str, int]]:
-        """(class, name, size in bytes) of every image of the split, by its index.
-
-        It tells whether the images are still the same; see workdir/data_record.py. Names do not
-        depend on where a directory is. Of TFDS sets it is what their metadata tell of the files.
-        """
 
 
 def open_source(

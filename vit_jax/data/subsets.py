@@ -1,13 +1,12 @@
 """Parts of a training split by a fixed order, in which a smaller one is contained in a larger."""
 
-import copy
-
 import numpy as np
+from jaxtyping import Int64
 
 from vit_jax.data import order, stratify
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sequential import Pieces
-from vit_jax.data.sources import Source
+from vit_jax.data.source import Source, WrappedSource
 from vit_jax.errors import UserError
 
 # Of the permutation; any numbers would do, and others would change every subset.
@@ -24,7 +23,8 @@ def subset(source: Source, size: str, split: str) -> Source:
     """
     if not size:
         return source
-    total, pieces = source.num_examples, source.pieces
+    total = source.num_examples
+    pieces = source.pieces
     count = round(float(size[:-1]) * total / 100) if size.endswith('%') else int(size)
     if not 1 <= count <= total:
         raise UserError(
@@ -32,13 +32,14 @@ def subset(source: Source, size: str, split: str) -> Source:
             f'{total}: expected 1 to {total}, or a share of them.'
         )
     if source.stratified:
-        return _part(source, stratify.stratified_order(source.labels)[:count])
+        return Subset(source, stratify.stratified_order(source.labels)[:count], None)
     if pieces is None:
-        return _part(source, order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy())
+        permuted = order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy()
+        return Subset(source, permuted, None)
     take = _shares(pieces.take, count)
     first = np.cumsum(take) - take
     shorter = Pieces(*(x[take > 0] for x in (pieces.filename, pieces.skip, take, first)))
-    return _part(source, np.arange(count) + np.repeat(pieces.first - first, take), shorter)
+    return Subset(source, np.arange(count) + np.repeat(pieces.first - first, take), shorter)
 
 
 def _shares(sizes, count):
@@ -56,17 +57,30 @@ def _shares(sizes, count):
     return found
 
 
-def _part(source, indices, pieces=None):
-    """Some examples of a source, by their indices there; `pieces` are theirs alone."""
-    table, part = tf.constant(indices), copy.copy(source)
-    part.num_examples, part.pieces = len(indices), pieces
-    part.labels = None if source.labels is None else source.labels[indices]
-    if source.label_lists is not None:
-        part.label_lists = [source.label_lists[index] for index in indices]
-    part.unreadable = {
-        int(k): source.unreadable[int(indices[k])]
-        for k in np.flatnonzero(np.isin(indices, list(source.unreadable)))
-    }
-    part.fetch = lambda within: source.fetch(tf.gather(table, within))
-    part.name_of = lambda index: source.name_of(int(indices[index]))
-    return part
+class Subset(WrappedSource):
+    """Some examples of a source: the one of index k here has the index indices[k] there."""
+
+    def __init__(self, source: Source, indices: Int64[np.ndarray, ' k'], pieces: Pieces | None):
+        """Pieces are those of these examples alone, None for a source with random access."""
+        super().__init__(source)
+        self.num_examples = len(indices)
+        self.pieces = pieces
+        if source.labels is not None:
+            self.labels = source.labels[indices]
+        if source.label_lists is not None:
+            self.label_lists = [source.label_lists[index] for index in indices]
+        self.unreadable = {
+            int(k): source.unreadable[int(indices[k])]
+            for k in np.flatnonzero(np.isin(indices, list(source.unreadable)))
+        }
+        self._indices = indices
+        self._table = tf.constant(indices)
+
+    def fetch(self, indices):
+        return self.source.fetch(tf.gather(self._table, indices))
+
+    def name_of(self, index):
+        return self.source.name_of(int(self._indices[index]))
+
+    def restore(self, index):
+        return self.source.restore(int(self._indices[index]))

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data import label_lists, tfds_labels
-from vit_jax.data.broken import STORAGE_ERRORS
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sequential import Pieces
+from vit_jax.data.tensorflow_errors import STORAGE_ERRORS
 from vit_jax.errors import MissingDataError, UserError, nearest_names
 
 _BINARY = ('dsprites',)  # sets whose pixels are 0 and 1, which is shown as white

@@ -12,14 +12,14 @@ Arrays = dict[str, np.ndarray]
 
 def filters(subject: Subject) -> Arrays:
     """Principal components of the filters on pixels (figure 7, left)."""
-    found, variance = parameters.filters(subject.params)
+    found, variance = parameters.filters(subject.loaded.params)
     return {'filters': found, 'variance': variance}
 
 
 def positions(subject: Subject) -> Arrays:
     """Similarity of position embeddings (figures 7, centre, and 10), of a layer if each has one."""
     found = parameters.position_similarity(
-        subject.model, subject.params, subject.weights.image_size()
+        subject.loaded.module, subject.loaded.params, subject.loaded.weights.image_size()
     )
     of_layer = (
         found[number('--layer', subject.choice.layer or 0, len(found))]
@@ -31,8 +31,10 @@ def positions(subject: Subject) -> Arrays:
 
 def distance(subject: Subject) -> Arrays:
     """How far each head of each layer looks, in pixels (figures 7, right, and 11)."""
-    found, size = subject.observed['distance'], subject.weights.image_size()
-    between = maps.between_patches(subject.model.grid(size), patch_in_pixels(subject.weights.model))
+    found = subject.observed['distance']
+    size = subject.loaded.weights.image_size()
+    patch = patch_in_pixels(subject.loaded.weights.model)
+    between = maps.between_patches(subject.loaded.module.grid(size), patch)
     return {
         'distance': found.mean(axis=0),
         'of_each_image': found,
@@ -53,7 +55,7 @@ def attention(subject: Subject) -> Arrays:
         f'patch {query[0]},{query[1]} attends'
         if query
         else 'the class token attends'
-        if subject.model.pool == 'cls'
+        if subject.loaded.module.pool == 'cls'
         else 'all patches attend'
     )
     return {
@@ -69,7 +71,7 @@ def threshold(subject: Subject) -> Arrays:
     """The patches with 60 % of the attention from which the class is read, by head, as in DINO."""
     found = subject.observed['head'][:SHOWN]
     reader = {'cls': 'the class token attends', 'map': 'the pooling attends'}.get(
-        subject.model.pool, 'all patches attend'
+        subject.loaded.module.pool, 'all patches attend'
     )
     return {
         'photos': subject.photos,

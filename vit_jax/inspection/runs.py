@@ -12,6 +12,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.errors import Inapplicable, UserError
+from vit_jax.files import read_text
 from vit_jax.models import cost, variants
 from vit_jax.models.vit import as_pair
 from vit_jax.weights.model import with_defaults
@@ -165,7 +166,7 @@ def speeds(paths: Sequence[str]) -> dict[str, np.ndarray]:
 
 def _of_benchmark(path) -> dict[str, Any]:
     try:
-        found = json.loads(record.read_text(path).strip().splitlines()[-1])
+        found = json.loads(read_text(path).strip().splitlines()[-1])
         return {
             'model': found.get('model') or found['recipe'],
             'setting': f'{found["devices"]} x {found["device"]}, {found["dtype"]}',

@@ -6,16 +6,15 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree, UInt8
+from jaxtyping import Float, UInt8
 
-from vit_jax import weights as weights_lib
-from vit_jax.errors import Inapplicable, UserError, composed, nearest_names
+from vit_jax.errors import Inapplicable, UserError, nearest_names
+from vit_jax.files import composed
 from vit_jax.inspection import attention, attribution, maps
-from vit_jax.weights import Weights, description
-from vit_jax.weights.apply import as_pixels
+from vit_jax.weights import Loaded, description
+from vit_jax.weights.apply import as_pixels, prepare
 from vit_jax.weights.model import patch_in_pixels
 
 SHOWN = 6  # images in figures of photos; the others count in attention distances
@@ -32,11 +31,9 @@ class Choice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """Weights, with the model and float32 parameters made of them, image files, and a choice."""
+    """A model with its weights, image files, and a choice of what is drawn."""
 
-    weights: Weights
-    model: nn.Module
-    params: PyTree
+    loaded: Loaded
     paths: Sequence[str] = ()
     choice: Choice = Choice()
 
@@ -51,13 +48,12 @@ class Subject:
         Raises Inapplicable for none or a model without attention, UserError for one that cannot be
         read.
         """
-        attention.check(self.model)
+        attention.check(self.loaded.module)
         if not self.paths:
             raise Inapplicable('it is of images: name some files')
-        given = (self.weights.preprocess or {}) | description.complete_preprocess(self.weights)
-        prepared = weights_lib.prepare(
-            dataclasses.replace(self.weights, preprocess=given), self.paths
-        )
+        weights = self.loaded.weights
+        given = (weights.preprocess or {}) | description.complete_preprocess(weights)
+        prepared = prepare(dataclasses.replace(weights, preprocess=given), self.paths)
         return prepared, as_pixels(prepared, given)
 
     @functools.cached_property
@@ -69,10 +65,10 @@ class Subject:
     def observed(self) -> dict[str, np.ndarray]:
         """Of each image: `distance`, `rollout`, `query` (maps.of_query), `head` and `logits`."""
         images, query, _ = self.images[0], self.query, self.panels  # checked before the work
-        patch = patch_in_pixels(self.weights.model)
-        observe, found = attention.observer(self.model), []
+        patch = patch_in_pixels(self.loaded.weights.model)
+        observe, found = attention.observer(self.loaded.module), []
         for image in images:  # one by one: of large models the weights take gigabytes
-            seen = observe(self.params, image[None])
+            seen = observe(self.loaded.params, image[None])
             found.append(
                 {
                     'distance': maps.distances(seen, patch)[:, 0],
@@ -89,7 +85,7 @@ class Subject:
         """(row, column) of the patch that was chosen; UserError unless there is such a patch."""
         if self.choice.query is None:
             return None
-        rows, columns = self.model.grid(self.weights.image_size())
+        rows, columns = self.loaded.module.grid(self.loaded.weights.image_size())
         found = re.fullmatch(r'(\d+),(\d+)', self.choice.query)
         query = found and tuple(map(int, found.groups()))
         if not query or query[0] >= rows or query[1] >= columns:
@@ -105,8 +101,11 @@ class Subject:
 
         A layer chosen alone comes with all heads, a head chosen alone with all layers.
         """
-        layers = self.model.num_layers * (2 if self.model.attention == 'axial' else 1)
-        heads, (layer, head) = self.model.fields.num_heads, self.choice[:2]
+        module = self.loaded.module
+        layers = module.num_layers * (2 if module.attention == 'axial' else 1)
+        heads = module.fields.num_heads
+        layer = self.choice.layer
+        head = self.choice.head
         if layer is None and head is None:
             layer = layers - 1
         return tuple(
@@ -120,8 +119,8 @@ class Subject:
 
         Raises Inapplicable without classes, UserError for a class that there is not.
         """
-        attribute = attribution.attributor(self.model)
-        given, names = self.choice.target, description.class_names(self.weights)
+        attribute = attribution.attributor(self.loaded.module)
+        given, names = self.choice.target, description.class_names(self.loaded.weights)
         numbers = {composed(name): number for number, name in reversed([*enumerate(names)])}
         number = None if given is None else numbers.get(composed(given))
         if (
@@ -137,12 +136,12 @@ class Subject:
         classes = logits.argmax(axis=-1)
         if given is not None:
             classes[:] = int(given) if number is None else number
-        activation = jax.nn.sigmoid if self.weights.loss == 'sigmoid' else jax.nn.softmax
+        activation = jax.nn.sigmoid if self.loaded.weights.loss == 'sigmoid' else jax.nn.softmax
         shares = np.take_along_axis(np.asarray(activation(logits)), classes[:, None], axis=1)
         return {
             'maps': np.stack(
                 [
-                    attribute(self.params, image[None], k[None])[0]
+                    attribute(self.loaded.params, image[None], k[None])[0]
                     for image, k in zip(self.images[0], classes, strict=False)
                 ]
             ),

@@ -7,7 +7,6 @@ train, steps], or null for the peak of memory; the lines on stdout are seconds, 
 {"error"}. JAX is not imported, so that memory and processors are the peer's own.
 """
 
-import gc
 import json
 import os
 import sys
@@ -20,7 +19,6 @@ from vit_jax.workdir import memory
 
 def main() -> None:
     """Answers until stdin ends."""
-    gc.enable()  # as a peer's users have it, see vit_jax/__init__.py
     answers = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what the libraries print
     try:

@@ -12,10 +12,9 @@ import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
-from vit_jax import config as config_lib
 from vit_jax.parallel import feeding, sharding
 from vit_jax.parallel.microbatch import in_parts
-from vit_jax.training import accumulation
+from vit_jax.training import accumulation, resolve
 from vit_jax.training.program import Program
 
 # Of a config that does not state them: ImageNet-1k's.
@@ -35,8 +34,8 @@ class Workload(NamedTuple):
 def complete(config: ConfigDict) -> FrozenConfigDict:
     """A checked config with the numbers of its data, or of ImageNet-1k; no data is read."""
     dataset = config.dataset
-    return config_lib.complete(
-        config_lib.checked(config),
+    return resolve.with_data(
+        resolve.checked(config),
         dataset.num_examples or NUM_EXAMPLES,
         dataset.num_classes or NUM_CLASSES,
         dataset.multi_label,
@@ -69,7 +68,7 @@ def training(program: Program, batches=None) -> Workload:
     lowered = _timed(about, 'lower', traced.lower)
     compiled = _timed(about, 'compile', lowered.compile)
     about['memory'] = accumulation.bytes_needed(compiled)
-    accumulation.require_memory(about['memory'])
+    accumulation.make_room(about['memory'])
     state = program.initial_state()
     batch = None if batches else synthetic(program)
 

@@ -9,16 +9,25 @@ from collections.abc import Mapping
 
 import flax.linen as nn
 
-from vit_jax.errors import UserError, check_names
+from vit_jax.errors import UserError
 from vit_jax.fields import Field, declared
 from vit_jax.models import variants
 from vit_jax.models.encoder import BlockFields
+from vit_jax.models.field_names import check_field_names
 from vit_jax.models.resnet import Backbone, ResNet
 from vit_jax.models.stack import check_images as check_images
 from vit_jax.models.vit import ViT
 
-# The fields that say how a model is computed, each with the value that leaves it to the machine.
-OPEN = {'unroll': 0, 'remat_policy': 'auto', 'attention_kernel': 'auto', 'linear_kernel': 'auto'}
+# The fields that may be left to the machine, each with the value that does so.
+OPEN = {
+    'unroll': 0,
+    'remat_policy': 'auto',
+    'attention_kernel': 'auto',
+    'linear_kernel': 'auto',
+    'dtype': 'auto',
+}
+# Those that each machine chooses anew: weights do not have them, and a run may resume with others.
+PER_MACHINE = ('unroll', 'remat_policy', 'attention_kernel', 'linear_kernel')
 
 
 def build(model: str | Mapping, num_classes: int, **overrides) -> nn.Module:
@@ -34,7 +43,9 @@ def build(model: str | Mapping, num_classes: int, **overrides) -> nn.Module:
     """
     family, names, given = _completed(variants.get(model) if isinstance(model, str) else model)
     given |= overrides
-    check_names('model', given, names)
+    check_field_names('model', given, names)
+    if given['dtype'] == OPEN['dtype']:  # outside of training
+        given['dtype'] = 'float32'
     if not isinstance(num_classes, int) or num_classes < 0:
         raise UserError(f'num_classes is {num_classes}: expected a whole number, 0 for no head.')
     if given['resnet'] is not None:

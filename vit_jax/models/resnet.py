@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import fields
-from vit_jax.errors import UserError, check_names
+from vit_jax.errors import UserError
 from vit_jax.fields import SWITCH, number, one_of, several, whole
 from vit_jax.models.axial_resnet import AxialAttention
 from vit_jax.models.backends import registry
 from vit_jax.models.backends.backend import Backend
 from vit_jax.models.convolution import convolve
+from vit_jax.models.field_names import check_field_names
 from vit_jax.models.stack import Dtype, RematPolicy, Unroll, check_images, remat, stack
 
 
@@ -214,7 +215,7 @@ class Backbone(nn.Module):
 def check_backbone(values: Mapping) -> None:
     """Raises UserError unless `values`, `config.model.resnet`, make a Backbone."""
     table = fields.declared(Backbone)
-    check_names('model.resnet', values, table)
+    check_field_names('model.resnet', values, table)
     fields.check(table, values, 'model.resnet.', recorded=True)
     if values['width'] % values['num_groups']:
         raise UserError(

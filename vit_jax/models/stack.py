@@ -28,7 +28,12 @@ REMAT_POLICIES = {
 }
 
 # Fields of every model that say how it is computed.
-Dtype = Annotated[str, one_of('float32', 'bfloat16'), 'of the computation; parameters are float32']
+Dtype = Annotated[
+    str,
+    one_of('float32', 'bfloat16', 'auto'),
+    'of the computation; parameters are float32. auto: bfloat16, but float32 on a CPU that is '
+    'faster in it',
+]
 Unroll = Annotated[
     int,
     whole(0),

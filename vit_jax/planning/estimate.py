@@ -16,7 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax.objectives.teacher import Teacher
 from vit_jax.parallel import feeding, sharding
 from vit_jax.planning import collectives
-from vit_jax.training import accumulation, chips, optimizer
+from vit_jax.training import accumulation, chips, optimizer, resolve
 from vit_jax.training.program import Program
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,13 @@ class Target(NamedTuple):
     limit: float  # bytes of a device that a step may take
     teacher: Teacher | None = None
 
+    @property
+    def platform(self) -> str:
+        """That of the devices: 'tpu', 'cpu' or 'gpu'."""
+        if chips.CHIPS[self.name].dims:
+            return 'tpu'
+        return 'cpu' if self.name == 'cpu' else 'gpu'
+
     def program(self, config: ConfigDict, changes: Mapping[str, Any] | None = None) -> Program:
         """The program of a complete config, with `changes` by field, on these devices.
 
@@ -42,9 +49,9 @@ class Target(NamedTuple):
         in optimizer.decay_names matches no parameter.
         """
         config = config_lib.changed(config, changes or {})
-        platform = 'tpu' if chips.CHIPS[self.name].dims else 'cpu' if self.name == 'cpu' else 'gpu'
         mesh = sharding.make_mesh(config.mesh, self.devices)
-        program = Program(config, mesh, platform, self.teacher)
+        config = resolve.for_mesh(config, mesh, self.platform, self.teacher)
+        program = Program(config, mesh, self.platform, self.teacher)
         optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
         return program
 

@@ -58,10 +58,11 @@ def from_main(function: Callable[[], Any]) -> Any:
         try:
             outcome = {'result': function()}
         except UserError as error:
-            outcome = {'error': str(error)}
+            about = {'kind': error.kind, 'field': error.field, 'file': error.file}
+            outcome = {'error': str(error), 'about': about}
     outcome = gather(outcome)[0]
     if 'error' in outcome:
-        raise UserError(outcome['error'])
+        raise UserError(outcome['error'], **outcome['about'])
     return outcome['result']
 
 

@@ -2,8 +2,8 @@
 
 In: workdirs. Out: plain data of what their files, their data and their models say (`collect` and
 what it calls), charts of these in Vega-Lite (`charts`), and a page of HTML (`page`). Imports
-errors, models, config, processes, data, workdir, weights, inspection, evaluators, training and
-scoring; only this room uses Jinja2 and Vega.
+errors, files, models, config, processes, data, workdir, weights, inspection, evaluators, training
+and scoring; only this room uses Jinja2 and Vega.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
+from vit_jax.files import write_json, write_text
 from vit_jax.processes import consensus
 from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
 
 FILE = 'report.html'
-NOTES = 'report.json'  # what a sweep or vtab says of each run, for a page that is written again
 # At the end of a run: so many images, and no longer than so many seconds, whichever comes first.
 IMAGES, SECONDS = 2000, 60
 
@@ -29,7 +29,7 @@ def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
     """Writes what a run departs from, see collect.reference_of, or one line of the log."""
     if consensus.is_main():
         try:
-            record.write_json(os.path.join(workdir, record.RECIPE), recipe)
+            write_json(os.path.join(workdir, record.RECIPE), recipe)
         except UserError as error:
             log.warning(
                 '%s is not written, and pages of the run will not say what it departs from: %s',
@@ -51,26 +51,26 @@ def conclude(workdir: str) -> None:
         from vit_jax.reporting import collect, page  # what is missing must not end the run
 
         run = collect.run(workdir, IMAGES if consensus.count() == 1 else 0, SECONDS)
-        record.write_text(path, page.of_one(run))
+        write_text(path, page.of_one(run))
 
 
 def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
     """Writes DIRECTORY/report.html, which sets runs side by side, or one line of the log.
 
     `notes` has what is to be said of each run, by workdir, such as 'diverges', or ''; they are kept
-    in NOTES. The page has what files say: models and data are not used, so that it takes seconds
-    for any number.
+    in collect.NOTES. The page has what files say: models and data are not used, so that it takes
+    seconds for any number.
     """
     path = os.path.join(directory, FILE)
     with _attempt(path, 'All runs are', directory):
         from vit_jax.reporting import collect, page
 
-        record.write_json(
-            os.path.join(directory, NOTES),
+        write_json(
+            os.path.join(directory, collect.NOTES),
             {os.path.relpath(workdir, directory): note for workdir, note in notes.items()},
         )
         runs = [collect.run(workdir, 0) for workdir in notes]
-        record.write_text(path, page.of_several(runs, list(notes.values())))
+        write_text(path, page.of_several(runs, list(notes.values())))
 
 
 @contextlib.contextmanager

@@ -6,17 +6,18 @@ import math
 import os
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.evaluators.metric import MAIN, Metric
-from vit_jax.reporting import NOTES
+from vit_jax.files import read_json
+from vit_jax.reporting.attempts import attempt
 from vit_jax.workdir import descriptions, metrics, progress, record
 
 log = logging.getLogger(__name__)
@@ -26,13 +27,14 @@ FOUND = {
     'recipe',
     'accum_steps',
     'mesh.host_devices',
-    *config_lib.OPEN,
+    *config_lib.PER_MACHINE,
     'dataset.num_examples',
     'dataset.num_classes',
     'dataset.multi_label',
     'teacher.checksum',
 }
 DEFAULTS = 'the defaults of all fields'
+NOTES = 'report.json'  # what a sweep or vtab says of each run, for a page that is written again
 PARTS = ('data', 'model', 'predictions', 'inspection')  # what the files of a workdir do not tell
 
 
@@ -96,15 +98,6 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     return found
 
 
-def attempt(found: dict[str, Any], part: str, function: Callable[[], Any]) -> None:
-    """Sets found[part] to what the function returns, or found['missing'][part] to why not."""
-    found[part] = None
-    try:
-        found[part] = function()
-    except (UserError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
-        found['missing'][part] = str(error).partition('\n')[0]  # JAX's go on, as about memory
-
-
 def workdirs(directory: str) -> dict[str, str]:
     """Those in the directory, and what is to be said of each; itself if it is one or has none.
 
@@ -114,7 +107,7 @@ def workdirs(directory: str) -> dict[str, str]:
         return {directory: ''}
     notes = {}
     with contextlib.suppress(UserError):  # of no sweep, of an older version, or damaged
-        notes = record.read_json(os.path.join(directory, NOTES), dict)
+        notes = read_json(os.path.join(directory, NOTES), dict)
     names = notes | {name: notes.get(name, '') for name in sorted(os.listdir(directory))}
     runs = {
         os.path.join(directory, name): str(note)
@@ -147,7 +140,7 @@ def reference_of(workdir: str, config: Mapping[str, Any]) -> tuple[dict[str, Any
     defaults of all fields.
     """
     try:
-        found = record.read_json(os.path.join(workdir, record.RECIPE), dict)
+        found = read_json(os.path.join(workdir, record.RECIPE), dict)
         if isinstance(found.get('config'), dict) and isinstance(found.get('file'), str):
             return found['config'], found['file']
     except UserError:  # of an older version, or damaged: the page is worth more than this part
@@ -167,7 +160,8 @@ def differences(config: Mapping[str, Any], reference: Mapping[str, Any]) -> list
     found = []
     for name in sorted((config.keys() | reference.keys()) - FOUND):
         value, other = config.get(name), reference.get(name)
-        if value != other:
+        is_chosen = name == 'model.dtype' and other == models.OPEN['dtype']
+        if value != other and not is_chosen:
             field = config_lib.field_named(name)
             found.append(
                 {

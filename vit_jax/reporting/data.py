@@ -7,7 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import pipeline
-from vit_jax.errors import UserError, composed
+from vit_jax.errors import UserError
+from vit_jax.files import composed
 from vit_jax.reporting import pictures
 from vit_jax.training.run import open_data
 from vit_jax.weights.apply import as_pixels
@@ -27,7 +28,7 @@ def describe(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any
     Raises UserError if the data set cannot be opened, or is another by now.
     """
     dataset = config['dataset']
-    train, evaluation = open_data(ConfigDict(dataset))
+    train, evaluation, _ = open_data(ConfigDict(dataset))
     if list(map(composed, train.class_names)) != list(map(composed, classes)):
         raise UserError(f'The classes of {dataset["name"]} are no longer those of the run.')
     taken = (

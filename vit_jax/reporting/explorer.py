@@ -10,7 +10,7 @@ from vit_jax.errors import Inapplicable, UserError
 from vit_jax.inspection import attention as observing
 from vit_jax.inspection import maps, parameters
 from vit_jax.reporting import attention, pictures
-from vit_jax.reporting.collect import attempt
+from vit_jax.reporting.attempts import attempt
 from vit_jax.reporting.data import names_of
 from vit_jax.reporting.model import Model
 from vit_jax.scoring import split

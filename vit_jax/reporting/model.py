@@ -5,26 +5,22 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float
 
-from vit_jax import models, weights
+from vit_jax import weights
 from vit_jax.errors import UserError
 from vit_jax.scoring import split
-from vit_jax.weights import Weights, description
+from vit_jax.weights import Loaded, description
 from vit_jax.weights.apply import as_pixels
 from vit_jax.workdir import record
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-    """Weights, the module and its float32 parameters, and that section of the run's config."""
+class Model(Loaded):
+    """The model of a run with its weights, and the section `dataset` of the run's config."""
 
-    weights: Weights
-    module: nn.Module
-    params: PyTree
     dataset: dict[str, Any]
 
     def facts(self) -> dict[str, Any]:
@@ -53,9 +49,10 @@ def load(workdir: str, config: Mapping[str, Any]) -> Model:
         raise UserError(f'{workdir} has no checkpoint.')
     loaded = weights.load(workdir)
     description.check_rgb(loaded)
+    ready = weights.build(loaded)
     return Model(
-        loaded,
-        models.build(loaded.model, loaded.num_classes),
-        loaded.float32_params(),
+        ready.weights,
+        ready.module,
+        ready.params,
         split.dataset_of(workdir, {'name': None}),
     )

@@ -10,12 +10,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from vit_jax.data import table_cells
-from vit_jax.errors import UserError, check_destination, counted, one_line, writing
+from vit_jax.errors import UserError, counted, one_line
 from vit_jax.evaluators import average_precision, classification, per_class
 from vit_jax.evaluators.calibration import calibration
 from vit_jax.evaluators.context import Devices
 from vit_jax.evaluators.evaluator import total
 from vit_jax.evaluators.metric import MAIN
+from vit_jax.files import check_destination, writing
 from vit_jax.objectives import losses
 from vit_jax.parallel import feeding
 from vit_jax.processes import consensus

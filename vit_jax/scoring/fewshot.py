@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -47,8 +46,8 @@ def score(
     """
     from vit_jax.data import pipeline  # imports TensorFlow
 
-    shots = numbers('--fewshot', shots, int, fields.whole(1))
-    l2 = numbers('--fewshot_l2', l2, float, fields.number(least=1e-6, most=1e12))
+    shots = numbers('--fewshot', shots, fields.whole(1))
+    l2 = numbers('--fewshot_l2', l2, fields.number(least=1e-6, most=1e12))
     check_at_least('--fewshot_seeds', seeds, 1)
     representation.check(model, name)
     mesh, subset = split.make_mesh(batch_size), '' if train_split else dataset['subset']
@@ -100,16 +99,12 @@ def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tupl
     return train, test
 
 
-def numbers(option: str, text: str, kind: Callable, values: fields.Values) -> tuple:
-    """The numbers in '1,5,10'; UserError if one is not among the values."""
-    try:
-        found = tuple(map(kind, text.split(',')))
-    except ValueError:
-        found = (None,)
-    if not all(map(values.fit, found)):
-        raise UserError(
-            f'{option} is {text!r}: expected, with commas between several, {values.words}.'
-        )
+def numbers(option: str, text: str, each: fields.Values) -> tuple:
+    """The numbers in '1,5,10'; UserError if there are none, or one is not among the values."""
+    several = fields.several(each, f'{each.words}; or several, with commas between them')
+    found = fields.read(option, several, text)
+    if not found:
+        raise UserError(f'{option} is {text!r}: expected {several.words}.')
     return found
 
 

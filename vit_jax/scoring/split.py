@@ -9,9 +9,10 @@ import flax.linen as nn
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, check_at_least, composed, nearest_names, some
+from vit_jax.errors import UserError, check_at_least, nearest_names, some
 from vit_jax.evaluators import per_class
 from vit_jax.evaluators.context import Devices
+from vit_jax.files import composed, read_json
 from vit_jax.parallel import feeding, microbatch, sharding
 from vit_jax.processes import consensus
 from vit_jax.weights import Weights, description
@@ -66,7 +67,7 @@ def open_labelled_source(
         open_mapped_source(dataset, loaded, mapping) if mapping else open_source(dataset, loaded)
     )
     if labels:
-        source = relabelled(source, record.read_json(labels, list), labels)
+        source = relabelled(source, read_json(labels, list), labels)
     elif not mapping:
         _warn_of_missing_classes(source, dataset)
     if source.multi_label and loaded.loss != 'sigmoid':
@@ -107,7 +108,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     from vit_jax.data.relabelled import mapped
     from vit_jax.data.sources import open_split
 
-    mapping = _read_objectnet(path) if os.path.isdir(path) else record.read_json(path, dict)
+    mapping = _read_objectnet(path) if os.path.isdir(path) else read_json(path, dict)
     if not loaded.classes and loaded.num_classes != 1000:  # not taken for ImageNet's
         raise UserError(
             f'--mapping={path} goes by the names of classes, and {loaded.source} has '
@@ -147,8 +148,8 @@ def _read_objectnet(directory: str) -> dict[str, Any]:
     """
     classes_file = os.path.join(directory, 'objectnet_to_imagenet_1k.json')
     labels_file = os.path.join(directory, 'folder_to_objectnet_label.json')
-    classes = record.read_json(classes_file, dict)
-    labels = record.read_json(labels_file, dict)
+    classes = read_json(classes_file, dict)
+    labels = read_json(labels_file, dict)
     mapping = {}
     for folder, label in labels.items():
         if isinstance(label, str) and label in classes:

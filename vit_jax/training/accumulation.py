@@ -1,14 +1,15 @@
 """Chooses into how many parts a batch is split: as fits in memory and, on a CPU, in caches."""
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 
 from vit_jax import machine
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, is_out_of_memory
 from vit_jax.parallel import sharding
 from vit_jax.processes import consensus
 from vit_jax.training.program import Program
@@ -16,7 +17,22 @@ from vit_jax.training.program import Program
 log = logging.getLogger(__name__)
 
 HEADROOM = 0.9  # of the memory; the rest is for fragmentation and the next batches
+LARGE = 1 / 4  # of the memory: a step of more keeps no memory for the next one
 PROBES = (8, 16)  # images per device of the two steps that are compiled to learn the slope
+
+
+@contextlib.contextmanager
+def advice_on_memory() -> Iterator[None]:
+    """Adds what a run can do about too little memory to the error of JAX that says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            error.add_note(
+                'In training --config.accum_steps=0 splits the batch into parts that fit, and on '
+                'a GPU --config.model.remat_policy=products keeps less.'
+            )
+        raise
 
 
 def choose(
@@ -86,12 +102,17 @@ def check_fits(needed: float, what: str) -> None:
         )
 
 
-def require_memory(needed: float) -> None:
-    """Makes room for training steps of `needed` bytes of a device; raises as `check_fits`."""
+def make_room(needed: float) -> None:
+    """Gives memory back that large training steps, of `needed` bytes, would find in use.
+
+    malloc keeps the memory of a step in pieces, into which the next step may not fit, so that a
+    process takes several times the memory of a step. Large steps therefore keep nothing.
+
+    Raises UserError, as `check_fits`, if there is not so much memory.
+    """
     check_fits(needed, 'a training step')
-    kept = memory_limit() / 2 - needed  # the other half is for evaluations and the input pipeline
-    machine.keep_at_most(max(0, int(kept * jax.local_device_count())))
-    machine.set_pieces_apart()
+    if needed > LARGE * memory_limit():
+        machine.give_memory_back()
 
 
 def bytes_needed(compiled: jax.stages.Compiled) -> int:

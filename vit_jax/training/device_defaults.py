@@ -1,7 +1,8 @@
 """What depends on the machine, where the config leaves the choice: one table, and how it is kept.
 
 docs/performance.md has the measurements. Nothing here changes more than rounding and, with
-linear_kernel=gpu, which random numbers dropout draws.
+linear_kernel=gpu, which random numbers dropout draws. How numbers are rounded, model.dtype, is the
+only choice that a run keeps on every machine.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from vit_jax import machine
 from vit_jax.errors import UserError
 from vit_jax.models import OPEN
 from vit_jax.models.backends import registry
+from vit_jax.processes import consensus
 from vit_jax.workdir import record
 
 # Without their loops, models of many layers and ResNets take minutes to compile; on a GPU H/14, of
@@ -96,13 +98,31 @@ def shown_devices(config: ConfigDict) -> int:
     return shown
 
 
+def fastest_dtype(platform: str) -> str:
+    """The fastest model.dtype on 'cpu', 'gpu' or 'tpu': bfloat16, but on some CPUs float32.
+
+    Several processes on CPUs compute in float32 if one of them is faster so.
+    """
+    if platform != 'cpu' or all(consensus.gather(machine.is_fast_in_bfloat16())):
+        return 'bfloat16'
+    return 'float32'
+
+
 def for_platform(
-    config: ConfigDict, platform: str, device: jax.Device | None = None
+    config: ConfigDict, platform: str, device: jax.Device | None = None, dtype: str = 'float32'
 ) -> FrozenConfigDict:
     """The config with what it leaves open in `model` chosen for 'cpu', 'gpu' or 'tpu'.
 
-    Platforms that the table does not have are treated as GPUs. `device` is as in registry.fastest.
+    Platforms that the table does not have are treated as GPUs.
+
+    Args:
+      config: checked.
+      platform: that of the devices, which a mesh may only simulate.
+      device: as in registry.fastest.
+      dtype: the fastest one there, from `fastest_dtype`, which decides between kernels, too.
     """
+    if is_open(config.model, 'dtype'):
+        config = config_lib.changed(config, {'model.dtype': dtype})
     model = config.model
     fastest = registry.fastest(model, platform, device)
     has_resnet = model.resnet and model.resnet.units

@@ -18,11 +18,11 @@ from vit_jax.evaluators import metric as metric_lib
 from vit_jax.evaluators.context import Context, Devices, Split
 from vit_jax.evaluators.evaluator import Evaluator, SumEvaluator
 from vit_jax.evaluators.metric import Metric
+from vit_jax.files import read_json
 from vit_jax.objectives import losses
 from vit_jax.options import Options
 from vit_jax.processes import consensus
 from vit_jax.training.program import Program
-from vit_jax.workdir import record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _open_test(field, section, config, train, test):
             )
     if section.labels:
         try:
-            lists = record.read_json(section.labels, list)
+            lists = read_json(section.labels, list)
             test = relabelled.relabelled(test, lists, section.labels)
         except UserError as error:
             raise UserError(f'{field}.labels: {error}') from error
@@ -257,13 +257,18 @@ def open_data(
     return train, test, f'{name}, {train_split},'
 
 
-def complete_paths(config: ConfigDict) -> None:
-    """Makes the paths of data sets and labels absolute: elsewhere they may be of other images."""
-    sections = {name: config.evals[name] for name in config_lib.evaluator_names(config)}
-    for section in (config.evals.fewshot, *sections.values()):
+def absolute_paths(config: ConfigDict) -> dict[str, str]:
+    """Absolute paths of data sets and labels of evaluators, by dotted field.
+
+    Elsewhere the same name may be of other images.
+    """
+    paths = {}
+    for name in ('fewshot', *config_lib.evaluator_names(config)):
+        section = config.evals[name]
         path = os.path.expanduser(section.dataset)
         if section.dataset != 'digits' and os.path.isdir(path):
-            section.dataset = os.path.abspath(path)
-    for section in sections.values():
-        if section.labels:
-            section.labels = os.path.abspath(os.path.expanduser(section.labels))
+            paths[f'evals.{name}.dataset'] = os.path.abspath(path)
+        if name != 'fewshot' and section.labels:
+            labels = os.path.expanduser(section.labels)
+            paths[f'evals.{name}.labels'] = os.path.abspath(labels)
+    return paths

@@ -15,19 +15,21 @@ from vit_jax.evaluators import metric as metric_lib
 from vit_jax.evaluators import per_class
 from vit_jax.parallel import feeding
 from vit_jax.processes import consensus, launch
-from vit_jax.training import chips
+from vit_jax.training import accumulation, chips
 from vit_jax.training import run as run_lib
 from vit_jax.training.run import Run
 from vit_jax.training.state import TrainState
-from vit_jax.workdir import data_record, descriptions, record
+from vit_jax.workdir import checkpoint, data_record, descriptions, lock, log_file, record
 from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.interrupts import Abandoned, Interrupts
+from vit_jax.workdir.metrics import MetricsLog
 from vit_jax.workdir.outputs import Outputs
 from vit_jax.workdir.progress import Meter
 
 log = logging.getLogger(__name__)
 
 
+@accumulation.advice_on_memory()
 def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
     """Trains, or continues from the newest checkpoint of the workdir, which is made when missing.
 
@@ -46,23 +48,23 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
             'the config',
             config_lib.flatten(config) | {'--workdir': workdir, 'version of jax': jax.__version__},
         )
-        stack.enter_context(record.lock(workdir))
+        stack.enter_context(lock.reserve(workdir))
         if log_to_file and consensus.is_main():
-            record.log_to(workdir)
+            log_file.log_to(workdir)
         run, params = run_lib.resolve(config, workdir, interrupts.check)
         checkpoints = Checkpointer(
             workdir,
             run.config.keep_checkpoints,
             run.config.keep_best,
-            run.config.best_metric,
             run.config.keep_every,
             config_lib.of_weights(run.config),
-            run.described()[run.config.best_metric],
         )
         stack.callback(checkpoints.close)
-        state = run_lib.initial_or_restored_state(run, checkpoints, params)
+        start = run_lib.initial_or_restored(run, checkpoints, params)
         del params  # the host needs them no longer
-        step, num_steps = int(state.step), run.program.num_steps
+        state = start.state
+        step = start.step
+        num_steps = run.program.num_steps
         if step < num_steps:
             checkpoints.require_room(
                 state, run.number_kept(step, record.saved_steps(checkpoints.directory))
@@ -70,6 +72,8 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
         record.write(workdir, run.config, run.train_data.class_names)
         data_record.write(workdir, run.data)
         descriptions.write(workdir, run.described())
+        if not run.config.keep_best:
+            checkpoint.forget_best(workdir)
         meter = Meter(
             run.config.batch_size,
             num_steps,
@@ -78,13 +82,18 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
             run.evaluations_left(step),
             len(run.eval_batches),
         )
+        rows = MetricsLog(workdir)
+        rows.open(step)
+        rows.compare(start.extra.get('metrics'))
         outputs = Outputs(
             workdir,
-            step,
+            start,
             num_steps,
             checkpoints,
+            rows,
             meter,
             run.config.dataset.num_classes,
+            run.config.best_metric,
             run.config.patience,
             run.described(),
         )
@@ -132,7 +141,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     compile_seconds = time.perf_counter() - begin
     if compile_seconds > 0.05:  # else choosing accum_steps has compiled it
         log.info('compiled the training step in %.1f s', compile_seconds)
-    run_lib.require_memory(program)
+    run_lib.make_room(program)
     interrupts.check_alone()
     outputs.meter.start(step)
     outputs.show('reading the first batch')

@@ -96,21 +96,27 @@ def take_fields(
     return taken, loaded
 
 
-def complete_paths(config: ConfigDict, begun: Mapping | None) -> None:
-    """Makes local paths of weights absolute: elsewhere the same name may be of others.
+def absolute_paths(config: ConfigDict, recorded: Mapping | None) -> dict[str, str]:
+    """Absolute paths of weights, by dotted field, where the config names files of this machine.
 
-    A run that goes on keeps the path that it began from, while that is there.
+    A run that resumes keeps the path that it began from, while that is there.
+
+    Args:
+      config: checked.
+      recorded: the config of a run that has begun, else None.
     """
-    for section, field in ((config, 'pretrained'), (config.teacher, 'weights')):
-        if os.path.exists(section[field]) and not re.match(r'(hf|timm):|\w+://', section[field]):
-            section[field] = os.path.abspath(section[field])
-    before = (begun or {}).get('pretrained', '')
-    if (
-        os.path.isabs(before)
-        and os.path.exists(before)
-        and (config_lib.may_have_moved(before, config.pretrained))
+    paths = {}
+    for field, given in (
+        ('pretrained', config.pretrained),
+        ('teacher.weights', config.teacher.weights),
     ):
-        config.pretrained = before
+        if os.path.exists(given) and not re.match(r'(hf|timm):|\w+://', given):
+            paths[field] = os.path.abspath(given)
+    before = (recorded or {}).get('pretrained', '')
+    is_there = os.path.isabs(before) and os.path.exists(before)
+    if is_there and config_lib.may_have_moved(before, config.pretrained):
+        paths['pretrained'] = before
+    return paths
 
 
 def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) -> PyTree:

@@ -30,10 +30,10 @@ from vit_jax.training.state import TrainState
 class Program:
     """Model, optimizer and steps of a resolved config on a mesh.
 
-    `config` is that config with what it leaves open chosen for the devices, see device_defaults.py.
+    `config` is that config, with what it leaves open chosen for the devices, see resolve.py.
 
-    The training step splits the batch into `config.accum_steps` equal parts, 0 counting as 1, and
-    is fastest in `fastest_parts`; steps that evaluate split it into `eval_parts`.
+    The training step splits the batch into `config.accum_steps` equal parts, into one where that is
+    open, and is fastest in `fastest_parts`; steps that evaluate split it into `eval_parts`.
     `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
     jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, the one further argument of the
     step that has the constants of the objective, or () if it has none.
@@ -49,7 +49,7 @@ class Program:
         """
         self.mesh = mesh
         self._platform = platform or mesh.devices.flat[0].platform
-        config = device_defaults.for_platform(config, self._platform, mesh.devices.flat[0])
+        config = FrozenConfigDict(config)
         device_defaults.check_kernel(config.model, mesh.devices.flat[0])
         sharding.check_model(config.model, mesh)
         feeding.data_share(mesh, mesh.devices.flat[0].process_index)
@@ -119,12 +119,8 @@ class Program:
             self._platform,
         )
         self.fastest_parts = fastest(train=True)
-        if config.accum_steps == -1:
-            config = FrozenConfigDict(
-                config_lib.changed(config, {'accum_steps': self.fastest_parts})
-            )
         self.config = config
-        accum_steps = config.accum_steps or 1
+        accum_steps = max(config.accum_steps, 1)
         # More than the fastest are for want of memory, which evaluation would lack, too.
         self.eval_parts = max(accum_steps if accum_steps > self.fastest_parts else 1, fastest())
         everywhere = sharding.replicated(self.mesh)

@@ -7,6 +7,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import machine
+from vit_jax import machine, models
 from vit_jax.data import broken, cached, folders, pipeline, sequential, sources, subsets
 from vit_jax.errors import UserError, some
 from vit_jax.evaluators import metric as metric_lib
@@ -26,10 +27,11 @@ from vit_jax.objectives import teacher as teacher_lib
 from vit_jax.parallel import feeding, sharding
 from vit_jax.processes import consensus
 from vit_jax.training import accumulation, device_defaults, evaluation, optimizer, pretrained
+from vit_jax.training import resolve as resolving
 from vit_jax.training.program import Program
 from vit_jax.training.state import TrainState
 from vit_jax.workdir import data_record, record, trackers
-from vit_jax.workdir.checkpoint import Checkpointer
+from vit_jax.workdir.checkpoint import Checkpointer, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -111,52 +113,63 @@ def resolve(
 ) -> tuple[Run, PyTree | None]:
     """The run that a config describes in a workdir, where it may have begun already.
 
+    It looks up what the machine, the data and the weights are; resolve.py makes the config of it.
     Also returns the pre-trained parameters that it begins from, without a head, None for a run that
     has none or that is continued. `check` is called in what takes long, and may raise. Raises
     UserError when the config, the weights or the data cannot be used, or the workdir belongs to
     another run.
     """
     begun = record.begun(workdir)
+    recorded = begun[0] if begun else None
     config = config_lib.with_values_read(config)
-    taken, weights = pretrained.take_fields(config, begun and begun[0])
-    config = config_lib.checked(config, taken)
+    taken, weights = pretrained.take_fields(config, recorded)
+    config = resolving.checked(config, taken)
     trackers.require(config.trackers)
-    if begun:
-        config = config_lib.as_begun(config, begun[0])
-        config = config_lib.changed(config, device_defaults.kept(config.model, begun[0]['model']))
-    config.mesh.host_devices = device_defaults.shown_devices(config)
+    config = resolving.as_recorded(config, recorded)
+    config = resolving.with_host_devices(config, device_defaults.shown_devices(config))
     mesh = sharding.make_mesh(config.mesh)
     share = feeding.data_share(mesh)
+    config = resolving.with_paths(config, pretrained.absolute_paths(config, recorded))
+    config = resolving.with_paths(config, absolute_paths(config))
     dataset = config.dataset
-    _complete(config, begun)
+    config = resolving.with_splits(
+        config, *folders.choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
+    )
+    device = mesh.devices.flat[0]
+    config = resolving.with_device_defaults(
+        config, device.platform, device, device_defaults.fastest_dtype(device.platform)
+    )
+    dataset = config.dataset
     check_alone = check if consensus.count() == 1 else _do_nothing
     check_alone()
-    train_data, eval_data = open_data(dataset)
+    splits = open_data(dataset)
+    train_data = splits.train
+    eval_data = splits.evaluation
     check_alone()
     data = described_data(train_data, eval_data)
     if begun:
-        data_record.require_same(workdir, begun[0], config, data)
+        data_record.require_same(workdir, recorded, config, data)
     if not begun:
         train_data, eval_data = without_broken(
             {'train': train_data, 'eval': eval_data}, data, dataset, share, check_alone
         )
     check_alone()
     teacher = teacher_lib.load(config, train_data.class_names)
-    config.teacher.checksum = teacher.checksum if teacher else 0
-    config = config_lib.complete(
+    config = resolving.with_teacher(config, teacher.checksum if teacher else 0)
+    config = resolving.with_data(
         config,
         train_data.num_examples,
         len(train_data.class_names),
         train_data.multi_label,
-        accum_steps=begun[0]['accum_steps'] if begun else 0,
-        class_counts=_class_counts(config, train_data),
-        log_every=begun[0].get('log_every', 0) if begun else 0,
+        splits.whole,
+        _class_counts(config, train_data),
     )
     check_shuffle_memory(train_data, dataset.shuffle_buffer, share[1])
     if begun:
         record.require_same_run(workdir, begun, config, train_data.class_names)
     check_batch_size(config, train_data.num_examples, has_begun=bool(begun))
     check_alone()
+    config = resolving.with_accum_steps(config, mesh, teacher=teacher)
     program = Program(config, mesh, teacher=teacher)
     if not begun:
         _require_training_images(config, train_data, program.objective.uses_labels)
@@ -247,24 +260,13 @@ def program_that_fits(program: Program) -> Program:
     return accumulation.choose(program, reserved=bytes_besides(program))
 
 
-def _complete(config, begun):
-    """Sets the splits that the config leaves open, as at the start where the run has begun.
-
-    Paths become absolute: elsewhere the same name may be of other images or weights.
-    """
-    pretrained.complete_paths(config, begun and begun[0])
-    dataset = config.dataset
-    evaluation.complete_paths(config)
-    path = os.path.expanduser(dataset.name)
-    if dataset.name != 'digits' and os.path.isdir(path):
-        dataset.name = os.path.abspath(path)
-    if begun and not dataset.eval_split:
-        dataset.eval_split = begun[0]['dataset']['eval_split']
-        if '[' not in dataset.train_split:
-            dataset.train_split = begun[0]['dataset']['train_split']
-    dataset.train_split, dataset.eval_split = folders.choose_splits(
-        dataset.name, dataset.train_split, dataset.eval_split
-    )
+def absolute_paths(config: ConfigDict) -> dict[str, str]:
+    """Absolute paths of data sets and labels, by dotted field, where the config names files."""
+    paths = evaluation.absolute_paths(config)
+    path = os.path.expanduser(config.dataset.name)
+    if config.dataset.name != 'digits' and os.path.isdir(path):
+        paths['dataset.name'] = os.path.abspath(path)
+    return paths
 
 
 def _check_best_metric(run):
@@ -309,12 +311,19 @@ def _require_training_images(config, data, uses_labels):
         )
 
 
-def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
-    """The training split, or its subset, and that of evaluation, the same on all processes."""
-    whole = sources.open_split(dataset, dataset.train_split)
-    train = subsets.subset(whole, dataset.subset, dataset.train_split)
-    if dataset.subset and dataset.num_examples == whole.num_examples:  # as recipes state it
-        dataset.num_examples = train.num_examples
+class Splits(NamedTuple):
+    """The data of a run."""
+
+    train: sources.Source  # the training split, or its subset
+    evaluation: sources.Source
+    whole: int  # examples of the training split of which `train` is a subset; 0 if it is none
+
+
+def open_data(dataset: ConfigDict) -> Splits:
+    """Opens the splits of `config.dataset`, the same on all processes."""
+    train = sources.open_split(dataset, dataset.train_split)
+    whole = train.num_examples if dataset.subset else 0
+    train = subsets.subset(train, dataset.subset, dataset.train_split)
     names = train.class_names
     if len(names) < 2:
         raise UserError(
@@ -339,7 +348,7 @@ def open_data(dataset: ConfigDict) -> tuple[sources.Source, sources.Source]:
             'checksum of labels': 0 if train.labels is None else zlib.crc32(train.labels.tobytes()),
         },
     )
-    return train, evaluation
+    return Splits(train, evaluation, whole)
 
 
 def described_data(train: sources.Source, evaluation: sources.Source) -> dict[str, dict]:
@@ -428,8 +437,8 @@ def check_shuffle_memory(source: sources.Source, shuffle_buffer: int, num_proces
     )
 
 
-def require_memory(program: Program) -> None:
-    """Raises UserError if the compiled step does not fit, where it would be killed without a word.
+def make_room(program: Program) -> None:
+    """Makes room for the compiled step; UserError if it does not fit, and would be killed.
 
     That is on CPU: other devices refuse by themselves. State and constants are in memory already.
     """
@@ -437,31 +446,40 @@ def require_memory(program: Program) -> None:
         needed = accumulation.bytes_needed(program.train_step) - sharding.bytes_per_device(
             (program.abstract_state, program.abstract_constants)
         )
-        accumulation.require_memory(needed + bytes_besides(program))
+        accumulation.make_room(needed + bytes_besides(program))
 
 
-def initial_or_restored_state(
-    run: Run, checkpoints: Checkpointer, params: PyTree | None
-) -> TrainState:
-    """The newest state that can be read, else the initial one, with pre-trained `params`, if any.
+def initial_or_restored(run: Run, checkpoints: Checkpointer, params: PyTree | None) -> Snapshot:
+    """The newest snapshot that can be read, else the initial one, with `params`, if there are any.
 
-    Raises UserError when no checkpoint can be read, or the state is already past the end of the
-    run.
+    Args:
+      params: pre-trained ones, for a run that begins.
+
+    Raises:
+      UserError: if no checkpoint can be read, or the state is already past the end of the run.
     """
-    state = checkpoints.restore_latest(run.program.abstract_state)
-    if state is None:
-        state = run.program.initial_state()
-        if params is not None:
-            params = pretrained.place_params(state.params, params)
-            average = state.ema_params and jax.tree.map(jnp.copy, params)  # both are donated
-            state = dataclasses.replace(state, params=params, ema_params=average)
-    if int(state.step) > run.program.num_steps:
+    snapshot = checkpoints.restore_latest(run.program.abstract_state)
+    if snapshot is None:
+        return Snapshot(_initial_state(run, params), 0, {})
+    if snapshot.step > run.program.num_steps:
         raise UserError(
-            f'{run.workdir} is at step {int(state.step)} already and the config asks '
+            f'{run.workdir} is at step {snapshot.step} already and the config asks '
             f'for {run.program.num_steps}. Raise num_steps or num_epochs, or take '
             'another --workdir.'
         )
-    return state
+    return snapshot
+
+
+def _initial_state(run, params):
+    """The state before the first step, with pre-trained `params`, if there are any."""
+    state = run.program.initial_state()
+    if params is None:
+        return state
+    params = pretrained.place_params(state.params, params)
+    average = None
+    if state.ema_params is not None:
+        average = jax.tree.map(jnp.copy, params)  # both are donated
+    return dataclasses.replace(state, params=params, ema_params=average)
 
 
 def parameter_kinds(params: PyTree) -> str:
@@ -506,9 +524,7 @@ def announce(run: Run, state: TrainState) -> None:
         'computed with accum_steps=%d, %s',
         config.accum_steps,
         ', '.join(
-            f'model.{field}={config.model[field]}'
-            for field in device_defaults.OPEN
-            if field in config.model
+            f'model.{field}={config.model[field]}' for field in models.OPEN if field in config.model
         ),
     )
     if run.program.lr_factors is not None:

@@ -2,7 +2,7 @@
 
 In: weights with classes. Out: a folder with the model as ONNX, onnxruntime-web and a page, which
 prepares photos as prediction does and asks for nothing but the files beside it. Imports errors,
-data, workdir, weights, and reporting, whose style it has; only this room asks npm for something.
+files, data, workdir, weights, and reporting, whose style it has; only this room uses npm.
 """
 
 from vit_jax.web.folder import FILES, MODEL, save

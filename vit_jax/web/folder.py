@@ -10,8 +10,9 @@ import jax
 from vit_jax import reporting
 from vit_jax.data import resizing
 from vit_jax.errors import UserError
+from vit_jax.files import write_json
 from vit_jax.web import runtime
-from vit_jax.weights import Weights, description, export, files
+from vit_jax.weights import Weights, array_files, description, export
 from vit_jax.workdir import record
 
 HERE = pathlib.Path(__file__).parent
@@ -41,7 +42,7 @@ def save(weights: Weights, path: str, archive: str | None = None) -> None:
     weights = description.completed(weights)
     said = about(weights)
     parts = runtime.read(archive)  # first, because it may be missing
-    with files.replacing(path, FILES) as temporary:
+    with array_files.replacing(path, FILES) as temporary:
         folder = pathlib.Path(temporary)
         folder.mkdir()
         export.save(weights, str(folder / MODEL), 'onnx')
@@ -49,7 +50,7 @@ def save(weights: Weights, path: str, archive: str | None = None) -> None:
             (folder / name).write_bytes((HERE / name).read_bytes())
         style = importlib.resources.files(reporting).joinpath('report.css').read_text()
         (folder / STYLE).write_text(style + (HERE / STYLE).read_text())
-        record.write_json(str(folder / RECORD), said | {'bytes': (folder / MODEL).stat().st_size})
+        write_json(str(folder / RECORD), said | {'bytes': (folder / MODEL).stat().st_size})
         for name, content in parts.items():
             (folder / name).write_bytes(content)
 

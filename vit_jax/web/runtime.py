@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import io
 import logging
-import os
 import pathlib
 import re
 import shutil
@@ -14,7 +13,8 @@ import tarfile
 import tempfile
 
 from vit_jax.errors import UserError
-from vit_jax.weights import files
+from vit_jax.files import cache_folder, read_bytes
+from vit_jax.weights import array_files
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ def read(archive: str | None = None) -> dict[str, bytes]:
     """
     if archive:
         try:
-            content = pathlib.Path(archive).read_bytes()
+            content = read_bytes(archive)
         except OSError as error:
             raise UserError(
-                f'--runtime={archive} cannot be read ({error.strerror}): name a file '
+                f'--runtime={archive} cannot be read ({error.strerror or error}): name a file '
                 f'that `npm pack {PACKAGE}@{VERSION}` has written.'
             ) from error
         if not _is_whole(content):
@@ -56,9 +56,7 @@ def read(archive: str | None = None) -> dict[str, bytes]:
 
 def kept_at() -> pathlib.Path:
     """Where the package is kept; it may be deleted at any time."""
-    return pathlib.Path(
-        os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'vit_jax', ARCHIVE
-    )
+    return cache_folder(ARCHIVE)
 
 
 def _is_whole(content):
@@ -106,7 +104,7 @@ def _fetch():
         raise _missing(f'what npm has fetched is another file: its SHA-512 is not {SHA512}')
     with contextlib.suppress(OSError, UserError):  # then it is fetched again the next time
         kept_at().parent.mkdir(parents=True, exist_ok=True)
-        with files.replacing(str(kept_at())) as temporary:
+        with array_files.replacing(str(kept_at())) as temporary:
             pathlib.Path(temporary).write_bytes(content)
     return content
 

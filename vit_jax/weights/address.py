@@ -8,8 +8,9 @@ import shutil
 import urllib.parse
 import urllib.request
 
-from vit_jax.errors import UserError, named
-from vit_jax.weights import files
+from vit_jax.errors import UserError
+from vit_jax.files import cache_folder, named
+from vit_jax.weights import array_files
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +29,16 @@ def fetch(source: str) -> str:
     scheme, _, rest = source.partition('://')
     url = BUCKETS + urllib.parse.quote(rest) if scheme == 'gs' else source
     name = os.path.basename(urllib.parse.unquote(url.partition('?')[0]))  # %2F is no way out
-    if not (name.endswith(files.WEIGHT_FILES) and name.isprintable()):
+    if not (name.endswith(array_files.WEIGHT_FILES) and name.isprintable()):
         raise UserError(
             f'{source}: expected the address of a file that ends in '
-            f'{", ".join(files.WEIGHT_FILES)}.'
+            f'{", ".join(array_files.WEIGHT_FILES)}.'
         )
-    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-    path = os.path.join(
-        cache, 'vit_jax', 'weights', hashlib.sha256(url.encode()).hexdigest()[:16], name
-    )
+    path = str(cache_folder('weights', hashlib.sha256(url.encode()).hexdigest()[:16], name))
     if not os.path.exists(path):
         with named(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        with files.replacing(path) as temporary:
+        with array_files.replacing(path) as temporary:
             _download(url, source, temporary)
     return path
 

@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +14,9 @@ from jaxtyping import Float, UInt8
 from vit_jax import models
 from vit_jax.data import images as image_files
 from vit_jax.errors import UserError
-from vit_jax.models.backends import registry
 from vit_jax.parallel.microbatch import fastest, in_parts
 from vit_jax.weights import description
+from vit_jax.weights.loaded import build
 from vit_jax.weights.model import Weights
 
 Images = Float[np.ndarray, 'batch height width channels']
@@ -46,15 +45,6 @@ def as_pixels(
     return np.clip(np.round((images * std + mean) * 255), 0, 255).astype(np.uint8)
 
 
-def fastest_model(weights: Weights) -> nn.Module:
-    """The model that the weights are for, computed by the fastest kernels of this machine."""
-    return models.build(
-        weights.model,
-        weights.num_classes,
-        **registry.fastest(weights.model, jax.default_backend(), jax.devices()[0]),
-    )
-
-
 def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     """A function from prepared images to (representations, probabilities), float32.
 
@@ -63,15 +53,15 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     images, which are split over as many devices of a CPU as divide it. Raises UserError for images
     that are not prepared, not in a batch, or of other channels.
     """
-    model = fastest_model(weights)
+    loaded = build(weights)
+    model = loaded.module
     activation = jax.nn.sigmoid if weights.loss == 'sigmoid' else jax.nn.softmax
-    params = weights.float32_params()
 
     @functools.lru_cache(1)  # the copies of one number of devices
     def placed(devices):
         mesh = Mesh(np.array(jax.local_devices()[:devices]), ('data',))
         return (
-            jax.device_put(params, NamedSharding(mesh, PartitionSpec())),
+            jax.device_put(loaded.params, NamedSharding(mesh, PartitionSpec())),
             NamedSharding(mesh, PartitionSpec('data')),
         )
 

@@ -6,19 +6,15 @@ import importlib.resources
 import json
 import logging
 import math
-import re
 from collections.abc import Sequence
 
-import msgspec
-
-from vit_jax import config
+from vit_jax import config, fields
 from vit_jax.data import table_cells
-from vit_jax.errors import UserError, check_choice, composed
+from vit_jax.errors import UserError, check_choice
+from vit_jax.files import composed, read_text
 from vit_jax.models.vit import as_pair
-from vit_jax.weights import published, sidecars
+from vit_jax.weights import published
 from vit_jax.weights.model import Weights
-from vit_jax.weights.sidecars import Epsilon, Size
-from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
 
@@ -43,22 +39,23 @@ def described(
     Raises UserError if a field or value is impossible, or there are not as many names as classes.
     """
     if preprocess:
-        fields = parse_preprocess(preprocess)
+        values = parse_preprocess(preprocess)
         before, grid = loaded, loaded.grid()
-        stated = (loaded.preprocess or {}) | fields
-        if 'uint8_resize' not in fields:
-            stated |= _implied_uint8_resize(fields, stated)
+        stated = (loaded.preprocess or {}) | values
+        if 'uint8_resize' not in values:
+            stated |= _implied_uint8_resize(values, stated)
         config.check_uint8_resize(stated, f'--preprocess of {loaded.source}')
         loaded = dataclasses.replace(loaded, preprocess=stated)
         # As many patches in other rows and columns would have the positions of one another.
         other = grid and grid == before.stated_grid() != loaded.stated_grid()
-        if 'image_size' in fields and (found := (before if other else loaded).image_size()) != (
-            size := as_pair(fields['image_size'])
-        ):
-            raise UserError(
-                '--preprocess image_size={},{}: {} is for images of {},{}. Fine-tuning '
-                'makes it one for others.'.format(*size, loaded.source, *found)
-            )
+        if 'image_size' in values:
+            size = as_pair(values['image_size'])
+            found = (before if other else loaded).image_size()
+            if found != size:
+                raise UserError(
+                    '--preprocess image_size={},{}: {} is for images of {},{}. Fine-tuning '
+                    'makes it one for others.'.format(*size, loaded.source, *found)
+                )
     if classes:
         names = read_names(classes)
         if len(names) != loaded.num_classes:
@@ -124,11 +121,11 @@ def log_assumed_grid(loaded: Weights, grid: tuple[int, int], remedy: str) -> Non
     )
 
 
-def _implied_uint8_resize(fields, stated):
-    """What `fields`, those that are given, imply for uint8_resize; `stated` are all."""
+def _implied_uint8_resize(given, stated):
+    """What the fields that are given imply for uint8_resize; `stated` are all."""
     if stated.get('antialias') is False or stated.get('resize') == 'area':
         return {'uint8_resize': False}
-    if fields.get('fit') in ('torchvision', 'transformers'):
+    if given.get('fit') in ('torchvision', 'transformers'):
         return {'uint8_resize': True}
     return {}
 
@@ -276,17 +273,17 @@ def log_other_pixels(weights: Weights, fit: str) -> None:
         )
 
 
+# The fields of the model that arrays do not show; models.build checks how they fit.
+_OF_MODEL = ('num_heads', 'layer_norm_epsilon', 'gelu')
+
+
 def parse_preprocess(given: Sequence[str]) -> dict:
     """Fields of `preprocess` from ['crop_ratio=1,resize=bicubic', 'mean=0,0,0']; the last counts.
 
     Raises UserError if a field is unknown or cannot have the value.
     """
-    fields = {}
-    for text in (field for several in given for field in re.split(r',(?=\w+=)', several)):
-        name, _, value = text.partition('=')
-        check_choice('the field of --preprocess', name, [*config.base().preprocess, 'image_size'])
-        fields[name] = _value(name if name == 'image_size' else f'preprocess.{name}', value, text)
-    return fields
+    table = {name: f'preprocess.{name}' for name in config.base().preprocess}
+    return _read_options('--preprocess', given, table | {'image_size': 'image_size'})
 
 
 def parse_model(given: Sequence[str]) -> dict:
@@ -294,36 +291,16 @@ def parse_model(given: Sequence[str]) -> dict:
 
     Raises UserError if a field is unknown or cannot have the value.
     """
-    fields = dict(text.partition('=')[::2] for several in given for text in several.split(','))
-    for name in fields:
-        check_choice('the field of --model', name, _MODEL.__struct_fields__)
-    found = sidecars.checked(_MODEL, fields, '--model', of_file=False)
-    return {name: getattr(found, name) for name in fields}
+    return _read_options('--model', given, {name: f'model.{name}' for name in _OF_MODEL})
 
 
-# What arrays do not show; models.build checks how it fits.
-_MODEL = msgspec.defstruct(
-    '_MODEL', [('num_heads', Size, 1), ('layer_norm_epsilon', Epsilon, 0.0), ('gelu', str, '')]
-)
-# From the text of a command line, by the type of the default.
-_READ = {str: str, float: float, bool: {'True': True, 'False': False}.get}
-
-
-def _value(field, value, text):
-    """The value of a field of the config, which stands in `text`; UserError if impossible."""
-    default, values = config.FIELDS[field].default, config.FIELDS[field].values
-    if values.choices:
-        check_choice(field, value, values.choices)
-    try:
-        found = (
-            tuple(map(type(default[0]), value.split(',')))
-            if isinstance(default, tuple)
-            else _READ[type(default)](value)
-        )
-    except ValueError:
-        found = None
-    if not values.fit(found):
-        raise UserError(f'--preprocess={text}: expected {values.words}.')
+def _read_options(option, given, table):
+    """The values of NAME=VALUE,... by name; `table` has the field of the config for each name."""
+    declared = config.all_fields()
+    found = {}
+    for name, text in fields.assignments(given).items():
+        check_choice(f'the field of {option}', name, table)
+        found[name] = fields.read(f'{option} {name}', declared[table[name]].values, text)
     return found
 
 
@@ -333,7 +310,7 @@ def read_names(path: str) -> list[str]:
     Lines may be cells of a table, see data/table_cells.py.
     """
     try:
-        text = record.read_text(path).removeprefix('\ufeff').strip()  # of Windows' editors
+        text = read_text(path).removeprefix('\ufeff').strip()  # of Windows' editors
         if text.startswith(('[', '{')):
             names = json.loads(text)
         else:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models
-from vit_jax.errors import UserError, named
-from vit_jax.weights import files, preparation
+from vit_jax.errors import UserError
+from vit_jax.files import named
+from vit_jax.weights import array_files, preparation
 from vit_jax.weights.model import Weights
 
 FORMATS = ('stablehlo', 'onnx')
@@ -36,7 +37,7 @@ def save(weights: Weights, path: str, to: str) -> None:
     if to == 'onnx':
         _save_onnx(weights, path)
         return
-    with files.replacing(path) as temporary:
+    with array_files.replacing(path) as temporary:
         (batch,) = jax.export.symbolic_shape('batch')
         images = jax.ShapeDtypeStruct((batch, *_image_shape(weights)), jnp.float32)
         exported = jax.export.export(jax.jit(function(weights)), platforms=PLATFORMS)(images)

@@ -3,7 +3,7 @@
 import os
 
 from vit_jax.errors import UserError
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 
 # The first kind that a repository has is taken.
 _KINDS = (
@@ -30,12 +30,12 @@ def fetch(source: str) -> str:
         )
     repository, file = '/'.join(parts[:2]), parts[2:]
     if file:
-        beside = [os.path.join(os.path.dirname(*file), name) for name in files.SIDECARS]
+        beside = [os.path.join(os.path.dirname(*file), name) for name in array_files.SIDECARS]
         return os.path.join(_download(source, repository, [*file, *beside]), *file)
     for patterns in _KINDS:
-        folder = _download(source, repository, [*patterns, *files.SIDECARS])
+        folder = _download(source, repository, [*patterns, *array_files.SIDECARS])
         names = os.listdir(folder) if os.path.isdir(folder) else ()  # no directory without files
-        if any(name.endswith(files.WEIGHT_FILES) for name in names):
+        if any(name.endswith(array_files.WEIGHT_FILES) for name in names):
             return folder
     raise UserError(
         f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz file.'

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.weights.files import Contents
+from vit_jax.weights.array_files import Contents
 from vit_jax.weights.model import Weights
 from vit_jax.weights.table import Entry
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import stat
 from collections.abc import Iterable
 
 from vit_jax.errors import UserError
@@ -15,29 +14,6 @@ AXES = 32  # of an array, which every version of NumPy allows
 LAYERS = 1000  # of a model, or of a stage of a ResNet
 PATCHES = 1 << 16  # of an image
 STAGES = 16  # of a ResNet; each halves the image
-
-_KINDS = {
-    stat.S_ISDIR: 'a directory',
-    stat.S_ISFIFO: 'a named pipe',
-    stat.S_ISSOCK: 'a socket',
-    stat.S_ISCHR: 'a device',
-    stat.S_ISBLK: 'a device',
-}
-
-
-def special(path: str) -> str:
-    """'a directory', 'a named pipe', 'a socket' or 'a device'; '' for files and for nothing."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return ''
-    return next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), '')
-
-
-def check_file(path: str) -> None:
-    """Raises UserError for what exists and is no file: some could be read for ever."""
-    if kind := special(path):
-        raise UserError(f'{path!r} is {kind}: expected a file.')
 
 
 def check_header(name: str, size: int, most: int = HEADER) -> None:

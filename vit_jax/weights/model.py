@@ -130,7 +130,7 @@ def with_defaults(fields: Mapping) -> dict:
     """All fields of a model, from its sizes and those that differ from the defaults."""
     # Without training's kernels and loops: another machine may lack them, or compile for minutes.
     return models.fields('b16' if 'hidden_size' in fields else 'r50x1') | {
-        name: value for name, value in fields.items() if name not in models.OPEN
+        name: value for name, value in fields.items() if name not in models.PER_MACHINE
     }
 
 

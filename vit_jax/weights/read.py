@@ -11,7 +11,7 @@ import flax.traverse_util
 import numpy as np
 
 from vit_jax.errors import UserError, some
-from vit_jax.weights import address, files, hub, published, table
+from vit_jax.weights import address, array_files, hub, published, table
 from vit_jax.weights import model as model_lib
 from vit_jax.weights.layouts import LAYOUTS, detect, own
 from vit_jax.weights.model import Weights, flatten
@@ -75,7 +75,7 @@ def kind_of(source: str) -> str:
     if record.find(source):
         return 'workdir'
     has_address = re.match(r'(hf|timm):|(gs|https?)://', source)
-    return 'pretrained' if has_address or source.endswith(files.WEIGHT_FILES) else ''
+    return 'pretrained' if has_address or source.endswith(array_files.WEIGHT_FILES) else ''
 
 
 def _with_partial_patches(loaded):
@@ -106,7 +106,7 @@ def _check_finite(loaded):
 
 
 def _read(path, source, fields):
-    contents = files.read_path(path)
+    contents = array_files.read_path(path)
     arrays = contents.arrays
     for prefix in _PREFIXES:
         arrays = {

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from vit_jax.errors import UserError
+from vit_jax.files import read_bytes
 
 LARGEST_FILE = 32 << 20  # bytes; the names of 21,843 classes, both ways, are 2 MB
 
@@ -45,10 +46,11 @@ Schema = TypeVar('Schema')
 def read(path: str) -> dict[str, Any]:
     """The object in a JSON file; UserError if it cannot be read or is anything else."""
     try:
-        with open(path, 'rb') as file:
-            text = file.read(LARGEST_FILE + 1)
+        text = read_bytes(path, LARGEST_FILE + 1)
     except OSError as error:
-        raise UserError(f'{path} cannot be read: {error.strerror or error}.') from error
+        raise UserError(
+            f'{path} cannot be read: {error.strerror or error}.', kind='unreadable', file=path
+        ) from error
     if len(text) > LARGEST_FILE:
         raise UserError(
             f'{path} has more than {LARGEST_FILE >> 20} MiB: expected the few lines '
@@ -71,13 +73,10 @@ def parse(text: str | bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def checked(schema: type[Schema], value: dict, where: str, of_file: bool = True) -> Schema:
-    """`value` as the schema has it; UserError with the field, its value and what is expected.
-
-    Numbers of a command line, not `of_file`, are texts.
-    """
+def checked(schema: type[Schema], value: dict, where: str) -> Schema:
+    """`value` as the schema has it; UserError with the field, its value and what is expected."""
     try:
-        return msgspec.convert(value, schema, str_keys=True, strict=of_file)
+        return msgspec.convert(value, schema, str_keys=True)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(' - at ')
         path, found = path.split('`$')[-1].rstrip('`').partition('[...]')[0], value
@@ -89,7 +88,7 @@ def checked(schema: type[Schema], value: dict, where: str, of_file: bool = True)
         )
         raise UserError(
             f'{where}: {path.lstrip(".") or "the object"} is {shown(found)}: '
-            f'{expected}.{" Mend the file, or download it again." * of_file}'
+            f'{expected}. Mend the file, or download it again.'
         ) from error
 
 

@@ -13,25 +13,41 @@ import numpy as np
 
 from vit_jax.errors import UserError, some
 
-# How ours becomes theirs, and theirs ours except for the axes of heads, which `fit` splits.
+
+def _same(x):
+    return x
+
+
+def _transposed(x):
+    return x.T
+
+
+def _conv_to_ours(x):
+    """[outputs, inputs, height, width] to [height, width, inputs, outputs]."""
+    return x.transpose(2, 3, 1, 0) if x.ndim == 4 else x
+
+
+def _dense_as_conv_to_ours(x):
+    """[outputs, inputs, 1, 1] to [inputs, outputs]."""
+    return x[..., 0, 0].T if x.shape[2:] == (1, 1) else x
+
+
+def _dense_as_google_conv_to_ours(x):
+    """[1, 1, inputs, outputs] to [inputs, outputs]."""
+    return x[0, 0] if x.shape[:2] == (1, 1) else x
+
+
+# How ours becomes theirs, and theirs ours except for the axes of heads, which `fit` splits. What
+# has another shape than theirs should have stays as it is, for `fit` to complain of it.
 KINDS = {
-    'same': (lambda x: x, lambda x: x),
-    'flat': (lambda x: x.reshape(-1), lambda x: x),
-    'dense': (lambda x: x.T, lambda x: x.T),
-    'to_heads': (lambda x: x.reshape(len(x), -1).T, lambda x: x.T),
-    'from_heads': (lambda x: x.reshape(-1, x.shape[-1]).T, lambda x: x.T),
-    'conv': (
-        lambda x: x.transpose(3, 2, 0, 1),
-        lambda x: x.transpose(2, 3, 1, 0) if x.ndim == 4 else x,
-    ),
-    'dense_as_conv': (
-        lambda x: x.T[..., None, None],
-        lambda x: x[..., 0, 0].T if x.shape[2:] == (1, 1) else x,
-    ),
-    'dense_as_google_conv': (
-        lambda x: x[None, None],
-        lambda x: x[0, 0] if x.shape[:2] == (1, 1) else x,
-    ),
+    'same': (_same, _same),
+    'flat': (lambda x: x.reshape(-1), _same),
+    'dense': (_transposed, _transposed),
+    'to_heads': (lambda x: x.reshape(len(x), -1).T, _transposed),
+    'from_heads': (lambda x: x.reshape(-1, x.shape[-1]).T, _transposed),
+    'conv': (lambda x: x.transpose(3, 2, 0, 1), _conv_to_ours),
+    'dense_as_conv': (lambda x: x.T[..., None, None], _dense_as_conv_to_ours),
+    'dense_as_google_conv': (lambda x: x[None, None], _dense_as_google_conv_to_ours),
     'four_axes': (lambda x: x.reshape(1, 1, 1, -1), lambda x: x.reshape(-1)),
 }
 
@@ -52,11 +68,10 @@ def flax_modules(modules: Mapping[str, str], norm_kind: str = 'same') -> list[En
     """Entries of Flax modules {ours: theirs}, some without a bias; their arrays have our names."""
     entries = []
     for ours, theirs in modules.items():
-        norm = 'norm' in ours.rpartition('/')[2]
-        entries += [
-            Entry((f'{ours}/{leaf}',), f'{theirs}/{leaf}', norm_kind if norm else 'same')
-            for leaf in ('scale' if norm else 'kernel', 'bias')
-        ]
+        is_norm = 'norm' in ours.rpartition('/')[2]
+        kind = norm_kind if is_norm else 'same'
+        for leaf in ('scale' if is_norm else 'kernel', 'bias'):
+            entries.append(Entry((f'{ours}/{leaf}',), f'{theirs}/{leaf}', kind))
     return entries
 
 
@@ -66,7 +81,6 @@ _TORCH_KINDS = {
     'conv|embedding': 'conv',
     'query|key|value': 'to_heads',
     'out': 'from_heads',
-    '': 'dense',
 }
 
 
@@ -80,18 +94,22 @@ def torch_modules(modules: Mapping[str, str], kind: str | None = None) -> list[E
     for ours, theirs in modules.items():
         parent, slash, last = ours.rpartition('/')
         names = [f'{parent}{slash}{name}' for name in last.split()]
-        this = kind or next(k for part, k in _TORCH_KINDS.items() if re.search(part, last))
-        weight = 'scale' if this == 'same' else 'kernel'
+        weight_kind = kind or _torch_kind(last)
+        bias_kind = 'flat' if weight_kind == 'to_heads' else 'same'
+        leaf = 'scale' if weight_kind == 'same' else 'kernel'
         prefix = theirs if theirs.endswith('_') else f'{theirs}.'
-        entries += [
-            Entry(tuple(f'{name}/{weight}' for name in names), f'{prefix}weight', this),
-            Entry(
-                tuple(f'{name}/bias' for name in names),
-                f'{prefix}bias',
-                'flat' if this == 'to_heads' else 'same',
-            ),
-        ]
+        weights = tuple(f'{name}/{leaf}' for name in names)
+        biases = tuple(f'{name}/bias' for name in names)
+        entries.append(Entry(weights, f'{prefix}weight', weight_kind))
+        entries.append(Entry(biases, f'{prefix}bias', bias_kind))
     return entries
+
+
+def _torch_kind(name):
+    for part, kind in _TORCH_KINDS.items():
+        if re.search(part, name):
+            return kind
+    return 'dense'
 
 
 Found = list[tuple[Entry, np.ndarray]]  # arrays, each with its entry, placeholders filled in
@@ -99,9 +117,15 @@ Found = list[tuple[Entry, np.ndarray]]  # arrays, each with its entry, placehold
 
 def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple[Found, list[str]]:
     """The arrays that the table has, and the names of those that it does not have."""
-    entries = {name: _find(name, table, lambda entry: [entry.theirs]) for name in arrays}
-    found = [(entry, arrays[name]) for name, entry in entries.items() if entry]
-    return found, [name for name, entry in entries.items() if not entry]
+    known = []
+    unknown = []
+    for name, array in arrays.items():
+        entry = _find(name, table, lambda entry: [entry.theirs])
+        if entry:
+            known.append((entry, array))
+        else:
+            unknown.append(name)
+    return known, unknown
 
 
 def parameters(found: Found) -> dict[str, np.ndarray]:
@@ -122,13 +146,17 @@ def fit(
     Raises UserError if arrays are missing (by their names in `table`), have no place in the model,
     have another shape or are there twice, under two names.
     """
-    lines, source = [f'no place for {name:.100}' for name in unknown], {}
+    lines = [f'no place for {name:.100}' for name in unknown]
+    names = {}  # of theirs, by ours
     for entry, array in found:
-        if (first := source.setdefault(entry.ours, entry.theirs)) != entry.theirs:
+        first = names.setdefault(entry.ours, entry.theirs)
+        if first != entry.theirs:
             lines.append(f'{first} and {entry.theirs} are the same parameter')
         if not all(name in templates for name in entry.ours):
             lines.append(f'no place for {entry.theirs}')
-        elif array.shape != (expected := _theirs(entry, templates).shape):
+            continue
+        expected = _theirs(entry, templates).shape
+        if array.shape != expected:
             lines.append(f'{entry.theirs} has shape {array.shape}, expected {expected}')
     flat = parameters(found)
     missing = [
@@ -147,7 +175,8 @@ def fit(
 def to_theirs(flat: Mapping[str, np.ndarray], table: Iterable[Entry]) -> dict[str, np.ndarray]:
     """Their arrays from ours by flat name; UserError if the layout has no place for one."""
     entries = {name: _find(name, table) for name in flat}
-    if unknown := sorted(name for name, entry in entries.items() if not entry):
+    unknown = sorted(name for name, entry in entries.items() if not entry)
+    if unknown:
         raise UserError(f'the layout has no place for {", ".join(unknown[:5])}.')
     return {entry.theirs: _theirs(entry, flat) for entry in dict.fromkeys(entries.values())}
 
@@ -156,11 +185,16 @@ def unstack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Parameters of single layers by flat name, from those of the model, which stacks layers."""
     single = {}
     for name, x in flat.items():
-        if match := re.fullmatch(r'blocks/(.+)', name):
-            single |= {f'blocks/{i}/{match[1]}': x[i] for i in range(len(x))}
-        elif match := re.fullmatch(r'resnet/stage(\d+)/(first|rest)/(.+)', name):
-            units = {0: x} if match[2] == 'first' else dict(enumerate(x, start=1))
-            single |= {f'resnet/{int(match[1]) - 1}/{j}/{match[3]}': y for j, y in units.items()}
+        block = re.fullmatch(r'blocks/(.+)', name)
+        stage = re.fullmatch(r'resnet/stage(\d+)/(first|rest)/(.+)', name)
+        if block:
+            for i, layer in enumerate(x):
+                single[f'blocks/{i}/{block[1]}'] = layer
+        elif stage:
+            number = int(stage[1]) - 1
+            units = {0: x} if stage[2] == 'first' else dict(enumerate(x, start=1))
+            for j, unit in units.items():
+                single[f'resnet/{number}/{j}/{stage[3]}'] = unit
         else:
             single[name] = x
     return single
@@ -185,17 +219,27 @@ def _find(name, table, patterns=lambda entry: entry.ours):
     """The entry with a name among its patterns, placeholders filled in; None if there is none."""
     for entry in table:
         for pattern in patterns(entry):
-            if match := _regex(pattern).fullmatch(name):
-                numbers = {key[0]: int(n) - (len(key) > 1) for key, n in match.groupdict().items()}
-                numbers |= {f'{key}1': n + 1 for key, n in numbers.items()}
-                if pattern.format(**numbers) != name:
-                    continue  # block 01 is not block 1: both may be there
-                return Entry(
-                    tuple(ours.format(**numbers) for ours in entry.ours),
-                    entry.theirs.format(**numbers),
-                    entry.kind,
-                )
+            match = _regex(pattern).fullmatch(name)
+            if not match:
+                continue
+            numbers = _numbers(match)
+            if pattern.format(**numbers) != name:
+                continue  # block 01 is not block 1: both may be there
+            return Entry(
+                tuple(ours.format(**numbers) for ours in entry.ours),
+                entry.theirs.format(**numbers),
+                entry.kind,
+            )
     return None
+
+
+def _numbers(match):
+    """What a name has for {i}, {s} and {j}, and for {i1}, {s1} and {j1}, which are one more."""
+    numbers = {}
+    for key, text in match.groupdict().items():
+        counts_from_one = len(key) > 1
+        numbers[key[0]] = int(text) - counts_from_one
+    return numbers | {f'{key}1': number + 1 for key, number in numbers.items()}
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from PIL import Image
 from vit_jax import config, models
 from vit_jax.data import images, resizing
 from vit_jax.errors import UserError
-from vit_jax.weights import export, files, published
+from vit_jax.weights import array_files, export, published
 from vit_jax.weights.layouts import timm
 from vit_jax.weights.model import Weights
 from vit_jax.weights.read import load
@@ -185,7 +185,7 @@ def _timm(weights, path):
 
     model = (
         package.create_model(f'local-dir:{path}', pretrained=True)
-        if files.is_directory(path)
+        if array_files.is_directory(path)
         else _with_tensors(_new_timm_model(package, weights), path)
     )
     return model, f'timm {package.__version__}'

@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from vit_jax.errors import UserError, check_choice
-from vit_jax.weights import description, files, table
+from vit_jax.weights import array_files, description, table
 from vit_jax.weights.layouts import LAYOUTS
 from vit_jax.weights.model import Weights, flatten
 from vit_jax.workdir.record import write_json
@@ -29,7 +29,7 @@ def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
     """
     check_choice('layout', layout, LAYOUTS)
     path, value = os.fspath(path), LAYOUTS[layout]
-    suffix = '' if files.is_directory(path) else os.path.splitext(path)[1]
+    suffix = '' if array_files.is_directory(path) else os.path.splitext(path)[1]
     if suffix not in value.suffixes:
         endings = [s for s in value.suffixes if s]
         expected = ' or '.join(
@@ -51,14 +51,14 @@ def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
     if not value.native:
         arrays = table.to_theirs(table.unstack(arrays), value.table(weights.model))
     arrays, metadata = value.finish(arrays, weights), value.metadata(weights)
-    with files.replacing(path) as temporary:
+    with array_files.replacing(path) as temporary:
         if suffix:
-            files.write(temporary, arrays, suffix, metadata)
+            array_files.write(temporary, arrays, suffix, metadata)
         else:
             os.makedirs(temporary)
             for name, content in value.sidecars(weights).items():
                 write_json(os.path.join(temporary, name), content)
-            files.write(f'{temporary}/model.safetensors', arrays, '.safetensors', metadata)
+            array_files.write(f'{temporary}/model.safetensors', arrays, '.safetensors', metadata)
 
 
 def misfits(weights: Weights, path: str, layout: str) -> list[str]:

@@ -16,7 +16,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -25,9 +25,10 @@ from jaxtyping import PyTree
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from vit_jax.errors import UserError, some
-from vit_jax.evaluators.metric import Metric
+from vit_jax.files import is_special, write_json
 from vit_jax.processes import consensus
-from vit_jax.workdir import descriptions, fingerprint, metrics, record
+from vit_jax.workdir import fingerprint, record, storage_errors
+from vit_jax.workdir.scores import Scores
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +40,32 @@ class OtherStepError(ValueError):
     """A checkpoint holds the state of another step than the name of its folder says."""
 
 
-class Checkpointer:
-    """The checkpoints of one run: the newest `keep` and, with `keep_best`, the best by `metric`.
+class Snapshot(NamedTuple):
+    """The state of a run after a step, and what is saved beside it."""
 
-    With `keep_every` those of steps that it divides are kept, too. They are in `directory`, an
-    absolute path, one folder per saved step. `scores` are the values of the metric by step, of all
-    evaluations: before or after the step is saved. Each checkpoint has `fields`, from
+    state: PyTree
+    step: int
+    extra: Mapping[str, Any]  # what JSON can hold; empty where nothing was saved
+
+
+class _KeepBest:
+    """Asks Orbax to keep the checkpoint that has the best of the `scores`."""
+
+    def __init__(self):
+        self.scores = Scores()
+
+    def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
+        """Answers for each checkpoint; of several equal ones the newest is kept."""
+        del context
+        best = self.scores.best_of([checkpoint.step for checkpoint in checkpoints])
+        return [checkpoint.step == best for checkpoint in checkpoints]
+
+
+class Checkpointer:
+    """The checkpoints of one run: the newest `keep` and, with `keep_best`, the best.
+
+    With `keep_every` the checkpoints of steps that it divides are kept, too. They are in
+    `directory`, an absolute path, one folder per saved step. Each checkpoint has `fields`, from
     config.of_weights, so that readers notice a config.json of another model.
     """
 
@@ -53,22 +74,18 @@ class Checkpointer:
         workdir: str,
         keep: int,
         keep_best: bool,
-        metric: str = metrics.ACCURACY,
         keep_every: int = 0,
         fields: Mapping[str, Any] | None = None,
-        described: Metric | None = None,
     ):
-        """`described` says which values of the metric are best; None: as the name implies."""
         self._fields = dict(fields or {})
-        self.described = described or descriptions.assumed(metric)
         self.directory = record.checkpoint_directory(workdir)
-        self.restored = {}  # `extra` of the checkpoint that was restored
-        self._saving, self._named = (0, 0), None  # step and bytes; the step in the file
-        self._best_file = os.path.join(workdir, BEST) if keep_best else None
-        if not keep_best and consensus.is_main():  # left from when the run kept its best
-            pathlib.Path(workdir, BEST).unlink(missing_ok=True)
-        self.scores, self.metric = {}, metric
-        self._policies = [preservation_policy.LatestN(keep)] + [self] * keep_best
+        self._saving = (0, 0)  # step and bytes
+        self._best_file = os.path.join(workdir, BEST)
+        self._step_in_best_file = None
+        self._keep_best = _KeepBest() if keep_best else None
+        self._policies = [preservation_policy.LatestN(keep)]
+        if keep_best:
+            self._policies.append(self._keep_best)
         if keep_every:
             self._policies.append(preservation_policy.EveryNSteps(keep_every))
         self._open()
@@ -86,29 +103,40 @@ class Checkpointer:
                 ),
             )
 
-    def best(self) -> int | None:
-        """The best of the saved steps that have been evaluated."""
-        return metrics.best(self.scores, self._manager.all_steps(), self.described)
+    def best_saved(self, scores: Scores) -> int | None:
+        """The best of the saved steps that have a score."""
+        return scores.best_of(self._manager.all_steps())
 
-    def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
-        """Orbax asks which checkpoints are the best: of several equal ones the newest."""
-        del context
-        best = metrics.best(self.scores, [each.step for each in checkpoints], self.described)
-        return [checkpoint.step == best for checkpoint in checkpoints]
-
-    def save(self, step: int, state: PyTree, extra: dict[str, Any] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        extra: Mapping[str, Any] | None = None,
+        scores: Scores | None = None,
+    ) -> None:
         """Starts saving the state after `step`, unless the same state has been saved.
 
-        It returns when the state has been copied from the devices. `extra` is what JSON can hold;
-        `restored` has it when the run goes on from this checkpoint. Raises UserError if there is a
-        checkpoint of this step with another state: the new one is not saved.
+        It returns when the state has been copied from the devices.
+
+        Args:
+          extra: what JSON can hold; returns with the state when the run resumes from it.
+          scores: of all evaluations until now; with `keep_best` they decide what is kept.
+
+        Raises:
+          UserError: if a checkpoint of this step has another state: the new one is not saved.
         """
-        self.wait()
+        scores = scores or Scores()
+        self.wait(scores)
+        if self._keep_best:
+            self._keep_best.scores = scores
         if step in self._manager.all_steps():
             self._require_same(step, state)
             return
         self._saving = step, _bytes_of(state)
-        text = json.dumps((extra or {}) | ({FIELDS: self._fields} if self._fields else {}))
+        extra = dict(extra or {})
+        if self._fields:
+            extra[FIELDS] = self._fields
+        text = json.dumps(extra)
         meta = {'fingerprint': fingerprint.describe(state), 'extra': text, 'extra_crc': _crc(text)}
         with self._explained():
             saved = self._manager.save(
@@ -121,8 +149,8 @@ class Checkpointer:
         if not saved:
             raise RuntimeError(f'the checkpoint of step {step} was not saved to {self.directory}')
 
-    def restore_latest(self, abstract_state: PyTree) -> PyTree | None:
-        """The newest readable state, or None where nothing has been saved.
+    def restore_latest(self, abstract_state: PyTree) -> Snapshot | None:
+        """The newest readable checkpoint, or None where nothing has been saved.
 
         `abstract_state` has jax.ShapeDtypeStruct leaves with the shardings to restore to. A
         checkpoint that cannot be read, or whose arrays differ from those that were saved, is
@@ -131,7 +159,7 @@ class Checkpointer:
         """
         bad = {}
         for step in consensus.from_main(lambda: sorted(self._manager.all_steps(), reverse=True)):
-            state, reason = self._restore(step, abstract_state)
+            snapshot, reason = self._restore(step, abstract_state)
             if reason:
                 bad[step] = reason
                 continue
@@ -147,7 +175,7 @@ class Checkpointer:
                 log.warning('falling back to the checkpoint of step %d', step)
                 self._manager.close()
                 self._open()
-            return state
+            return snapshot
         if bad:
             reasons = '\n'.join(f'  {step}: {reason}' for step, reason in bad.items())
             raise UserError(
@@ -157,31 +185,34 @@ class Checkpointer:
             )
         return None
 
-    def wait(self) -> int | None:
+    def wait(self, scores: Scores | None = None) -> int | None:
         """The newest step, when everything is on disk.
+
+        With `keep_best`, best.json then names the best checkpoint by the `scores`.
 
         Raises UserError, which names the last good checkpoint, where one cannot be written.
         """
         with self._explained():
             self._manager.wait_until_finished()
-        if (
-            self._best_file
-            and consensus.is_main()
-            and (best := self.best()) not in (None, self._named)
-        ):
-            self._named = best
-            try:
-                record.write_json(
-                    self._best_file,
-                    {
-                        'step': best,
-                        self.metric: self.scores[best],
-                        'checkpoint': os.path.join(record.CHECKPOINTS, str(best)),
-                    },
-                )
-            except UserError as error:  # nothing needs the file
-                log.warning('%s', error)
+        if scores and self._keep_best and consensus.is_main():
+            self._write_best(scores)
         return self._manager.latest_step()
+
+    def _write_best(self, scores):
+        """Writes best.json if another checkpoint is the best than the file names."""
+        best = self.best_saved(scores)
+        if best in (None, self._step_in_best_file):
+            return
+        self._step_in_best_file = best
+        content = {
+            'step': best,
+            scores.metric: scores.values[best],
+            'checkpoint': os.path.join(record.CHECKPOINTS, str(best)),
+        }
+        try:
+            write_json(self._best_file, content)
+        except UserError as error:  # nothing needs the file
+            log.warning('%s', error)
 
     def last_good(self) -> str:
         """A sentence that names the newest checkpoint that is complete."""
@@ -225,7 +256,7 @@ class Checkpointer:
         try:
             yield
         except Exception as error:  # Orbax and TensorStore raise many kinds
-            if isinstance(error, UserError) or not (reason := record.storage_error(error)):
+            if isinstance(error, UserError) or not (reason := storage_errors.reason(error)):
                 raise
             step, size = self._saving
             what = f'the checkpoint of step {step} ({_amount(size)})' if size else 'checkpoints'
@@ -242,7 +273,7 @@ class Checkpointer:
             try:
                 return read_meta(folder)['fingerprint']
             except Exception as error:  # Orbax raises many kinds for a damaged file
-                record.require_not_scarce(error, str(folder))
+                storage_errors.require_not_scarce(error, str(folder))
                 return None
 
         if consensus.from_main(read) != fingerprint.describe(state):
@@ -253,7 +284,7 @@ class Checkpointer:
             )
 
     def _restore(self, step, abstract_state):
-        """(state, '') or (None, why the files cannot be used): the same on all processes."""
+        """(snapshot, '') or (None, why the files cannot be used): the same on all processes."""
         reason = ''
         try:
             state, meta = self._read(step, abstract_state)
@@ -264,7 +295,9 @@ class Checkpointer:
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
             if 'RESOURCE_EXHAUSTED' in str(error):
                 raise
-            record.require_not_scarce(error, f'the checkpoint of step {step} in {self.directory}')
+            storage_errors.require_not_scarce(
+                error, f'the checkpoint of step {step} in {self.directory}'
+            )
             reason = first_line(error)
         # What one process cannot read, none may use. The fingerprint needs all processes.
         reason = next(filter(None, consensus.gather(reason)), '')
@@ -275,8 +308,8 @@ class Checkpointer:
         if names:
             return None, f'{len(names)} arrays differ from what was saved, first {names[0]}'
         self._require_same_fields(step, extra.get(FIELDS, {}))
-        self.restored = {name: value for name, value in extra.items() if name != FIELDS}
-        return state, ''
+        extra = {name: value for name, value in extra.items() if name != FIELDS}
+        return Snapshot(state, step, extra), ''
 
     def _require_same_fields(self, step, saved_fields):
         """Raises UserError if a checkpoint was saved by a run of another model or images."""
@@ -322,6 +355,12 @@ class Checkpointer:
         return target
 
 
+def forget_best(workdir: str) -> None:
+    """Removes the best.json of an earlier start, from when the run kept its best checkpoint."""
+    if consensus.is_main():
+        pathlib.Path(workdir, BEST).unlink(missing_ok=True)
+
+
 def read_meta(folder: epath.Path) -> dict[str, Any]:
     """What is saved beside the state of a checkpoint: its fingerprint above all.
 
@@ -335,7 +374,7 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
 
     for directory, _, names in os.walk(folder, onerror=denied):
         for path in (os.path.join(directory, name) for name in names):
-            if os.path.exists(path) and not os.path.isfile(path):
+            if is_special(path):
                 raise ValueError(f'{path} is neither a file nor a directory')
             if os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

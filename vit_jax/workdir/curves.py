@@ -10,6 +10,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from vit_jax.evaluators.metric import Metric
+from vit_jax.files import written_whole
 from vit_jax.workdir import descriptions, metrics
 from vit_jax.workdir.progress import duration
 
@@ -166,7 +167,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 def save(figure: Figure, path: str, dpi: int = 110) -> None:
     """Writes a PNG file, as a whole; where that fails, a warning says so."""
     try:
-        figure.savefig(path + '.tmp', format='png', dpi=dpi)
-        os.replace(path + '.tmp', path)
+        with written_whole(path) as temporary:
+            figure.savefig(temporary, format='png', dpi=dpi)
     except OSError as error:
         log.warning('%s cannot be written (%s): the run goes on without it', path, error.strerror)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError, composed, some
+from vit_jax.errors import UserError, some
+from vit_jax.files import composed, read_json, write_json
 from vit_jax.processes import consensus
 from vit_jax.workdir import record
 
@@ -79,7 +80,7 @@ def read(workdir: str) -> dict[str, Any] | None:
     path = os.path.join(workdir, DATA)
     if not os.path.lexists(path):
         return None
-    data = record.read_json(path, dict)
+    data = read_json(path, dict)
     for split in ('train', 'eval'):
         if not _is_description(data.get(split)):
             raise UserError(
@@ -159,8 +160,9 @@ def _require_same(workdir, old, dataset, data):
 
 def _names_same_split(old, dataset, field):
     same_fields = all(old.get(name, '') == dataset[name] for name in (field, 'label'))
-    same_name = old['name'] == dataset['name']
-    return same_fields and (same_name or config_lib.may_have_moved(old['name'], dataset['name']))
+    old_name = old.get('name', '')
+    same_name = old_name == dataset['name']
+    return same_fields and (same_name or config_lib.may_have_moved(old_name, dataset['name']))
 
 
 def _changes(old, new):
@@ -223,4 +225,4 @@ def _changed_class(name, old, new):
 def write(workdir: str, data: Mapping[str, Any]) -> None:
     """Records the images of a run, on process 0 only."""
     if consensus.is_main():
-        record.write_json(os.path.join(workdir, DATA), data)
+        write_json(os.path.join(workdir, DATA), data)

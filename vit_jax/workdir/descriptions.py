@@ -9,8 +9,8 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.metric import FEWSHOT, MAIN, Metric, as_json, described, from_json
+from vit_jax.files import read_json, write_json
 from vit_jax.processes import consensus
-from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def write(workdir: str, metrics: Mapping[str, Metric]) -> None:
     merged = earlier | dict(metrics)
     if merged != earlier:
         content = {name: as_json(metric) for name, metric in merged.items()}
-        record.write_json(os.path.join(workdir, FILE), content)
+        write_json(os.path.join(workdir, FILE), content)
 
 
 def read(workdir: str) -> dict[str, Metric]:
@@ -65,7 +65,7 @@ def read(workdir: str) -> dict[str, Metric]:
     if not os.path.lexists(path):
         return {}
     try:
-        content = record.read_json(path, dict)
+        content = read_json(path, dict)
         return {name: from_json(fields) for name, fields in content.items()}
     except (UserError, ValueError, TypeError, AttributeError) as error:
         log.warning('%s does not describe metrics (%s): the usual meanings are taken', path, error)

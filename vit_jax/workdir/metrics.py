@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.metric import Metric
+from vit_jax.files import read_text, write_text
 from vit_jax.processes import consensus
-from vit_jax.workdir import descriptions, record
+from vit_jax.workdir import descriptions, storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -26,30 +27,37 @@ class MetricsLog:
     the first step and what follows.
     """
 
-    def __init__(self, workdir: str, start_step: int):
+    def __init__(self, workdir: str):
+        """Has no rows and writes none before `open`."""
+        self.path = os.path.join(workdir, FILE)
+        self.rows = []
+        self._workdir = workdir
+        self._crc = 0
+        self._file = None
+        self._writer = None
+
+    def open(self, start_step: int) -> None:
         """Opens the files, and drops the rows after `start_step`, which will be written again."""
 
         def keep_rows():
-            self.rows = [row for row in read(workdir) if row['step'] <= start_step]
+            self.rows = [row for row in read(self._workdir) if row['step'] <= start_step]
             self._crc = _crc(self.rows)
             if start_step and not self.rows:
                 log.warning(
                     '%s has no row up to step %d: the curves begin there.', self.path, start_step
                 )
-            self._open()
+            self._rewrite()
             return [
                 row
                 for row in self.rows
                 if row['step'] == start_step or any(map(descriptions.is_scored, row))
             ]
 
-        self.path, self._crc = os.path.join(workdir, FILE), 0
-        self._file = self._writer = None
         newest = consensus.from_main(keep_rows)
         if consensus.is_main():
             from clu import metric_writers  # imports TensorFlow, which reading does not need
 
-            self._writer = metric_writers.SummaryWriter(workdir)
+            self._writer = metric_writers.SummaryWriter(self._workdir)
         else:
             self.rows = newest
 
@@ -97,7 +105,7 @@ class MetricsLog:
 
     def _warn(self, what, error):
         if self._complete:
-            log.warning('%s cannot be written (%s)', what, record.storage_error(error) or error)
+            log.warning('%s cannot be written (%s)', what, storage_errors.reason(error) or error)
 
     def sync(self) -> None:
         """Waits until the rows are on disk, as a checkpoint that is about to be saved relies on.
@@ -113,10 +121,10 @@ class MetricsLog:
         if self._file and not self._complete:
             with contextlib.suppress(OSError):  # it tries again to write the row
                 self._file.close()
-            self._open()
+            self._rewrite()
 
-    def _open(self):
-        record.write_text(self.path, ''.join(json.dumps(row) + '\n' for row in self.rows))
+    def _rewrite(self):
+        write_text(self.path, ''.join(json.dumps(row) + '\n' for row in self.rows))
         self._file = open(self.path, 'a', encoding='utf-8')  # noqa: SIM115 - for the whole run
         self._complete = True
 
@@ -133,7 +141,7 @@ def read(workdir: str) -> list[dict[str, float]]:
     """
     path = os.path.join(workdir, FILE)
     try:
-        text = record.read_text(path)
+        text = read_text(path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

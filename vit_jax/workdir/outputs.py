@@ -17,7 +17,8 @@ from vit_jax.evaluators import metric as metric_lib
 from vit_jax.evaluators.metric import Metric
 from vit_jax.processes import consensus
 from vit_jax.workdir import curves, descriptions, metrics, progress
-from vit_jax.workdir.checkpoint import Checkpointer
+from vit_jax.workdir import scores as scores_lib
+from vit_jax.workdir.checkpoint import Checkpointer, Snapshot
 from vit_jax.workdir.live_line import LiveLine
 from vit_jax.workdir.metrics import MetricsLog
 from vit_jax.workdir.trackers import Trackers
@@ -33,23 +34,29 @@ FINITE = ('loss', 'grad_norm', 'update_norm', 'eval/loss')  # else training has 
 
 
 class Outputs:
-    """The open files of a run of `num_steps` steps that begins at or continues from `step`."""
+    """What a run of `num_steps` steps writes from its first step, or from where it resumes."""
 
     def __init__(
         self,
         workdir: str,
-        step: int,
+        start: Snapshot,
         num_steps: int,
         checkpoints: Checkpointer,
+        rows: MetricsLog,
         meter: progress.Meter,
         num_classes: int,
+        best_metric: str = metrics.ACCURACY,
         patience: int = 0,
         described: Mapping[str, Metric] | None = None,
     ):
-        """Opens the files.
+        """Nothing is written before a method is called.
 
         Args:
-          patience: evaluations without a better checkpoints.metric that end the run; 0: none do.
+          start: where the run begins or resumes.
+          checkpoints: which the caller closes.
+          rows: opened at the step of `start`; closed by `close`.
+          best_metric: of which value the best checkpoint has the best.
+          patience: evaluations without a better one that end the run; 0: none do.
           described: the metrics of its evaluations; None: those of a classifier.
         """
         self.meter = meter
@@ -60,13 +67,13 @@ class Outputs:
         self._checkpoints = checkpoints
         self._described = described or metric_lib.described(metric_lib.MAIN, classification.METRICS)
         self._headline = descriptions.headline(self._described)
-        self._metrics = MetricsLog(workdir, step)
-        self._metrics.compare(checkpoints.restored.get('metrics'))
-        checkpoints.scores.update(metrics.scores(self._metrics.rows, checkpoints.metric))
+        self._metrics = rows
+        self._scores = scores_lib.of_rows(rows.rows, best_metric, self._described.get(best_metric))
         # Of the training loss since the last row of it, as the checkpoint has it.
-        interval = checkpoints.restored.get('interval', {})
-        self._sum, self._steps = interval.get('sum', 0.0), interval.get('steps', 0)
-        self._counted = step
+        interval = start.extra.get('interval', {})
+        self._sum = interval.get('sum', 0.0)
+        self._steps = interval.get('steps', 0)
+        self._counted = start.step
         # Of the last evaluation, as log_evaluation takes them.
         self._missing = self._worst = ''
         self._line = LiveLine()
@@ -199,8 +206,8 @@ class Outputs:
         values = consensus.from_main(lambda: values)  # what follows from them is to be the same
         self._warn_of_other_images(values)
         self._write(step, values | {descriptions.SECONDS: seconds})
-        if self._checkpoints.metric in values:
-            self._checkpoints.scores[step] = values[self._checkpoints.metric]
+        if self._scores.metric in values:
+            self._scores = self._scores.adding(step, values[self._scores.metric])
         if consensus.is_main():
             curves.draw(
                 self._metrics.rows,
@@ -263,11 +270,7 @@ class Outputs:
 
     def has_lost_patience(self) -> bool:
         """Whether so many evaluations were no better than one before; from the rows alone."""
-        return (
-            0
-            < self._patience
-            <= metrics.since_best(self._checkpoints.scores, self._checkpoints.described)
-        )
+        return 0 < self._patience <= self._scores.since_best()
 
     def save(self, step: int, state: PyTree, values: dict[str, Array]) -> None:
         """Starts saving the state after `step`, once its rows of metrics are on disk.
@@ -286,6 +289,7 @@ class Outputs:
                 'interval': {'sum': self._sum, 'steps': self._steps},
                 'metrics': self._metrics.summary(),
             },
+            self._scores,
         )
 
     @contextlib.contextmanager
@@ -310,7 +314,7 @@ class Outputs:
         found = {name: float(values[name]) for name in FINITE if name in values}
         if all(map(math.isfinite, found.values())):
             return
-        self._checkpoints.wait()
+        self._checkpoints.wait(self._scores)
         words = ', '.join(f'{name} is {value:g}' for name, value in found.items())
         raise DivergedError(
             f'{words} at step {step}. {self._checkpoints.last_good()} With another '
@@ -321,7 +325,7 @@ class Outputs:
     def conclude(self, step: int, received: signal.Signals | None) -> None:
         """Waits until everything is on disk, and logs how the run ended: early if by a signal."""
         self._line.close()
-        last = self._checkpoints.wait()
+        last = self._checkpoints.wait(self._scores)
         if self.is_complete(step):
             if step < self._num_steps:
                 log.info(
@@ -329,7 +333,7 @@ class Outputs:
                     'evaluations. To go on, raise patience.',
                     step,
                     self._num_steps,
-                    self._checkpoints.metric,
+                    self._scores.metric,
                     self._patience,
                 )
             log.info('%s', self._outcome(step))
@@ -351,14 +355,12 @@ class Outputs:
             return os.path.join(self._checkpoints.directory, str(step))
 
         rows = self._metrics.rows
-        scores = self._checkpoints.scores
-        metric = self._checkpoints.described
-        best = metrics.best(scores, scores, metric)
-        saved = self._checkpoints.best()
+        best = self._scores.best()
+        saved = self._checkpoints.best_saved(self._scores)
         best_line = []
         if best is not None:
-            value = metric.text(scores[best])
-            best_line = [f'  best        {self._checkpoints.metric} {value} at step {best}']
+            value = self._scores.meaning.text(self._scores.values[best])
+            best_line = [f'  best        {self._scores.metric} {value} at step {best}']
         files = {
             'checkpoint': folder(step),
             'best saved': '' if saved in (None, step) else folder(saved),

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, some
-from vit_jax.workdir import checkpoint, descriptions, fingerprint, metrics, record
+from vit_jax.workdir import checkpoint, descriptions, fingerprint, metrics, record, storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
                 raise UserError(f'{error} Nothing was read.') from error
             except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
                 what = f'the checkpoint of step {candidate} in {workdir}'
-                record.require_not_scarce(error, what)
+                storage_errors.require_not_scarce(error, what)
                 if folder.is_dir():
                     log.warning('%s cannot be read: %s', what, checkpoint.first_line(error))
                 else:  # by the run, which has newer ones: the next listing shows them

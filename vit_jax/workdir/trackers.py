@@ -8,8 +8,8 @@ from typing import Any
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.files import read_json, write_json
 from vit_jax.processes import consensus
-from vit_jax.workdir import record
 from vit_jax.workdir.checkpoint import first_line
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Trackers:
 
     def _begin(self, names, workdir, config):
         path = os.path.join(workdir, FILE)
-        known = record.read_json(path, dict) if os.path.exists(path) else {}
+        known = read_json(path, dict) if os.path.exists(path) else {}
         title = '/'.join(os.path.abspath(workdir).split(os.sep)[-2:])
         for name in names:
             try:
@@ -108,7 +108,7 @@ class Trackers:
                     f'--config.trackers; without {path} it begins another.'
                 ) from error
             known[name] = self._runs[name].name
-        record.write_json(path, known)
+        write_json(path, known)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one row, with the names of metrics.jsonl."""

@@ -18,7 +18,7 @@ from vit_jax import config, convert, models, weights
 from vit_jax.errors import UserError
 from vit_jax.training import optimizer
 from vit_jax.training import state as train_state
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 from vit_jax.workdir import checkpoint, record
 
 CLASSES = ('ant', 'bee', 'cat')
@@ -203,7 +203,7 @@ def test_nothing_is_written_from_a_workdir_whose_config_is_of_another_model(runs
 
 
 def test_file_without_fields(tmp_path):
-    files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))}, '.safetensors')
+    array_files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))}, '.safetensors')
     assert 'has the arrays of a vit_jax model but not its fields' in message(tmp_path / 'x')
 
 

@@ -17,7 +17,7 @@ from vit_jax import models, weights
 from vit_jax.data.resizing import resize_and_central_crop
 from vit_jax.errors import UserError
 from vit_jax.models import variants
-from vit_jax.weights import Weights, adapt, files, table
+from vit_jax.weights import Weights, adapt, array_files, table
 from vit_jax.weights.layouts.timm import architecture, model_arguments
 
 
@@ -239,8 +239,8 @@ def timm_formulas(name, monkeypatch, bare=False):
         theirs = timm.create_model(name)
     arrays = {k: np.broadcast_to(np.float32(0), x.shape) for k, x in theirs.state_dict().items()}
     config = {'architecture': name, 'pretrained_cfg': dict(theirs.pretrained_cfg)}
-    contents = files.Contents(arrays, {}, {} if bare else {'config.json': config})
-    monkeypatch.setattr(files, 'read_path', lambda _: contents)
+    contents = array_files.Contents(arrays, {}, {} if bare else {'config.json': config})
+    monkeypatch.setattr(array_files, 'read_path', lambda _: contents)
     monkeypatch.setattr(table, 'stack', lambda single, templates: single)
     model, block = weights.load(name).model, theirs.blocks[0]
     gelu = {'GELU': 'erf', 'GELUTanh': 'tanh', 'QuickGELU': 'quick'}[type(block.mlp.act).__name__]
@@ -307,9 +307,9 @@ def test_patches_alone_have_positions_in_some_models_of_timm(path, tmp_path):
     """As in DeiT III, with a config.json or without: the class token gets a position of zeros."""
     _, found = through(small.make('vit', gelu='erf'), 'timm', tmp_path / path)
     file = tmp_path / path / 'model.safetensors' if path == 'x' else tmp_path / path
-    arrays, _ = files.read(str(file))
+    arrays, _ = array_files.read(str(file))
     arrays['pos_embed'] = arrays['pos_embed'][:, 1:]
-    files.write(str(file), arrays, '.safetensors')
+    array_files.write(str(file), arrays, '.safetensors')
     again = weights.load(str(tmp_path / path))
     assert again.grid() == (2, 2)
     assert not again.params['position']['embedding'][:, 0].any()

@@ -7,7 +7,7 @@ import sys
 from tests.support import described, interop, small
 from tests.support.small import assert_close, assert_same_arrays, through
 from vit_jax import weights
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 
 TORCHVISION = {
     'class_token': (1, 1, 128),
@@ -42,18 +42,18 @@ TORCHVISION = {
 def test_names_and_shapes_of_torchvision(tmp_path):
     given = small.make('vit', gelu='erf')
     weights.save(given, str(tmp_path / 'x.safetensors'), 'torchvision')
-    arrays, _ = files.read(str(tmp_path / 'x.safetensors'))
+    arrays, _ = array_files.read(str(tmp_path / 'x.safetensors'))
     assert {name: x.shape for name, x in arrays.items()} == TORCHVISION
 
 
 def test_older_names_of_torchvision(tmp_path):
     _, found = through(small.make('vit'), 'torchvision', tmp_path / 'x.safetensors')
-    arrays, _ = files.read(str(tmp_path / 'x.safetensors'))
+    arrays, _ = array_files.read(str(tmp_path / 'x.safetensors'))
     arrays = {
         name.replace('mlp.0.', 'mlp.linear_1.').replace('mlp.3.', 'mlp.linear_2.'): x
         for name, x in arrays.items()
     }
-    files.write(str(tmp_path / 'x.safetensors'), arrays, '.safetensors')
+    array_files.write(str(tmp_path / 'x.safetensors'), arrays, '.safetensors')
     assert_same_arrays(weights.load(str(tmp_path / 'x.safetensors')).params, found.params)
 
 

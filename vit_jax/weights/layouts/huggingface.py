@@ -76,7 +76,9 @@ class _Processor(msgspec.Struct):
     crop_pct: Ratio | None = None
 
 
-_BLOCK, _THEIRS, _THEIRS_NEWER = 'blocks/{i}', 'vit.encoder.layer.{i}', 'vit.layers.{i}'
+_BLOCK = 'blocks/{i}'
+_THEIRS = 'vit.encoder.layer.{i}'
+_THEIRS_NEWER = 'vit.layers.{i}'
 _TABLE = [
     Entry(('cls',), 'vit.embeddings.cls_token'),
     Entry(('position/embedding',), 'vit.embeddings.position_embeddings'),
@@ -137,16 +139,21 @@ def _read(contents):
     elif 'vit.pooler.dense.weight' in arrays:
         check_choice('pooler_act in config.json', config.pooler_act, ('tanh',))
     check_choice('hidden_act in config.json', config.hidden_act, _GELU)
-    fields = {ours: value for ours, theirs in _SIZES.items() if (value := getattr(config, theirs))}
-    fields |= dict(gelu=_GELU[config.hidden_act], layer_norm_epsilon=config.layer_norm_eps)
+    fields = dict(gelu=_GELU[config.hidden_act], layer_norm_epsilon=config.layer_norm_eps)
+    for ours, theirs in _SIZES.items():
+        value = getattr(config, theirs)
+        if value:
+            fields[ours] = value
+    preprocess = dict(image_size=as_pair(config.image_size))
     processor = contents.sidecars.get('preprocessor_config.json')
+    if processor:
+        preprocess |= _read_processor(processor)
     return Reading(
         arrays,
         fields,
         _TABLE + _NEWER,
         classes=_classes(config.id2label or {}),
-        preprocess=dict(image_size=as_pair(config.image_size))
-        | (_read_processor(processor) if processor else {}),
+        preprocess=preprocess,
         loss=_LOSSES.get(config.problem_type),
     )
 
@@ -163,9 +170,26 @@ def _classes(labels):
 
 
 def _read_processor(raw):
-    file = 'preprocessor_config.json'
-    given = sidecars.checked(_Processor, raw, file)
-    side, crop = _side(given.size), _side(given.crop_size) if given.do_center_crop else 0
+    """The fields of `config.preprocess` that preprocessor_config.json states."""
+    given = sidecars.checked(_Processor, raw, 'preprocessor_config.json')
+    side = _side(given.size)
+    crop = _side(given.crop_size) if given.do_center_crop else 0
+    _check_processor(given, raw, side, crop)
+    mean, std = _mean_and_std(given)
+    values = dict(
+        resize=_RESAMPLE.get(given.resample),
+        mean=mean,
+        std=std,
+        crop_ratio=crop / side if crop and side else 1.0,
+        fit='transformers' if _keeps_shape(given) else 'squash',
+        antialias=True,
+        uint8_resize=True,
+    )
+    return {name: value for name, value in values.items() if value}
+
+
+def _check_processor(given, raw, side, crop):
+    """Raises UserError for what a processor does and cannot be done here."""
     impossible = {
         'do_resize': given.do_resize is False,
         'do_pad': given.do_pad,
@@ -173,37 +197,41 @@ def _read_processor(raw):
         'crop_pct': given.crop_pct,
         'crop_size': side and crop > side,
     }
-    if names := [name for name, value in impossible.items() if value]:
-        raise UserError(
-            f'{file}: {names[0]} is {sidecars.shown(raw[names[0]])}, which cannot be '
-            'done here. Without that file the weights can be loaded; then say by '
-            '--preprocess how images are prepared.'
-        )
-    # A number, or none at all, is the shortest edge for CLIP's processor, both sides for ViT's.
-    keeps_shape = (
-        given.size.shortest_edge
-        if isinstance(given.size, _Size)
-        else (not isinstance(given.size, list) and 'CLIP' in (given.image_processor_type or ''))
-    )
-    # x * factor - mean in units of std is x / 255 - mean / scale in units of std / scale.
-    scale = 255 * given.rescale_factor if given.do_rescale is not False else 255
-    normalise = given.do_normalize is not False
-    mean, std = (
-        tuple(x / scale for x in values or ())
-        for values in (
-            (given.image_mean, given.image_std) if normalise else ((0.0,) * 3, (1.0,) * 3)
-        )
-    )
-    values = dict(
-        resize=_RESAMPLE.get(given.resample),
-        mean=mean,
-        std=std,
-        crop_ratio=crop / side if crop and side else 1.0,
-        fit='transformers' if keeps_shape else 'squash',
-        antialias=True,
-        uint8_resize=True,
-    )
-    return {name: value for name, value in values.items() if value}
+    for name, is_asked_for in impossible.items():
+        if is_asked_for:
+            raise UserError(
+                f'preprocessor_config.json: {name} is {sidecars.shown(raw[name])}, which cannot be '
+                'done here. Without that file the weights can be loaded; then say by '
+                '--preprocess how images are prepared.'
+            )
+
+
+def _keeps_shape(given):
+    """Whether photos keep their shape when they are resized.
+
+    A size that is a number, or none at all, is the shortest edge for CLIP's processor, and both
+    sides for ViT's.
+    """
+    if isinstance(given.size, _Size):
+        return bool(given.size.shortest_edge)
+    is_clip = 'CLIP' in (given.image_processor_type or '')
+    return is_clip and not isinstance(given.size, list)
+
+
+def _mean_and_std(given):
+    """Mean and deviation of x / 255; () where the processor does not state them.
+
+    x * factor - mean in units of std is x / 255 - mean / scale in units of std / scale.
+    """
+    scale = 255.0
+    if given.do_rescale is not False:
+        scale = 255 * given.rescale_factor
+    mean = given.image_mean
+    std = given.image_std
+    if given.do_normalize is False:
+        mean = (0.0, 0.0, 0.0)
+        std = (1.0, 1.0, 1.0)
+    return tuple(x / scale for x in mean or ()), tuple(x / scale for x in std or ())
 
 
 def _side(size):
@@ -215,14 +243,12 @@ def _side(size):
 
 def _refusals(weights, path):
     size = weights.model['representation_size']
-    return (
-        [
-            f'model.representation_size is {size}: ViTForImageClassification has no hidden layer '
-            'before its head'
-        ]
-        if size and weights.num_classes
-        else []
-    )
+    if not (size and weights.num_classes):
+        return []
+    return [
+        f'model.representation_size is {size}: ViTForImageClassification has no hidden layer '
+        'before its head'
+    ]
 
 
 def _sidecars(weights):
@@ -289,7 +315,7 @@ def _write_config(weights):
             id2label=dict(enumerate(classes)), label2id={name: k for k, name in enumerate(classes)}
         )
         if weights.loss == 'sigmoid':  # without a word, programs take softmax
-            config |= dict(problem_type='multi_label_classification')
+            config['problem_type'] = 'multi_label_classification'
     elif model['representation_size']:
         config |= dict(pooler_output_size=model['representation_size'], pooler_act='tanh')
     return config
@@ -300,6 +326,13 @@ def _int_or_pair(size):
     return height if height == width else [height, width]
 
 
+def _finish(arrays, weights):
+    """The names of a ViTModel, where there is no head."""
+    if weights.num_classes:
+        return arrays
+    return {name.removeprefix('vit.'): x for name, x in arrays.items()}
+
+
 LAYOUT = Layout(
     mark=r'(vit\.)?embeddings\.patch_embeddings\.projection\.weight',
     suffixes=('',),
@@ -308,10 +341,5 @@ LAYOUT = Layout(
     allowed_values=lambda model, path: PLAIN | dict(resnet=(None,)),
     refusals=_refusals,
     sidecars=_sidecars,
-    finish=lambda arrays, weights: (
-        # Without a head, names are those of a ViTModel.
-        arrays
-        if weights.num_classes
-        else {name.removeprefix('vit.'): x for name, x in arrays.items()}
-    ),
+    finish=_finish,
 )

@@ -16,7 +16,7 @@ from msgspec import Meta
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
 from vit_jax.weights import description, published, sidecars
-from vit_jax.weights.files import is_directory
+from vit_jax.weights.array_files import is_directory
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.model import Weights, guess_heads
 from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides, Size
@@ -91,7 +91,8 @@ class _Config(_Images):
     pretrained_cfg: _Images | None = None
 
 
-_BLOCK, _THEIRS = 'blocks/{i}', 'blocks.{i}'
+_BLOCK = 'blocks/{i}'
+_THEIRS = 'blocks.{i}'
 _VIT = [
     Entry(('cls',), 'cls_token'),
     Entry(('registers',), 'reg_token'),
@@ -123,7 +124,8 @@ _VIT = [
 
 
 def _resnet(stem, stages):
-    unit, theirs = 'resnet/{s}/{j}', stages + 'stages.{s}.blocks.{j}'
+    unit = 'resnet/{s}/{j}'
+    theirs = stages + 'stages.{s}.blocks.{j}'
     return torch_modules(
         {
             'resnet/root_conv': f'{stem}conv',
@@ -153,68 +155,94 @@ def _table(model):
     """Under a transformer, a root without stages is named differently."""
     if 'hidden_size' not in model:
         return _BIT
-    table = _HYBRID if model['resnet'] and model['resnet']['units'] else _ROOT_ONLY
-    return _FC_NORM + table if model['norm_after_pool'] else table
+    has_stages = model['resnet'] and model['resnet']['units']
+    table = _HYBRID if has_stages else _ROOT_ONLY
+    if model['norm_after_pool']:
+        table = _FC_NORM + table
+    return table
 
 
 def _read(contents):
     """Fields are those of timm's models without arguments, or as config.json says."""
-    arrays, raw = contents.arrays, contents.sidecars.get('config.json', {})
-    # Without an architecture it belongs to another program.
-    config = sidecars.checked(_Config, raw if 'architecture' in raw else {}, 'config.json')
-    args, images = config.model_args or _Args(), config.pretrained_cfg or config
-    labels = config.label_names or images.label_names
+    arrays = contents.arrays
+    config = _read_config(contents)
+    args = config.model_args or _Args()
+    images = config.pretrained_cfg or config
     preprocess = _preprocess(args, images)
-    stated = dict(
-        classes=labels if isinstance(labels, list) else None, preprocess=preprocess or None
-    )
-    _check_pool(
-        args.global_pool or images.global_pool or config.global_pool,
-        arrays,
-        args.pool_include_prefix or config.architecture == 'test_vit3',
-    )
+    labels = config.label_names or images.label_names
+    classes = labels if isinstance(labels, list) else None
+    _check_pool(args, images, config, arrays)
     if 'stem.conv.weight' in arrays:
-        return Reading(arrays, {'resnet': _RESNET}, _BIT, **stated)
-    name = config.architecture
-    norm, kernel, position = (
-        np.shape(arrays.get(array))
-        for array in ('norm.weight', 'patch_embed.proj.weight', 'pos_embed')
-    )
-    tanh = (
-        re.search(published.TANH_MODELS, name)
-        if name
-        else 'cls_token' not in arrays and published.is_tanh(norm, kernel[2:], position[1:2])
-    )
-    act = args.act_layer or (
-        'gelu_tanh' if tanh else 'quick_gelu' if 'quickgelu' in name else 'gelu'
-    )
-    check_choice('act_layer in config.json', act, _GELU)
+        return Reading(
+            arrays, {'resnet': _RESNET}, _BIT, classes=classes, preprocess=preprocess or None
+        )
     check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
+    has_stages = f'{_BACKBONE}stem.conv.weight' in arrays
+    table = _HYBRID if has_stages else _ROOT_ONLY
+    return Reading(
+        _pad_position(arrays, preprocess.get('image_size')),
+        _fields(arrays, args, config.architecture),
+        table + _FC_NORM,
+        classes=classes,
+        preprocess=preprocess or None,
+        assumed=() if config.architecture else ('gelu',),
+        doubt=''
+        if args.act_layer
+        else published.doubt_of_gelu(f'{config.architecture}.{images.tag}'),
+    )
+
+
+def _read_config(contents):
+    """config.json; without an architecture it belongs to another program, and says nothing."""
+    raw = contents.sidecars.get('config.json', {})
+    if 'architecture' not in raw:
+        raw = {}
+    return sidecars.checked(_Config, raw, 'config.json')
+
+
+def _fields(arrays, args, architecture):
+    """The fields of a transformer that its arrays do not show by their shapes."""
+    act = args.act_layer or _usual_act(arrays, architecture)
+    check_choice('act_layer in config.json', act, _GELU)
     fields = dict(
         resnet=_RESNET,
         gelu=_GELU[act],
         norm_after_pool='fc_norm.weight' in arrays,
         layer_norm_epsilon=1e-5 if 'norm_pre.weight' in arrays else 1e-6,
     )
-    if name in _HEADS:
-        fields['num_heads'] = _HEADS[name]
-    fields |= {ours: value for theirs, ours in _SIZES.items() if (value := getattr(args, theirs))}
-    table = _HYBRID if f'{_BACKBONE}stem.conv.weight' in arrays else _ROOT_ONLY
-    return Reading(
-        _pad_position(arrays, preprocess.get('image_size')),
-        fields,
-        table + _FC_NORM,
-        **stated,
-        assumed=() if name else ('gelu',),
-        doubt='' if args.act_layer else published.doubt_of_gelu(f'{name}.{images.tag}'),
-    )
+    if architecture in _HEADS:
+        fields['num_heads'] = _HEADS[architecture]
+    for theirs, ours in _SIZES.items():
+        value = getattr(args, theirs)
+        if value:
+            fields[ours] = value
+    return fields
+
+
+def _usual_act(arrays, architecture):
+    """The activation of a model of timm whose config.json does not state it."""
+    if architecture:
+        is_tanh = re.search(published.TANH_MODELS, architecture)
+    else:
+        norm, kernel, position = (
+            np.shape(arrays.get(name))
+            for name in ('norm.weight', 'patch_embed.proj.weight', 'pos_embed')
+        )
+        is_tanh = 'cls_token' not in arrays and published.is_tanh(norm, kernel[2:], position[1:2])
+    if is_tanh:
+        return 'gelu_tanh'
+    if 'quickgelu' in architecture:
+        return 'quick_gelu'
+    return 'gelu'
 
 
 def _preprocess(args, images):
+    """The fields of `config.preprocess` that config.json states, and image_size."""
     check_choice('crop_mode in config.json', images.crop_mode or 'center', ('center', 'squash'))
+    # random: in training, by any of them
     check_choice(
         'interpolation in config.json', images.interpolation or 'random', (*_RESIZE, 'random')
-    )  # random: in training, by any of them
+    )
     size = args.img_size or (images.input_size or ())[1:]
     values = dict(
         image_size=as_pair(size) if size else None,
@@ -224,57 +252,52 @@ def _preprocess(args, images):
         std=tuple(images.std or ()),
     )
     if images.crop_pct or images.crop_mode or images.interpolation:
-        values |= dict(
-            antialias=True,
-            uint8_resize=True,
-            fit='squash' if images.crop_mode == 'squash' else 'torchvision',
-        )
+        fit = 'squash' if images.crop_mode == 'squash' else 'torchvision'
+        values |= dict(antialias=True, uint8_resize=True, fit=fit)
     return {field: value for field, value in values.items() if value}
 
 
-def _check_pool(pool, arrays, with_prefix):
+def _check_pool(args, images, config, arrays):
     """Raises UserError unless the tokens are pooled as the arrays show, and as is done here."""
-    if with_prefix or 'cls_token' in arrays and (pool == 'avg' or 'fc_norm.weight' in arrays):
+    pool = args.global_pool or images.global_pool or config.global_pool
+    pools_prefix = args.pool_include_prefix or config.architecture == 'test_vit3'
+    pools_patches = pool == 'avg' or 'fc_norm.weight' in arrays
+    if pools_prefix or ('cls_token' in arrays and pools_patches):
         raise UserError(
             'this model of timm pools patches beside a class token (global_pool avg, '
             'fc_norm) or with registers (pool_include_prefix), which is not done here: '
             'it cannot be loaded.'
         )
-    if pool not in (
-        expected := (
-            None,
-            '',
-            'map' if 'attn_pool.latent' in arrays else 'token' if 'cls_token' in arrays else 'avg',
-        )
-    ):
+    if 'attn_pool.latent' in arrays:
+        shown = 'map'
+    elif 'cls_token' in arrays:
+        shown = 'token'
+    else:
+        shown = 'avg'
+    if pool not in (None, '', shown):
         raise UserError(
             f'global_pool in config.json is {pool!r:.80}: the arrays are of a model '
-            f'whose tokens are pooled by {expected[-1]!r}, and no other pooling can be '
+            f'whose tokens are pooled by {shown!r}, and no other pooling can be '
             'done here for them.'
         )
 
 
 def _pad_position(arrays, image_size):
     """Positions of zeros for a class token and registers if only patches have some (DeiT III)."""
-    position, kernel = (
-        arrays.get(name, np.empty(0)) for name in ('pos_embed', 'patch_embed.proj.weight')
-    )
-    prefix = sum(
-        arrays[name].shape[1]
-        for name in ('cls_token', 'reg_token')
-        if name in arrays and arrays[name].ndim == 3
-    )
+    position = arrays.get('pos_embed', np.empty(0))
+    kernel = arrays.get('patch_embed.proj.weight', np.empty(0))
+    tokens = [arrays[name] for name in ('cls_token', 'reg_token') if name in arrays]
+    prefix = sum(token.shape[1] for token in tokens if token.ndim == 3)
     if not prefix or position.ndim != 3 or kernel.ndim != 4 or not kernel.size:
         return arrays
     number = position.shape[1]
-    alone = (
-        number == np.prod(np.floor_divide(image_size, kernel.shape[2:]))
-        if image_size
-        else _looks_alone(number)
-    )
-    return (
-        arrays | {'pos_embed': np.pad(position, ((0, 0), (prefix, 0), (0, 0)))} if alone else arrays
-    )
+    if image_size:
+        is_of_patches_alone = number == np.prod(np.floor_divide(image_size, kernel.shape[2:]))
+    else:
+        is_of_patches_alone = _looks_alone(number)
+    if not is_of_patches_alone:
+        return arrays
+    return arrays | {'pos_embed': np.pad(position, ((0, 0), (prefix, 0), (0, 0)))}
 
 
 def _looks_alone(number):
@@ -283,50 +306,55 @@ def _looks_alone(number):
 
 
 def _allowed_values(model, path):
-    """More in a directory, whose config.json says what arrays do not."""
-    allowed = (
-        PLAIN
-        | dict(
-            position=('learned_1d', 'none'),
-            pool=tuple(_POOL),
-            representation_size=(0,),
-            layer_norm_epsilon=(1e-5 if model.get('stem_norm') else 1e-6,),
-            stem_norm=(False, not model['resnet']),
-            norm_after_pool=(False, model.get('pool') != 'cls'),
-            **{name: (model.get(name),) for name in ('layer_scale_init', 'num_registers')},
-        )
-        | only({f'resnet.{name}': value for name, value in (_RESNET | dict(num_groups=32)).items()})
+    """The values of fields that a file can hold; more in a directory, which has a config.json."""
+    resnet = _RESNET | dict(num_groups=32)
+    allowed = PLAIN | only({f'resnet.{name}': value for name, value in resnet.items()})
+    allowed |= dict(
+        position=('learned_1d', 'none'),
+        pool=tuple(_POOL),
+        representation_size=(0,),
+        layer_norm_epsilon=(1e-5 if model.get('stem_norm') else 1e-6,),
+        stem_norm=(False, not model['resnet']),
+        norm_after_pool=(False, model.get('pool') != 'cls'),
+        layer_scale_init=(model.get('layer_scale_init'),),
+        num_registers=(model.get('num_registers'),),
     )
     if 'hidden_size' in model and not is_directory(path):
-        tanh = (
-            model['pool'] != 'cls'
-            and published.TANH_SIZES.get((model['hidden_size'], model['patch_size'][0])) == 0
-        )
-        allowed |= dict(gelu=('tanh',) if tanh else ('erf',), num_heads=(guess_heads(model),))
+        sizes = (model['hidden_size'], model['patch_size'][0])
+        is_tanh = model['pool'] != 'cls' and published.TANH_SIZES.get(sizes) == 0
+        allowed |= dict(gelu=('tanh' if is_tanh else 'erf',), num_heads=(guess_heads(model),))
     return allowed
 
 
 def _refusals(weights, path):
-    grid, model = weights.grid(), weights.model
+    """Why timm could not read the weights again from that path."""
     if is_directory(path):
-        return (
-            []
-            if architecture(model)
-            else [
-                'timm has no name for a ResNet with units {units} and width {width}, '
-                'which config.json '
-                'needs: name a file, such as model.safetensors'.format_map(model['resnet'])
-            ]
-        )
-    if (
-        grid
-        and model['pool'] != 'cls'
-        and model['gelu'] == 'erf'
-        and published.is_tanh((model['hidden_size'],), model['patch_size'], (math.prod(grid),))
-    ):
+        return _refusals_of_a_directory(weights.model)
+    return _refusals_of_a_file(weights)
+
+
+def _refusals_of_a_directory(model):
+    if architecture(model):
+        return []
+    units = model['resnet']['units']
+    width = model['resnet']['width']
+    return [
+        f'timm has no name for a ResNet with units {units} and width {width}, which config.json '
+        'needs: name a file, such as model.safetensors'
+    ]
+
+
+def _refusals_of_a_file(weights):
+    model = weights.model
+    grid = weights.grid()
+    if not grid:
+        return []
+    patches = math.prod(grid)
+    looks_tanh = published.is_tanh((model['hidden_size'],), model['patch_size'], (patches,))
+    if model['pool'] != 'cls' and model['gelu'] == 'erf' and looks_tanh:
         return ['a file would be read as one of SigLIP 2, whose GELU is tanh: name a directory']
-    prefix = (model['pool'] == 'cls') + model['num_registers'] if grid else 0
-    if prefix and _looks_alone(math.prod(grid) + prefix):
+    prefix = (model['pool'] == 'cls') + model['num_registers']
+    if prefix and _looks_alone(patches + prefix):
         return [
             f'a file would be read as a square of patches without other tokens, which has as '
             f'many positions as {grid[0]}x{grid[1]} and {prefix} more: name a directory'
@@ -338,22 +366,23 @@ def architecture(model: Mapping) -> str | None:
     """A model of timm, None if none fits; a transformer's sizes are in `model_arguments`."""
     resnet = model['resnet']
     if not resnet:
-        sizes = model['hidden_size'], tuple(model['patch_size'])
-        return (
-            'vit_base_patch16_clip_224'
-            if model['stem_norm']
-            else _NAMES.get(sizes, 'vit_base_patch16_224')
-        )
-    width, units = resnet['width'] / 64, tuple(resnet['units'])
+        if model['stem_norm']:
+            return 'vit_base_patch16_clip_224'
+        sizes = (model['hidden_size'], tuple(model['patch_size']))
+        return _NAMES.get(sizes, 'vit_base_patch16_224')
+    width = resnet['width'] / 64
+    units = tuple(resnet['units'])
     if 'hidden_size' in model:
         return _HYBRIDS.get(units) if width == 1 else None
-    name = _BITS.get((units, width))
-    return name and f'resnetv2_{name}_bit'
+    if (units, width) not in _BITS:
+        return None
+    return f'resnetv2_{_BITS[units, width]}_bit'
 
 
 def model_arguments(weights: Weights) -> dict:
     """Arguments that make timm's model of this architecture the one of these weights."""
-    model, arguments = weights.model, dict(in_chans=weights.channels())
+    model = weights.model
+    arguments = dict(in_chans=weights.channels())
     if 'hidden_size' not in model:
         return arguments
     if model['layer_scale_init']:
@@ -377,27 +406,28 @@ def model_arguments(weights: Weights) -> dict:
 def _mlp_ratio(mlp_dim, hidden_size):
     """The ratio of which timm, which rounds down, makes mlp_dim again."""
     exact = mlp_dim / hidden_size
-    return exact if int(hidden_size * exact) == mlp_dim else (mlp_dim + 0.5) / hidden_size
+    if int(hidden_size * exact) == mlp_dim:
+        return exact
+    return (mlp_dim + 0.5) / hidden_size
 
 
 def _sidecars(weights):
     """config.json: the name of a model of timm, its arguments, and how images are prepared."""
     description.log_other_pixels(weights, 'torchvision')
-    transformer, given = 'hidden_size' in weights.model, weights.preprocess or {}
+    is_transformer = 'hidden_size' in weights.model
+    given = weights.preprocess or {}
     arguments = model_arguments(weights)
-    resize = {ours: theirs for theirs, ours in _RESIZE.items()}.get(
-        given.get('resize', '').replace('area', 'box')
-    )
+    their_resize = {ours: theirs for theirs, ours in _RESIZE.items()}
     images = dict(
         input_size=(weights.channels(), *weights.image_size()),
         num_classes=weights.num_classes,
-        fixed_input_size=transformer,
+        fixed_input_size=is_transformer,
         crop_pct=given.get('crop_ratio'),
-        interpolation=resize,
+        interpolation=their_resize.get(given.get('resize', '').replace('area', 'box')),
         crop_mode='squash' if given.get('fit') == 'squash' else None,
         mean=given.get('mean'),
         std=given.get('std'),
-        classifier='head' if transformer else 'head.fc',
+        classifier='head' if is_transformer else 'head.fc',
     )
     config = {
         'architecture': architecture(weights.model),

@@ -14,7 +14,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.errors import UserError, named
+from vit_jax.errors import UserError
+from vit_jax.files import named, require_file, special_kind
 from vit_jax.weights import limits, npz_file, sidecars, torch_file
 
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
@@ -58,7 +59,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
     Raises UserError if the file is missing, damaged, of an unknown kind or holds more than arrays.
     """
-    limits.check_file(path)
+    require_file(path)
     try:
         with open(path, 'rb') as file:
             start = file.read(9)
@@ -193,7 +194,7 @@ def _files_of_model(path):
 
 def _shards(directory, index):
     """The files that an index names, all of them in its directory."""
-    limits.check_file(index)
+    require_file(index)
     names = sorted(set(sidecars.checked(_Index, sidecars.read(index), index).weight_map.values()))
     for name in names:
         if name != os.path.basename(name) or not name.endswith('.safetensors'):
@@ -216,7 +217,7 @@ def is_directory(path: str) -> bool:
 
 def check_replaceable(path: str, written: Collection[str] = WRITTEN) -> None:
     """Raises UserError for a directory with others than the files `written`, a device and so on."""
-    if (kind := limits.special(path)) and not os.path.isdir(path):
+    if (kind := special_kind(path)) and not os.path.isdir(path):
         raise UserError(f'{path!r} is {kind}: name another destination.')
     found = os.listdir(path) if os.path.isdir(path) else ()
     if others := set(found) - set(written):

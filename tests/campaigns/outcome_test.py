@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.workdir.outcome import Outcome, as_json, figure, name_of, report, table, text_of
+from vit_jax.campaigns.outcome import Outcome, as_json, figure, name_of, report, table, text_of
 
 LR = 'optimizer.learning_rate'
 RATES = Outcome(

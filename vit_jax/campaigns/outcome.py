@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.workdir import record
+from vit_jax.files import write_json
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +14,7 @@ RATE = 'optimizer.learning_rate'
 
 
 class Outcome(NamedTuple):
-    """What a sweep has found."""
+    """What a sweep has reached."""
 
     members: list[dict[str, Any]]  # values by dotted field; all have the same fields
     scores: list[float | None]  # accuracy on eval_split in [0, 1]; None where training diverges
@@ -35,6 +35,13 @@ def name_of(member: Mapping[str, Any]) -> str:
     return '_'.join(
         f'{"lr" if field == RATE else field}={text_of(value)}' for field, value in member.items()
     )
+
+
+def percent(accuracy: float | None, otherwise: str) -> str:
+    """An accuracy in [0, 1] as '50.00 %'; `otherwise` where there is none."""
+    if accuracy is None:
+        return otherwise
+    return f'{100 * accuracy:.2f} %'
 
 
 def report(outcome: Outcome, directory: str) -> None:
@@ -62,20 +69,17 @@ def report(outcome: Outcome, directory: str) -> None:
         )
     path = os.path.join(directory, 'sweep')
     curves.save(figure(outcome), f'{path}.png')
-    record.write_json(f'{path}.json', as_json(outcome, directory))
+    write_json(f'{path}.json', as_json(outcome, directory))
     log.info('numbers and picture: %s.json and %s.png', path, path)
 
 
 def table(outcome: Outcome) -> str:
     """A line of values and accuracy for every member."""
-    rows = [[*outcome.members[0], 'accuracy', '']] + [
-        [
-            *map(text_of, member.values()),
-            'diverges' if score is None else f'{100 * score:.2f} %',
-            'the best' if number == outcome.best else '',
-        ]
-        for number, (member, score) in enumerate(zip(outcome.members, outcome.scores, strict=True))
-    ]
+    rows = [[*outcome.members[0], 'accuracy', '']]
+    for number, member in enumerate(outcome.members):
+        accuracy = percent(outcome.scores[number], 'diverges')
+        best = 'the best' if number == outcome.best else ''
+        rows.append([*map(text_of, member.values()), accuracy, best])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return '\n'.join('  '.join(['', *map(str.ljust, row, widths)]).rstrip() for row in rows)
 
@@ -88,10 +92,10 @@ def figure(outcome: Outcome) -> Any:
     """
     from matplotlib.figure import Figure
 
-    members, scores = outcome.members, outcome.scores
+    scores = outcome.scores
     members = [
         {field: text_of(value).replace('$', r'\$') for field, value in member.items()}
-        for member in members
+        for member in outcome.members
     ]  # or two of them would be around mathematics
     ticks = {
         field: list(dict.fromkeys(member[field] for member in members)) for field in members[0]
@@ -105,9 +109,10 @@ def figure(outcome: Outcome) -> Any:
     axes = result.subplots()
     for others, line in lines.items():
         axes.plot(ticks[across], line, '.-', label=f'{others} on {outcome.eval_split}'.strip())
-    if diverging := [
+    diverging = [
         member[across] for member, score in zip(members, scores, strict=True) if score is None
-    ]:
+    ]
+    if diverging:
         axes.plot(
             diverging,
             [0] * len(diverging),
@@ -134,27 +139,29 @@ def figure(outcome: Outcome) -> Any:
 def _mean_and_deviation(outcome):
     """Of the final accuracies; the deviation is that of a sample, None of a single one."""
     accuracies = [accuracy for accuracy, _ in outcome.finals.values()]
-    return statistics.mean(accuracies), (
-        statistics.stdev(accuracies) if len(accuracies) > 1 else None
-    )
+    deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+    return statistics.mean(accuracies), deviation
 
 
 def notes(outcome: Outcome, directory: str) -> dict[str, str]:
     """What is to be said of each run beside the others, by workdir; '' of most."""
-    members = {
-        os.path.join(directory, name_of(member)): 'diverges'
-        if score is None
-        else 'the best'
-        if number == outcome.best
-        else ''
-        for number, (member, score) in enumerate(zip(outcome.members, outcome.scores, strict=True))
-    }
-    return members | {workdir: '' for _, workdir in outcome.finals.values()}
+    result = {}
+    for number, member in enumerate(outcome.members):
+        note = ''
+        if outcome.scores[number] is None:
+            note = 'diverges'
+        elif number == outcome.best:
+            note = 'the best'
+        result[os.path.join(directory, name_of(member))] = note
+    for _, workdir in outcome.finals.values():
+        result[workdir] = ''
+    return result
 
 
 def as_json(outcome: Outcome, directory: str) -> dict[str, Any]:
     """The content of sweep.json; `test_accuracy` and `workdir` are those of the first final run."""
-    winner, one_field = outcome.members[outcome.best], len(outcome.members[0]) == 1
+    winner = outcome.members[outcome.best]
+    has_one_field = len(winner) == 1
     finals = [
         {'seed': seed, 'test_accuracy': accuracy, 'workdir': workdir}
         for seed, (accuracy, workdir) in outcome.finals.items()
@@ -164,10 +171,10 @@ def as_json(outcome: Outcome, directory: str) -> dict[str, Any]:
     return {
         'eval_split': outcome.eval_split,
         'eval_accuracy': {
-            text_of(*member.values()) if one_field else name_of(member): score
+            text_of(*member.values()) if has_one_field else name_of(member): score
             for member, score in scored
         },
-        'best': list(winner.values())[0] if one_field else name_of(winner),
+        'best': list(winner.values())[0] if has_one_field else name_of(winner),
         'test_split': outcome.test_split,
         'test_accuracy': finals[0]['test_accuracy'],
         'workdir': finals[0]['workdir'],

@@ -12,7 +12,7 @@ import safetensors.numpy
 from tests.support import interop
 from tests.support.containers import Touch, arrays, assert_same, refused, write_pickle
 from vit_jax.errors import UserError
-from vit_jax.weights import files
+from vit_jax.weights import array_files
 
 KINDS = ('.npz', '.safetensors', '.pth')
 
@@ -26,12 +26,12 @@ def require_writer(kind):
 def test_every_dtype_comes_back_bit_for_bit_whatever_the_name(kind, tmp_path):
     require_writer(kind)
     path = tmp_path / 'named.anyhow'
-    files.write(str(path), arrays(), kind, {'format': 'pt'})
-    found, metadata = files.read(str(path))
+    array_files.write(str(path), arrays(), kind, {'format': 'pt'})
+    found, metadata = array_files.read(str(path))
     assert_same(found, arrays())
     assert metadata == ({'format': 'pt'} if kind == '.safetensors' else {})
     again = tmp_path / 'again'
-    files.write(str(again), found, kind, {'format': 'pt'})
+    array_files.write(str(again), found, kind, {'format': 'pt'})
     assert again.read_bytes() == path.read_bytes()
 
 
@@ -39,7 +39,8 @@ def test_big_endian_npz(tmp_path):
     x = np.arange(6).reshape(2, 3)
     np.savez(tmp_path / 'x.npz', f=x.astype('>f4'), i=x.astype('>i8'))
     assert_same(
-        files.read(str(tmp_path / 'x.npz'))[0], {'f': x.astype(np.float32), 'i': x.astype(np.int64)}
+        array_files.read(str(tmp_path / 'x.npz'))[0],
+        {'f': x.astype(np.float32), 'i': x.astype(np.int64)},
     )
 
 
@@ -65,7 +66,7 @@ def test_dtypes_that_are_not_supported(dtype, tmp_path):
 @pytest.mark.parametrize('share', [0.02, 0.5, 0.999])
 def test_truncated(kind, share, tmp_path):
     require_writer(kind)
-    files.write(str(tmp_path / 'x'), {'weight': np.ones((30, 30), np.float32)}, kind)
+    array_files.write(str(tmp_path / 'x'), {'weight': np.ones((30, 30), np.float32)}, kind)
     whole = (tmp_path / 'x').read_bytes()
     (tmp_path / 'x').write_bytes(whole[: max(12, int(share * len(whole)))])
     assert 'is damaged or cut short' in refused(tmp_path / 'x')
@@ -89,7 +90,7 @@ def test_what_is_not_a_weights_file(tmp_path):
 def test_directories(tmp_path):
     def message():
         with pytest.raises(UserError) as error:
-            files.read_path(str(tmp_path))
+            array_files.read_path(str(tmp_path))
         return str(error.value)
 
     assert 'none: the directory is empty' in message()
@@ -109,16 +110,16 @@ def test_shards(tmp_path):
         '"b": "model-00002-of-00002.safetensors"}}'
     )
     (tmp_path / 'config.json').write_text('{"model_type": "vit"}')
-    found, _, sidecars = files.read_path(str(tmp_path))
+    found, _, sidecars = array_files.read_path(str(tmp_path))
     assert_same(found, {'a': np.ones(2), 'b': np.zeros(3)})
     assert sidecars == {'config.json': {'model_type': 'vit'}}
     os.remove(tmp_path / 'model-00002-of-00002.safetensors')
     with pytest.raises(UserError, match='no file .*model-00002-of-00002.safetensors'):
-        files.read_path(str(tmp_path))
+        array_files.read_path(str(tmp_path))
     (tmp_path / 'config.json').write_text('{')
     (tmp_path / 'model-00002-of-00002.safetensors').write_bytes(io.BytesIO().getvalue())
     with pytest.raises(UserError, match="it begins with b''"):
-        files.read_path(str(tmp_path))
+        array_files.read_path(str(tmp_path))
 
 
 @pytest.mark.parametrize('name', ['../outside.safetensors', '/outside.safetensors', 'a/../../x'])
@@ -130,7 +131,7 @@ def test_shards_stay_in_their_directory(name, tmp_path):
     index = directory / 'model.safetensors.index.json'
     index.write_text(json.dumps({'weight_map': {'a': name}}))
     with pytest.raises(UserError) as error:
-        files.read_path(str(directory))
+        array_files.read_path(str(directory))
     assert (
         f'{index}: weight_map names the file {name!r:.80}: expected .safetensors files of the '
         'same directory.' in str(error.value)
@@ -144,7 +145,7 @@ def test_shards_with_an_array_in_common(tmp_path):
         '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
     )
     with pytest.raises(UserError, match='2.safetensors and another file of the model both have a:'):
-        files.read_path(str(tmp_path))
+        array_files.read_path(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_json_of_another_shape(name, text, expected, tmp_path):
     if name == 'config.json':
         np.savez(tmp_path / 'x.npz', x=np.ones(2))
     with pytest.raises(UserError) as error:
-        files.read_path(str(tmp_path))
+        array_files.read_path(str(tmp_path))
     assert expected in str(error.value)
 
 
@@ -187,7 +188,7 @@ def test_a_directory_is_replaced_by_whatever_name(name, tmp_path, monkeypatch):
     (directory / 'config.json').write_text('old')
     (tmp_path / 'link').symlink_to('directory')
     monkeypatch.chdir(directory if name == '.' else tmp_path)
-    with files.replacing(name) as temporary:
+    with array_files.replacing(name) as temporary:
         assert (directory / 'config.json').read_text() == 'old'
         os.mkdir(temporary)
         with open(f'{temporary}/config.json', 'w', encoding='utf-8') as file:
@@ -205,7 +206,10 @@ def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
         raise OSError(16, 'Device or resource busy')
 
     monkeypatch.setattr(os, 'rename', busy)  # as of what is mounted there
-    with pytest.raises(UserError, match='busy'), files.replacing(str(tmp_path / 'x')) as temporary:
+    with (
+        pytest.raises(UserError, match='busy'),
+        array_files.replacing(str(tmp_path / 'x')) as temporary,
+    ):
         os.mkdir(temporary)
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob('*')] == [
         'x',
@@ -218,4 +222,4 @@ def test_the_state_of_a_trainer_is_no_model(tmp_path):
     (tmp_path / 'pytorch_model.bin.npz').rename(tmp_path / 'pytorch_model.bin')
     for name in ('optimizer.pt', 'rng_state.pth', 'rng_state_0.pth', 'scheduler.pt', 'scaler.pt'):
         (tmp_path / name).write_text('no weights')
-    assert list(files.read_path(str(tmp_path)).arrays) == ['x']
+    assert list(array_files.read_path(str(tmp_path)).arrays) == ['x']

@@ -1,0 +1,157 @@
+"""Each function of the chain from a config of the user to that of a run."""
+
+import jax
+import pytest
+from ml_collections import FrozenConfigDict
+
+from tests.support.programs import small_config
+from vit_jax import config as config_lib
+from vit_jax import machine
+from vit_jax.errors import UserError
+from vit_jax.parallel import microbatch, sharding
+from vit_jax.training import device_defaults, resolve
+from vit_jax.training.program import Program
+
+
+def given(**fields):
+    config = config_lib.base('ti16')
+    config.update(num_steps=40)
+    config.update_from_flattened_dict({name.replace('__', '.'): x for name, x in fields.items()})
+    return config
+
+
+def recorded(**fields):
+    return config_lib.changed(given(accum_steps=1, log_every=2), fields).to_dict()
+
+
+def one_device():
+    return sharding.make_mesh(config_lib.base().mesh, jax.devices()[:1])
+
+
+def everything(config):
+    """Every function of the chain, each of the config that the user gave."""
+    mesh = one_device()
+    return [
+        resolve.checked(config, {'model.gelu': 'erf'}),
+        resolve.as_recorded(config, None),
+        resolve.as_recorded(config, recorded()),
+        resolve.with_paths(config, {'pretrained': '/a'}),
+        resolve.with_splits(config, 'train[:90%]', 'train[90%:]'),
+        resolve.with_host_devices(config, 2),
+        resolve.with_device_defaults(config, 'cpu', jax.devices()[0], 'bfloat16'),
+        resolve.with_data(config, 5000, 3),
+        resolve.with_teacher(config, 7),
+        resolve.with_accum_steps(config, mesh),
+        resolve.for_mesh(config, mesh),
+    ]
+
+
+def test_every_function_returns_a_frozen_config_and_leaves_what_it_was_given():
+    config = given(dataset__num_classes=3, dataset__num_examples=5000)
+    before = config.to_dict()
+    for found in everything(config):
+        assert isinstance(found, FrozenConfigDict)
+        assert config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ('accum_steps', 'begun_with', 'expected'),
+    [(-1, 4, 4), (0, 4, 4), (2, 4, 2), (-1, None, -1), (0, None, 0)],
+)
+def test_a_resumed_run_keeps_its_parts_where_the_config_leaves_them_open(
+    accum_steps, begun_with, expected
+):
+    run = begun_with and recorded(accum_steps=begun_with)
+    assert resolve.as_recorded(given(accum_steps=accum_steps), run).accum_steps == expected
+
+
+def test_a_resumed_run_keeps_the_interval_of_its_log():
+    config = given(log_every=0)
+    assert resolve.with_data(config, 5000, 3).log_every == 2
+    assert resolve.as_recorded(config, recorded(log_every=7)).log_every == 7
+    assert resolve.as_recorded(given(log_every=3), recorded(log_every=7)).log_every == 3
+
+
+def test_a_resumed_run_keeps_the_splits_that_were_chosen():
+    run = recorded(**{'dataset.train_split': 'train[:90%]', 'dataset.eval_split': 'train[90%:]'})
+    for train_split, eval_split, expected in (
+        ('train', '', ('train[:90%]', 'train[90%:]')),
+        ('train', 'val', ('train', 'val')),
+        ('train[:50%]', '', ('train[:50%]', 'train[90%:]')),
+    ):
+        config = given(dataset__train_split=train_split, dataset__eval_split=eval_split)
+        found = resolve.as_recorded(config, run).dataset
+        assert (found.train_split, found.eval_split) == expected
+
+
+def test_the_number_of_the_whole_split_is_that_of_its_subset():
+    """As a recipe states it."""
+    config = given(dataset__num_examples=5000)
+    assert resolve.with_data(config, 50, 3, whole=5000).dataset.num_examples == 50
+    with pytest.raises(UserError, match='dataset.num_examples is 5000'):
+        resolve.with_data(config, 50, 3, whole=4000)
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'platform', 'is_fast', 'expected'),
+    [
+        ('auto', 'tpu', False, 'bfloat16'),
+        ('auto', 'gpu', False, 'bfloat16'),
+        ('auto', 'cpu', True, 'bfloat16'),
+        ('auto', 'cpu', False, 'float32'),
+        ('float32', 'tpu', True, 'float32'),
+        ('bfloat16', 'cpu', False, 'bfloat16'),
+    ],
+)
+@pytest.mark.parametrize('model', ['ti16', 'r50x1'])
+def test_an_open_dtype_is_the_fastest_of_the_devices(
+    model, dtype, platform, is_fast, expected, monkeypatch
+):
+    monkeypatch.setattr(machine, 'is_fast_in_bfloat16', lambda: is_fast)
+    config = config_lib.changed(config_lib.base(model), {'model.dtype': dtype, 'num_steps': 40})
+    found = resolve.for_mesh(resolve.with_data(config, 5000, 3), one_device(), platform)
+    assert found.model.dtype == expected
+    if model == 'ti16' and platform == 'cpu':  # which depends on it
+        assert found.model.linear_kernel == {'bfloat16': 'cpu', 'float32': 'xla'}[expected]
+
+
+def test_processes_compute_in_the_dtype_that_none_of_them_is_slow_in(monkeypatch):
+    monkeypatch.setattr(machine, 'is_fast_in_bfloat16', lambda: True)
+    assert device_defaults.fastest_dtype('cpu') == 'bfloat16'
+    monkeypatch.setattr(device_defaults.consensus, 'gather', lambda value: [value, False])
+    assert device_defaults.fastest_dtype('cpu') == 'float32'
+
+
+def test_a_resumed_run_keeps_its_dtype_on_every_machine():
+    for dtype in ('bfloat16', 'float32'):
+        config = resolve.as_recorded(given(model__dtype='auto'), recorded(**{'model.dtype': dtype}))
+        assert config.model.dtype == dtype
+    asked = resolve.as_recorded(
+        given(model__dtype='float32'), recorded(**{'model.dtype': 'bfloat16'})
+    )
+    assert config_lib.differences(recorded(**{'model.dtype': 'bfloat16'}), asked) == [
+        "model.dtype: 'bfloat16' in the workdir, 'float32' now"
+    ]
+
+
+def test_open_parts_are_the_fastest_of_the_platform(monkeypatch):
+    """On a CPU four of sixteen images, of 65 tokens, fit in caches."""
+    monkeypatch.setattr(microbatch, 'TRAINED_AT_ONCE', 4 * 65)
+    config = small_config(accum_steps=-1)
+    assert resolve.with_accum_steps(config, one_device()).accum_steps == 4
+    assert resolve.with_accum_steps(config, one_device(), 'tpu').accum_steps == 1
+    for number in (0, 2):
+        config = small_config(accum_steps=number)
+        assert resolve.with_accum_steps(config, one_device()).accum_steps == number
+
+
+def test_a_batch_that_the_devices_cannot_share_is_refused():
+    mesh = sharding.make_mesh(config_lib.base().mesh, jax.devices()[:3])
+    with pytest.raises(UserError, match='batch_size 16 is not divisible by 3 devices'):
+        resolve.with_accum_steps(small_config(accum_steps=-1), mesh)
+
+
+def test_a_program_keeps_the_config_that_it_is_made_of():
+    mesh = one_device()
+    config = resolve.for_mesh(small_config(accum_steps=-1), mesh)
+    assert Program(config, mesh).config == config

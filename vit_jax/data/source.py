@@ -1,0 +1,92 @@
+"""What a source of examples is, and a source that changes something of another one."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from vit_jax.data.host_tensorflow import tf
+from vit_jax.data.sequential import Pieces
+
+Item = dict[str, tf.Tensor]
+
+
+class Source(Protocol):
+    """One split of a data set.
+
+    A source with random access has `fetch`. A source that is read in sequence has `pieces` instead,
+    the runs of records in its files, and its items are {'record': serialised example}.
+    """
+
+    num_examples: int
+    class_names: tuple[str, ...]
+    multi_label: bool
+    pieces: Pieces | None
+    labels: Int32[np.ndarray, ' num_examples'] | None  # None: known when they are read
+    label_lists: Sequence[Sequence[int]] | None  # of several labels, where they are known
+    stratified: bool  # whether slices of the split have every class in proportion
+    unreadable: dict[int, str]  # known from the start: why, by index
+
+    def fetch(self, indices: Int64[tf.Tensor, ' k']) -> Item:
+        """The items of examples, as tensors [k]."""
+
+    def load(self, item: Item) -> tuple[tf.Tensor, tf.Tensor]:
+        """Encoded image (string scalar) and label of one item, inside the input graph.
+
+        The label is an int32 scalar or, if `multi_label`, float32 [classes] of 0 and 1.
+        """
+
+    def name_of(self, index: int) -> str:
+        """The name of an example in messages."""
+
+    def restore(self, index: int) -> bool:
+        """Makes again what data/cached.py keeps of an example, if it is damaged.
+
+        Returns whether it did; False for a source that keeps nothing.
+        """
+
+    def listing(self) -> Iterator[tuple[str, str, int]]:
+        """(class, name, size in bytes) of every image of the split, by its index.
+
+        It tells whether the images are still the same; see workdir/data_record.py. Names do not
+        depend on where a directory is. Of TFDS sets it is what their metadata tell of the files.
+        A subset of a split has the listing of the whole split.
+        """
+
+
+class WrappedSource:
+    """A source that answers as another one, its `source`. Subclasses change some of the answers."""
+
+    def __init__(self, source: Source):
+        self.source = source
+        self.num_examples = source.num_examples
+        self.class_names = source.class_names
+        self.multi_label = source.multi_label
+        self.pieces = source.pieces
+        self.labels = source.labels
+        self.label_lists = source.label_lists
+        self.stratified = source.stratified
+        self.unreadable = source.unreadable
+
+    def fetch(self, indices: Int64[tf.Tensor, ' k']) -> Item:
+        return self.source.fetch(indices)
+
+    def load(self, item: Item) -> tuple[tf.Tensor, tf.Tensor]:
+        return self.source.load(item)
+
+    def name_of(self, index: int) -> str:
+        return self.source.name_of(index)
+
+    def restore(self, index: int) -> bool:
+        return self.source.restore(index)
+
+    def listing(self) -> Iterator[tuple[str, str, int]]:
+        return self.source.listing()
+
+
+def has_local_files(source: Source) -> bool:
+    """Whether the examples of a source are files of this machine."""
+    if source.pieces is not None:
+        return False
+    return 'path' in source.fetch(tf.zeros([0], tf.int64)) and '://' not in source.name_of(0)

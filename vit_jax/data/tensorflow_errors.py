@@ -1,0 +1,23 @@
+"""Errors of TensorFlow: which are the storage's, and what they say without its own additions."""
+
+import re
+
+from vit_jax.data.host_tensorflow import tf
+
+# The file may be good: an example that such an error leaves out would change the run.
+STORAGE_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+)
+
+
+def reason(error: tf.errors.OpError) -> str:
+    """The message in one line, without the names of nodes and the Python stack that it adds."""
+    cause = re.search(r'^(?:\w+\.)*\w*Error: (.+)$', error.message, re.MULTILINE)
+    if cause:
+        return cause[1]
+    additions = r'\[?\[?\{\{.*?\}\}(\]\])? ?|\[Op:.*|name: *$'
+    return ' '.join(re.sub(additions, '', error.message, flags=re.DOTALL).split())

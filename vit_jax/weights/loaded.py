@@ -1,0 +1,34 @@
+"""Weights that are ready to be applied."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+from jaxtyping import PyTree
+
+from vit_jax import models
+from vit_jax.models.backends import registry
+from vit_jax.weights.model import Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """Weights, the module that they are for, and its parameters as float32."""
+
+    weights: Weights
+    module: nn.Module
+    params: PyTree = dataclasses.field(repr=False)
+
+
+def build(weights: Weights) -> Loaded:
+    """The weights with a module that the fastest kernels of this machine compute."""
+    return Loaded(weights, fastest_model(weights), weights.float32_params())
+
+
+def fastest_model(weights: Weights) -> nn.Module:
+    """The model that the weights are for, computed by the fastest kernels of this machine."""
+    return models.build(
+        weights.model,
+        weights.num_classes,
+        **registry.fastest(weights.model, jax.default_backend(), jax.devices()[0]),
+    )
