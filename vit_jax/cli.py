@@ -300,7 +300,7 @@ def override(
 
     Raises UserError as `read_config`.
     """
-    config = copy.deepcopy(config)
+    config = copy.deepcopy(config)  # in which fields that refer to others still do
     config_lib.complete_evaluators(config, _named_evaluators(arguments))
     known = config_lib.flatten(config)
     values = {}
