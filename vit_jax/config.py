@@ -280,10 +280,28 @@ def _check(config):
     fields.check({name: x for name, x in all_fields().items() if name in given}, given)
     for name in evaluator_names(config):
         _check_evaluator(name, config.evals[name], given)
-    if config.optimizer.end_learning_rate > 1e30 * config.optimizer.learning_rate:
+    _check_length(config)
+    _check_pixels(config)
+    model = models.build(config.model, num_classes=1)
+    model.grid(config.image_size)
+    if config.masked.target != 'none':
+        _check_masked(config, model)
+    if config.teacher.weights:
+        _check_teacher(config)
+    if config.model.get('pool') == 'none':
         raise UserError(
-            f'optimizer.end_learning_rate is {config.optimizer.end_learning_rate}: expected at '
-            f'most 1e30 times optimizer.learning_rate, {config.optimizer.learning_rate}.'
+            'model.pool is none, which gives logits for every token, and an image has '
+            'one label: set model.pool to cls, gap or map.'
+        )
+
+
+def _check_length(config):
+    """Raises UserError unless the steps, their batches and their learning rates are possible."""
+    optimizer = config.optimizer
+    if optimizer.end_learning_rate > 1e30 * optimizer.learning_rate:
+        raise UserError(
+            f'optimizer.end_learning_rate is {optimizer.end_learning_rate}: expected at '
+            f'most 1e30 times optimizer.learning_rate, {optimizer.learning_rate}.'
         )
     if bool(config.num_steps) == bool(config.num_epochs):
         raise UserError(
@@ -292,12 +310,26 @@ def _check(config):
         )
     if config.num_steps:  # the length of epochs is known with the data
         total_steps(config)
+    if config.patience and not config.eval_every:
+        raise UserError(
+            f'patience is {config.patience} and eval_every 0, which evaluates only at '
+            'the end: set eval_every to a number of steps, or patience to 0.'
+        )
+    if config.accum_steps > 0 and config.batch_size % config.accum_steps:
+        raise UserError(
+            f'batch_size {config.batch_size} is not divisible by accum_steps {config.accum_steps}.'
+        )
+
+
+def _check_pixels(config):
+    """Raises UserError unless images can be prepared as the config says."""
     if config.augment.pad > min(config.image_size):
         raise UserError(
             f'augment.pad is {config.augment.pad}: expected at most the side of the '
             f'image, {min(config.image_size)}.'
         )
-    size, side = config.dataset.cache_size, max(config.image_size)
+    size = config.dataset.cache_size
+    side = max(config.image_size)
     if size and (size < side or config.dataset.cache == 'none'):
         raise UserError(
             f'dataset.cache_size is {size}: expected 0, or with dataset.cache=disk at '
@@ -309,35 +341,21 @@ def _check(config):
             f'augment.resize is area and preprocess.uint8_resize True, {_PILLOW_FILTERS} Set '
             '--config.preprocess.uint8_resize=False, or another filter.'
         )
-    model = models.build(config.model, num_classes=1)
-    model.grid(config.image_size)
-    if config.masked.target != 'none':
-        masked.check(model, config.masked.target)
-        for field, value, off in (
-            ('augment.mixup', config.augment.mixup, 0),
-            ('loss.class_weights', config.loss.class_weights, '()'),
-        ):
-            if value:
-                raise UserError(
-                    f'{field} is {value} and masked.target {config.masked.target}, '
-                    f"which uses no labels: set '--config.{field}={off}'"
-                )
-    if config.teacher.weights:
-        _check_teacher(config)
-    if config.model.get('pool') == 'none':
-        raise UserError(
-            'model.pool is none, which gives logits for every token, and an image has '
-            'one label: set model.pool to cls, gap or map.'
-        )
-    if config.patience and not config.eval_every:
-        raise UserError(
-            f'patience is {config.patience} and eval_every 0, which evaluates only at '
-            'the end: set eval_every to a number of steps, or patience to 0.'
-        )
-    if config.accum_steps > 0 and config.batch_size % config.accum_steps:
-        raise UserError(
-            f'batch_size {config.batch_size} is not divisible by accum_steps {config.accum_steps}.'
-        )
+
+
+def _check_masked(config, model):
+    """Raises UserError unless the model can predict hidden patches, without any label."""
+    target = config.masked.target
+    masked.check(model, target)
+    for field, value, off in (
+        ('augment.mixup', config.augment.mixup, 0),
+        ('loss.class_weights', config.loss.class_weights, '()'),
+    ):
+        if value:
+            raise UserError(
+                f'{field} is {value} and masked.target {target}, '
+                f"which uses no labels: set '--config.{field}={off}'"
+            )
 
 
 def _check_evaluator(name, section, given):

@@ -119,12 +119,28 @@ def images(
     )
 
 
+def _check_labels(where, name, labels, may_be_several):
+    """Raises UserError unless a row has labels, and no more of them than its header allows."""
+    if not all(labels):
+        raise UserError(
+            f'{where} has an empty label for {name!r}: expected one name or '
+            'more, separated by semicolons. Remove the row and the image if '
+            'it has none.'
+        )
+    if len(labels) > 1 and not may_be_several:
+        raise UserError(
+            f'{where} has {len(labels)} labels for {name!r}, and the header is '
+            'file,label: expected one, or file,labels in the header.'
+        )
+
+
 def _rows(path, images):
     """{file: labels} of a labels.csv, and whether they may be several.
 
     Raises UserError, with the number of the row, for a wrong one.
     """
-    rows, several = {}, True
+    rows = {}
+    several = True
     by_form = {composed(name): name for name in images}
     unknown = {}  # name of a file that does not exist: where
     lines = csv.reader(io.StringIO(_read(path), newline=''), strict=True)
@@ -147,17 +163,7 @@ def _rows(path, images):
                 continue
             if name in rows:
                 raise UserError(f'{where} names {name!r} again: put all its labels into one row.')
-            if not all(labels):
-                raise UserError(
-                    f'{where} has an empty label for {name!r}: expected one name or '
-                    'more, separated by semicolons. Remove the row and the image if '
-                    'it has none.'
-                )
-            if len(labels) > 1 and not several:
-                raise UserError(
-                    f'{where} has {len(labels)} labels for {name!r}, and the header is '
-                    'file,label: expected one, or file,labels in the header.'
-                )
+            _check_labels(where, name, labels, several)
             rows[name] = labels
     except csv.Error as error:
         raise UserError(

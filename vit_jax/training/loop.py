@@ -134,15 +134,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
         evaluate(run, missing, state, outputs, interrupts)
     if step == program.num_steps or outputs.has_lost_patience():
         return state
-    interrupts.check_alone()
-    begin = time.perf_counter()
-    outputs.show('compiling the training step')
-    train_step = program.train_step
-    compile_seconds = time.perf_counter() - begin
-    if compile_seconds > 0.05:  # else choosing accum_steps has compiled it
-        log.info('compiled the training step in %.1f s', compile_seconds)
-    run_lib.make_room(program)
-    interrupts.check_alone()
+    train_step, compile_seconds = _compiled(run, outputs, interrupts)
     outputs.meter.start(step)
     outputs.show('reading the first batch')
     batches = interrupts.each(
@@ -171,20 +163,39 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
             outputs.advance(step, values)
         else:
             outputs.advance(step - 1, before)
-        if run.due('log', step):
-            outputs.log(step, values)
-        evaluation = None
-        due = run.due_evaluators(step)
-        if due:
-            outputs.require_finite(step, values)
-            with outputs.saved_if_it_fails(step, state, values):
-                evaluation = evaluate(run, due, state, outputs, interrupts)
-        may_be_best = run.config.keep_best and run.config.best_metric in (evaluation or {})
-        if may_be_best or run.due('keep', step) or run.due('checkpoint', step):
-            outputs.save(step, state, values)
+        _log_evaluate_save(run, step, state, values, outputs, interrupts)
     if values is not None:  # a signal may come at any time: save what the loop did not
         outputs.save(step, state, values)
     return state
+
+
+def _compiled(run, outputs, interrupts):
+    """The compiled training step, for which there is memory, and the seconds that it took."""
+    interrupts.check_alone()
+    begin = time.perf_counter()
+    outputs.show('compiling the training step')
+    train_step = run.program.train_step
+    seconds = time.perf_counter() - begin
+    if seconds > 0.05:  # else choosing accum_steps has compiled it
+        log.info('compiled the training step in %.1f s', seconds)
+    run_lib.make_room(run.program)
+    interrupts.check_alone()
+    return train_step, seconds
+
+
+def _log_evaluate_save(run, step, state, values, outputs, interrupts):
+    """What is due after a step."""
+    if run.due('log', step):
+        outputs.log(step, values)
+    evaluation = None
+    due = run.due_evaluators(step)
+    if due:
+        outputs.require_finite(step, values)
+        with outputs.saved_if_it_fails(step, state, values):
+            evaluation = evaluate(run, due, state, outputs, interrupts)
+    may_be_best = run.config.keep_best and run.config.best_metric in (evaluation or {})
+    if may_be_best or run.due('keep', step) or run.due('checkpoint', step):
+        outputs.save(step, state, values)
 
 
 def evaluate(

@@ -53,38 +53,17 @@ def take_fields(
             )
         return {}, None
     given = config_lib.flatten(config)
-    if unknown := [field for field in take if field not in given]:
-        raise UserError(
-            f'transfer.take names {unknown[0]!r}, which the config does not have. '
-            f'{nearest_names(unknown[0], given)}'
-        )
-    for field in take:
-        if field.partition('.')[0] not in FROM_WEIGHTS:
-            raise UserError(
-                f'transfer.take names {field!r}, which weights do not say: expected fields of '
-                f'{" and ".join(FROM_WEIGHTS)}, as in preprocess.mean.'
-            )
-    loaded = None
-    if not begun:
-        try:
-            loaded = weights.load(config.pretrained)
-            description.check_rgb(loaded)
-            if config.transfer.image_size:
-                loaded = description.with_image_size(
-                    loaded, config.transfer.image_size, 'transfer.image_size'
-                )
-        except UserError as error:
-            raise UserError(f'pretrained: {error}') from error
-    stated = config_lib.flatten(
-        begun or {'model': loaded.model, 'preprocess': loaded.preprocess or {}}
-    )
-    taken = {}
-    for field in take:
-        value = stated.get(field)
-        if value is None:
-            log.info('the weights do not say %s: it stays %s', field, given[field])
-            continue
-        if loaded is not None and value != given[field]:
+    _check_taken_names(take, given)
+    if begun:
+        return _taken(take, given, begun), None
+    try:
+        loaded = _load(config)
+    except UserError as error:
+        raise UserError(f'pretrained: {error}') from error
+    stated = {'model': loaded.model, 'preprocess': loaded.preprocess or {}}
+    taken = _taken(take, given, stated)
+    for field, value in taken.items():
+        if value != given[field]:
             log.info(
                 '%s is %r from the weights, instead of %r: to keep yours, leave it out of '
                 'transfer.take',
@@ -92,8 +71,49 @@ def take_fields(
                 value,
                 given[field],
             )
-        taken[field] = tuple(value) if isinstance(value, list) else value
     return taken, loaded
+
+
+def _check_taken_names(take, given):
+    """Raises UserError unless transfer.take names fields of the config that weights may decide."""
+    for field in take:
+        if field not in given:
+            raise UserError(
+                f'transfer.take names {field!r}, which the config does not have. '
+                f'{nearest_names(field, given)}'
+            )
+    for field in take:
+        if field.partition('.')[0] not in FROM_WEIGHTS:
+            raise UserError(
+                f'transfer.take names {field!r}, which weights do not say: expected fields of '
+                f'{" and ".join(FROM_WEIGHTS)}, as in preprocess.mean.'
+            )
+
+
+def _load(config):
+    """The weights from which a run begins."""
+    loaded = weights.load(config.pretrained)
+    description.check_rgb(loaded)
+    if config.transfer.image_size:
+        loaded = description.with_image_size(
+            loaded, config.transfer.image_size, 'transfer.image_size'
+        )
+    return loaded
+
+
+def _taken(take, given, stated):
+    """The values that weights, or the config of a run, state of the fields to take."""
+    stated = config_lib.flatten(stated)
+    taken = {}
+    for field in take:
+        value = stated.get(field)
+        if value is None:
+            log.info('the weights do not say %s: it stays %s', field, given[field])
+        elif isinstance(value, list):
+            taken[field] = tuple(value)
+        else:
+            taken[field] = value
+    return taken
 
 
 def absolute_paths(config: ConfigDict, recorded: Mapping | None) -> dict[str, str]:

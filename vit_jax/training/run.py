@@ -131,10 +131,7 @@ def resolve(
     share = feeding.data_share(mesh)
     config = resolving.with_paths(config, pretrained.absolute_paths(config, recorded))
     config = resolving.with_paths(config, absolute_paths(config))
-    dataset = config.dataset
-    config = resolving.with_splits(
-        config, *folders.choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
-    )
+    config = resolving.with_splits(config, *_chosen_splits(config.dataset))
     device = mesh.devices.flat[0]
     config = resolving.with_device_defaults(
         config, device.platform, device, device_defaults.fastest_dtype(device.platform)
@@ -149,7 +146,7 @@ def resolve(
     data = described_data(train_data, eval_data)
     if begun:
         data_record.require_same(workdir, recorded, config, data)
-    if not begun:
+    else:
         train_data, eval_data = without_broken(
             {'train': train_data, 'eval': eval_data}, data, dataset, share, check_alone
         )
@@ -171,9 +168,8 @@ def resolve(
     check_alone()
     config = resolving.with_accum_steps(config, mesh, teacher=teacher)
     program = Program(config, mesh, teacher=teacher)
-    if not begun:
-        _require_training_images(config, train_data, program.objective.uses_labels)
     if not begun:  # a run of an earlier version keeps names that match nothing
+        _require_training_images(config, train_data, program.objective.uses_labels)
         optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
     # Before steps are compiled to choose their parts: weights of another model are told at once.
     params = weights and pretrained.initial_params(weights, config, program.abstract_state.params)
@@ -188,16 +184,9 @@ def resolve(
         max_broken_fraction=dataset.max_broken_fraction,
         share=share,
     )
-    photos = (
-        train_data
-        if dataset.cache == 'none'
-        else cached.cached(train_data, dataset.cache_dir, dataset.cache_size, share, check)
-    )
-    if dataset.cache != 'none':
-        broken.require_few(photos, dataset.max_broken_fraction, photos.num_examples)
     train_batches = functools.partial(
         pipeline.train_batches,
-        photos,
+        _photos(train_data, dataset, share, check),
         seed=config.seed,
         augment=config.augment,
         shuffle_buffer=dataset.shuffle_buffer,
@@ -218,6 +207,20 @@ def resolve(
     )
     _check_best_metric(run)
     return run, params
+
+
+def _chosen_splits(dataset):
+    """The names of the splits for training and evaluation, which the config may leave open."""
+    return folders.choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
+
+
+def _photos(train_data, dataset, share, check):
+    """The training images, out of the cache if the config has one."""
+    if dataset.cache == 'none':
+        return train_data
+    photos = cached.cached(train_data, dataset.cache_dir, dataset.cache_size, share, check)
+    broken.require_few(photos, dataset.max_broken_fraction, photos.num_examples)
+    return photos
 
 
 def _do_nothing():

@@ -72,7 +72,7 @@ _VALUES = (
 )
 
 
-def _build(code):
+def _build(code):  # noqa: C901, PLR0912 - one case for each opcode
     """The object that a pickle describes; nothing of it is run, compared or printed.
 
     Python's own reader takes for ever for keys that are tuples of tuples, by computing their hash.

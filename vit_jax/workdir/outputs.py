@@ -128,7 +128,7 @@ class Outputs:
         """Says once how long the run takes, as soon as the steps until `step` tell."""
         first, begin = self._started
         seconds = time.perf_counter() - begin - self._evaluation_seconds
-        if self._has_estimate or step == first or step == self._num_steps or seconds < _TELLING:
+        if self._has_estimate or step in (first, self._num_steps) or seconds < _TELLING:
             return
         self._has_estimate = True
         log.info('%s', self.meter.estimate(step, seconds / (step - first)))
