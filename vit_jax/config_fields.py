@@ -285,17 +285,19 @@ FIELDS = {  # by dotted name
     ),
     'optimizer.name': Field(
         'adam',
-        one_of('adam', 'sgd', 'adafactor', 'lion'),
+        one_of('adam', 'nadam', 'sgd', 'adafactor', 'lion'),
         "the algorithm; adafactor is big_vision's where mu_dtype is bfloat16",
     ),
     'optimizer.learning_rate': Field(1e-3, number(least=1e-30, most=1e30), 'at its peak'),
     'optimizer.b1': Field(
-        0.9, RATE, 'adam, lion: decay of the mean of gradients; adafactor: of the mean of updates'
+        0.9,
+        RATE,
+        'adam, nadam, lion: decay of the mean of gradients; adafactor: of the mean of updates',
     ),
     'optimizer.b2': Field(
         0.999,
         RATE,
-        'adam: decay of the mean of their squares, adafactor: its '
+        'adam, nadam: decay of the mean of their squares, adafactor: its '
         'highest value; lion: decay of the mean that is kept',
     ),
     'optimizer.mu_dtype': Field(

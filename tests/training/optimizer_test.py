@@ -155,6 +155,23 @@ def test_decay_in_the_gradient_by_hand():
         np.testing.assert_allclose([*params['kernel'], *params['bias']], x, rtol=1e-5)
 
 
+def test_nadam_by_hand():
+    """The mean of gradients looks one step ahead (Dozat 2016, algorithm 2)."""
+    config = settings(name='nadam', learning_rate=0.1, schedule='constant')
+    tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
+    params = {'bias': jnp.array([1.0, 1.0])}
+    state = tx.init(params)
+    mean = 0.0
+    square = 0.0
+    for k, grad in enumerate(np.array([[2.0, -0.1], [-1.0, 0.3], [0.5, 0.5]]), start=1):
+        updates, state = tx.update({'bias': jnp.array(grad)}, state, params)
+        mean = 0.9 * mean + 0.1 * grad
+        square = 0.999 * square + 0.001 * grad**2
+        ahead = 0.9 * mean / (1 - 0.9 ** (k + 1)) + 0.1 * grad / (1 - 0.9**k)
+        step = ahead / (np.sqrt(square / (1 - 0.999**k)) + 1e-8)
+        np.testing.assert_allclose(updates['bias'], -0.1 * step, rtol=5e-5)
+
+
 def test_lion_by_hand():
     config = settings(name='lion', learning_rate=0.1, b2=0.99, schedule='constant')
     tx = optimizer.make_optimizer(config, optimizer.make_schedule(config, 10))
@@ -244,7 +261,7 @@ def test_layers_learn_the_slower_the_lower_they_are():
     assert updates['pre_logits']['bias'].tolist() == [0.0] * 2
 
 
-@pytest.mark.parametrize('name', ['sgd', 'adam', 'adafactor', 'lion'])
+@pytest.mark.parametrize('name', ['sgd', 'adam', 'nadam', 'adafactor', 'lion'])
 def test_learning_rates_by_parameter(name):
     """Frozen ones stay, have no state and no part in the clipping; others are multiplied."""
     config = settings(

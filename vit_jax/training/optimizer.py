@@ -72,6 +72,9 @@ def make_optimizer(
         _clip_by_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         {
             'adam': optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype),
+            'nadam': optax.scale_by_adam(
+                config.b1, config.b2, mu_dtype=config.mu_dtype, nesterov=True
+            ),
             'sgd': optax.trace(config.momentum, accumulator_dtype=config.mu_dtype),
             'lion': optax.scale_by_lion(config.b1, config.b2, config.mu_dtype),
             'adafactor': _adafactor(config),
