@@ -40,7 +40,7 @@ class _StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """A parser of the options of a command.
 
     With a mistyped option the message names the nearest one. An option without its value, or with
@@ -103,9 +103,9 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser(
     command: str, documentation: str, epilog: Callable[[], str] | None = None
-) -> _Parser:
+) -> Parser:
     """A parser for the options of a command; --help shows the documentation of its module."""
-    return _Parser(
+    return Parser(
         f'vit_jax.{command}',
         description=documentation,
         usage=argparse.SUPPRESS,
@@ -198,7 +198,7 @@ def default_workdir(file: str) -> str:
 
 
 def parse_with_config(
-    parser: _Parser, argv: Sequence[str] | None
+    parser: Parser, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, ConfigDict]:
     """The options of a command, and the config that all other arguments describe, checked.
 
@@ -397,7 +397,7 @@ def _where(error, config):
     return f'line {lines[-1]}: {type(error).__name__}: {reason}.' if lines else f'{reason}.'
 
 
-def add_weights_options(parser: _Parser) -> None:
+def add_weights_options(parser: Parser) -> None:
     """Adds the options that `read_weights` needs: --workdir or --pretrained, and descriptions."""
     parser.add_one_of(
         ('--workdir', 'of a run, or one of its checkpoints'),

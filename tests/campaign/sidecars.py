@@ -3,7 +3,6 @@
 A directory may load only if what comes back is a model, and its `preprocess` prepares an image.
 """
 
-import argparse
 import contextlib
 import json
 import pathlib
@@ -115,7 +114,7 @@ def _change_metadata(path, operation, seed):
 
 
 def check(case, bases):
-    parser = argparse.ArgumentParser()
+    parser = cli.make_parser('predict', '')
     cli.add_weights_options(parser)
     arguments = [f'--pretrained=model/{METADATA}' if case.base == 'own' else '--pretrained=model']
     if case.base == 'classes':
