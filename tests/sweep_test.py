@@ -40,7 +40,7 @@ def config(fields):
         ('batch_size=8,1.5', "batch_size is '1.5': expected a whole number, at least 1."),
         (f'{LR}=0.1,0', f'{LR} is 0.0: expected a number, at least 1e-30'),
         (f'{LR}=0.1,nan', f'{LR} is nan: expected a number, at least 1e-30'),
-        ('optimizer.name=sgd,adan', "optimizer.name is 'adan'. Did you mean adam?"),
+        ('optimizer.name=sgd,adan', "optimizer.name is 'adan'. Did you mean adam"),
         (
             'optimizer.weight_deacy=0,1',
             "no field 'optimizer.weight_deacy'. Did you mean optimizer.wei",
