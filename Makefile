@@ -32,6 +32,7 @@ campaign: .venv/interop
 lint: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/mypy vit_jax
 
 .venv/installed: requirements.txt setup.py
 	$(PYTHON) -m venv .venv

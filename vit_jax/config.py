@@ -238,7 +238,7 @@ def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') 
     resnet = any(x.startswith('model.resnet') and given[x] is not None for x in given)
     kind = 'b16' if not resnet else 'r50_b16' if 'model.hidden_size' in given else 'r50x1'
     needed = flatten(base(kind))
-    further = {}
+    further: dict[str, fields.Field] = {}
     for evaluator in evaluator_names(config) if 'evals' in config else ():
         further |= evaluator_fields(evaluator)
     for name in given:  # of what should be a section, and is not, fields are lacking
@@ -447,7 +447,7 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
 
 def flatten(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
     """{'model.hidden_size': 768, ...} with tuples as lists, as JSON has them."""
-    nested = config if isinstance(config, dict) else config.to_dict()
+    nested = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
     return {
         field: list(value) if isinstance(value, tuple) else value
         for field, value in traverse_util.flatten_dict(nested, sep='.').items()

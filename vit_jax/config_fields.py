@@ -79,7 +79,9 @@ FIELDS = {  # by dotted name
         TEXT._replace(
             words='empty, a number of images, or a share of them such as 10%',
             has_commas=False,
-            fit=lambda x: isinstance(x, str) and re.fullmatch(r'([1-9]\d*|\d+(\.\d+)?%)?', x),
+            fit=lambda x: (
+                isinstance(x, str) and re.fullmatch(r'([1-9]\d*|\d+(\.\d+)?%)?', x) is not None
+            ),
         ),
         'what is taken of train_split, by a fixed permutation, so that a smaller subset is '
         'contained in a larger one; empty: all',

@@ -152,7 +152,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def nearest_names(name: str, valid: Iterable[str]) -> str:
     """'Did you mean b16, l16? ', or '' when no valid name is similar, in whatever case it is."""
     given = str(name).replace('/', '')
-    by_lower_case = {}
+    by_lower_case: dict[str, list[str]] = {}
     for candidate in sorted(set(valid), key=lambda x: (x not in given, x)):  # 'G14' before 'g14'
         by_lower_case.setdefault(candidate.lower(), []).append(candidate)
     nearest = []

@@ -60,7 +60,7 @@ def whole(least: int, most: int = MOST, or_else: int | None = None) -> Values:
         lambda x: (
             isinstance(x, numbers.Integral)
             and not isinstance(x, bool)
-            and (least <= x <= most or x == or_else)
+            and (least <= int(x) <= most or x == or_else)
         ),
         limit=f', and at most {MOST:,}' if most == MOST else '',
         parse=_parse_whole,
@@ -168,7 +168,7 @@ def split_at_commas(value: Any) -> Any:
         value = (value,)
     if not isinstance(value, (tuple, list)):
         return value
-    values = []
+    values: list[object] = []
     for element in value:
         if isinstance(element, str):
             parts = [part.strip() for part in element.split(',')]

@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         'figures',
         __doc__
         + '\n'.join(
-            f'    {name:12}{re.match("[^.:]*", figure.draw.__doc__)[0]}'
+            f'    {name:12}{re.split("[.:]", figure.draw.__doc__ or "")[0]}'
             for name, figure in FIGURES.items()
         ),
     )

@@ -203,7 +203,7 @@ def cache_folder(*names: str) -> pathlib.Path:
     It is vit_jax of $XDG_CACHE_HOME, else of ~/.cache; `names` lead to a folder or file in it.
     Raises UserError for a user without a home.
     """
-    root = os.environ.get('XDG_CACHE_HOME')
+    root: str | pathlib.Path | None = os.environ.get('XDG_CACHE_HOME')
     if not root:
         try:
             root = pathlib.Path.home() / '.cache'

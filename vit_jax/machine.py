@@ -131,7 +131,8 @@ def keep_compiled() -> None:
     several processes on the CPU.
     """
     several = _only_cpu() and jax.distributed.is_initialized()
-    if several or jax.config.jax_compilation_cache_dir is not None:
+    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # set at import
+    if several or given is not None:
         return
     with contextlib.suppress(OSError, UserError):  # the second without a home
         kind = ('model', 'cpu family', 'flags', 'CPU ', 'Features')  # of x86; of ARM the last two
@@ -199,7 +200,8 @@ def use_cpu_as(devices: int) -> None:
     After JAX has started, as in a notebook, nothing changes but for processes that it starts.
     """
     flags = os.environ.get('XLA_FLAGS', '')
-    given = jax.config.jax_num_cpu_devices >= 0 or 'host_platform_device_count' in flags
+    number = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # set at import
+    given = number >= 0 or 'host_platform_device_count' in flags
     if not _only_cpu() or not (given or devices > 1):
         return
     with contextlib.suppress(RuntimeError):
@@ -232,7 +234,8 @@ def check_devices() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:  # the first where a plugin is not installed
-        asked = jax.config.jax_platforms or ''
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]  # set at import
+        asked = platforms or ''
         reason = str(error).partition('\n')[0] or f'no device of JAX_PLATFORMS={asked} is there'
         raise UserError(
             f'JAX cannot start with JAX_PLATFORMS={asked!r}: {reason}. Without JAX_PLATFORMS it '

@@ -22,8 +22,8 @@ class Options:
           text: its value.
         """
         self._field = field
-        self._values = {}
-        self._known = set()
+        self._values: dict[str, str] = {}
+        self._known: set[str] = set()
         for part in filter(None, (part.strip() for part in text.split(','))):
             name, equals, value = part.partition('=')
             if not equals or not name or name in self._values:

@@ -15,7 +15,7 @@ import argparse
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -140,7 +140,8 @@ def run(
     """
     description.check_rgb(loaded)
     size, preprocess = loaded.image_size(), description.complete_preprocess(loaded)
-    forward, read, results = predictor(loaded), [], []
+    forward = predictor(loaded)
+    read, features, classes = [], [], []  # of all batches
     batch_size = min(batch_size, len(paths))
     for start in range(0, len(paths), batch_size):
         found = list(_load_images(paths[start : start + batch_size], size, preprocess))
@@ -149,10 +150,13 @@ def run(
             batch = np.stack([pixels for _, pixels in found])
             missing = batch_size - len(found)
             batch = np.pad(batch, ((0, missing), (0, 0), (0, 0), (0, 0)))  # compiled for one shape
-            results.append([None if x is None else x[: len(found)] for x in forward(batch)])
+            representations, probabilities = forward(batch)
+            features.append(representations[: len(found)])
+            if probabilities is not None:
+                classes.append(probabilities[: len(found)])
     if not read:
         raise UserError(f'none of the {len(paths)} images can be read.')
-    outputs = [None if x[0] is None else np.concatenate(x) for x in zip(*results, strict=True)]
+    outputs = np.concatenate(features), np.concatenate(classes) if classes else None
     _check_finite(loaded, read, outputs)
     return read, *outputs
 
@@ -195,7 +199,7 @@ def report(
     if options.csv:
         if options.all_classes:
             header = ['image', *description.unique_names(names)]
-            rows = (
+            rows: Iterable[Sequence[str | float]] = (
                 [path, *map(float, row)] for path, row in zip(paths, probabilities, strict=True)
             )
         else:

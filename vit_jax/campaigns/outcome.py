@@ -101,7 +101,7 @@ def figure(outcome: Outcome) -> Any:
         field: list(dict.fromkeys(member[field] for member in members)) for field in members[0]
     }
     across = max(ticks, key=lambda field: len(ticks[field]))
-    lines = {}
+    lines: dict[str, list[float]] = {}
     for member, score in zip(members, scores, strict=True):
         others = ', '.join(f'{field} {member[field]}' for field in member if field != across)
         lines.setdefault(others, []).append(float('nan') if score is None else 100 * score)

@@ -30,7 +30,7 @@ class Mean(NamedTuple):
     """The mean accuracy of a group of tasks."""
 
     accuracy: float | None  # in [0, 1]; None without any score
-    count: int  # tasks that have a score
+    scored: int  # tasks that have a score
     total: int  # tasks of the group
 
 
@@ -163,7 +163,7 @@ def means(outcome: Outcome) -> dict[str, Mean]:
     by_group = {}
     for group in [*dict.fromkeys(groups.values()), 'all']:
         tasks = [task for task in groups if group in (groups[task], 'all')]
-        values = [scores[task] for task in tasks if scores.get(task) is not None]
+        values = [score for task in tasks if (score := scores.get(task)) is not None]
         mean = statistics.mean(values) if values else None
         by_group[group] = Mean(mean, len(values), len(tasks))
     return by_group
@@ -173,7 +173,7 @@ def table(outcome: Outcome) -> str:
     """A line for each task, below its group, and the means; says what is missing."""
     lines = []
     for group, mean in means(outcome).items():
-        share = '' if mean.count == mean.total else f', of {mean.count} of {mean.total} tasks'
+        share = '' if mean.scored == mean.total else f', of {mean.scored} of {mean.total} tasks'
         label = f'{group}, mean{share}'
         lines.append(f'  {label:<42}{percent(mean.accuracy, "-")}')
         for task in outcome.groups:
@@ -211,7 +211,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         'failed': list(failed),
         'missing': [task for task in groups if task not in scores and task not in failed],
         'means': {
-            group: {'test_accuracy': mean.accuracy, 'tasks': mean.count, 'of': mean.total}
+            group: {'test_accuracy': mean.accuracy, 'tasks': mean.scored, 'of': mean.total}
             for group, mean in means(outcome).items()
         },
     }

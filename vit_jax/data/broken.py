@@ -46,7 +46,7 @@ class BrokenImages:
         self._num_examined = num_examined
         self._num_restored = 0  # files of dataset.cache that were made again
         self._max_fraction = max_fraction
-        self._reasons = {}  # index -> why it cannot be decoded
+        self._reasons: dict[int, str] = {}  # index -> why it cannot be decoded
         # As a graph, so that errors of its Python functions arrive as they do in training.
         self._decode = tf.function(
             lambda item: preprocess.decode_image(source.load(item)[0]), autograph=False

@@ -132,7 +132,7 @@ class CachedSource(WrappedSource):
         self._paths = paths
         self._folder = folder
         self._short_side = short_side
-        self._restored = set()  # indices of files that were made again
+        self._restored: set[int] = set()  # indices of files that were made again
         self._path_table = tf.constant(list(paths))
         self._is_kept = tf.constant(paths != photos)
 

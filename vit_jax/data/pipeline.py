@@ -9,9 +9,10 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+from jaxtyping import Int64
 
 from vit_jax.data import order, sequential
 from vit_jax.data.broken import BrokenImages
@@ -77,13 +78,14 @@ def train_batches(
         )
     broken = BrokenImages(source, max_broken_fraction)
     order_seed, augment_seed = order.stream_seeds(seed)
-    shown = (
-        order.balanced(source.labels, balance, order_seed)
-        if balance
-        else functools.partial(
+    shown: Callable[[Int64[tf.Tensor, ' k']], Int64[tf.Tensor, ' k']]
+    if balance:
+        assert source.labels is not None  # sources.class_counts has checked it
+        shown = order.balanced(source.labels, balance, order_seed)
+    else:
+        shown = functools.partial(
             order.shuffled_index, num_examples=source.num_examples, seed=order_seed
         )
-    )
 
     def index_at(position):
         return broken.next_valid(shown(position))

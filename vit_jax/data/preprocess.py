@@ -220,7 +220,8 @@ def train_image(
       preprocess: fields resize, antialias and uint8_resize of `config.preprocess`.
       intact: of `decode_part`.
     """
-    size = tuple(image_size)
+    target_h, target_w = image_size
+    size = (target_h, target_w)
     if augment['resize'] != 'same':
         preprocess = {**preprocess, 'resize': augment['resize']}
 
@@ -277,7 +278,9 @@ def eval_image(
 
     `preprocess` has the fields fit, crop_ratio, resize, antialias and uint8_resize of a config.
     """
-    image, size = decode_image(encoded), tuple(image_size)
+    image = decode_image(encoded)
+    target_h, target_w = image_size
+    size = (target_h, target_w)
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.int64))
     new_size = tf.cast(resizing.fitted_size(height, width, size, preprocess, tf.maximum), tf.int32)
     if preprocess['fit'] == 'squash' and preprocess['crop_ratio'] == 1:
@@ -296,7 +299,9 @@ def normalise(
     pixels: Float32[tf.Tensor, '... width 3'], preprocess: Mapping
 ) -> Float32[tf.Tensor, '... width 3']:
     """(x / 255 - mean) / std, with mean and std of `config.preprocess`, for x in 0..255."""
-    mean, std = (np.float32(preprocess[name]) for name in ('mean', 'std'))
+    mean: np.ndarray | np.float32
+    std: np.ndarray | np.float32
+    mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
     if np.ptp(mean) or np.ptp(std):
         # A row at a time: for vectors of three numbers TensorFlow takes as long as for resizing.
         mean, std = (np.tile(values, [pixels.shape[-2], 1]) for values in (mean, std))

@@ -48,7 +48,7 @@ def relabelled(source: Source, lists: list[Any], path: str) -> Source:
     standard = sorted(source.class_names)
     labels = {name: label for label, name in enumerate(source.class_names)}
     position = {k: labels[name] for k, name in enumerate(standard)}
-    found = [[]] * len(lists)
+    found: list[list[int]] = [[] for _ in lists]
     for number, (index, labels) in enumerate(zip(order, lists, strict=True)):
         if not isinstance(labels, list) or any(
             type(k) is not int or k not in position for k in labels

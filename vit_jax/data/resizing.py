@@ -72,11 +72,12 @@ def resize_and_central_crop(
       size: (height, width) of the result.
       preprocess: fields fit, crop_ratio, resize, antialias and uint8_resize of `config.preprocess`.
     """
-    new_size = fitted_size(*image.shape[:2], size, preprocess)
+    rows, columns = image.shape[:2]
+    new_size = fitted_size(rows, columns, size, preprocess)
     top, left = (
         crop_offset(new - side, preprocess['fit']) for new, side in zip(new_size, size, strict=True)
     )
-    if new_size == image.shape[:2]:
+    if new_size == (rows, columns):
         return image[top : top + size[0], left : left + size[1]].astype(np.float32)
     method = preprocess['resize']
     if is_uint8_resize(preprocess):

@@ -18,6 +18,7 @@ from jaxtyping import Int64
 from vit_jax.data import folders, label_lists, stratify
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES, is_image
+from vit_jax.data.sequential import Pieces
 from vit_jax.data.source import Source
 from vit_jax.errors import UserError, some
 
@@ -60,6 +61,7 @@ def open_source(
             f'dataset.label (--label) is {label!r}, and only TFDS sets have several to '
             f"choose from: leave it empty for '{name}'."
         )
+    source: Source
     if name == 'digits':
         source = DigitsSource(split)
     elif is_directory:
@@ -137,7 +139,9 @@ def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
             f'{len(source.class_names)} have none: {some(empty)}. Take a larger split, or remove '
             'empty folders.'
         )
-    return examples_per_class(source)
+    counts = examples_per_class(source)
+    assert counts is not None  # the labels are known
+    return counts
 
 
 def split_name(split: str) -> str:
@@ -186,7 +190,7 @@ class _Table:
     `label` is one label or a list of them for each.
     """
 
-    pieces = None
+    pieces: Pieces | None = None
     multi_label = False
     stratified = False
 

@@ -32,6 +32,7 @@ def subset(source: Source, size: str, split: str) -> Source:
             f'{total}: expected 1 to {total}, or a share of them.'
         )
     if source.stratified:
+        assert source.labels is not None  # by which it is stratified
         return Subset(source, stratify.stratified_order(source.labels)[:count], None)
     if pieces is None:
         permuted = order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy()

@@ -4,9 +4,11 @@ Records are read without TFDS's decoding, so that all sources share one decoder 
 """
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow_datasets as tfds
+from jaxtyping import Int32
 
 from vit_jax.data import label_lists, tfds_labels
 from vit_jax.data.host_tensorflow import tf
@@ -29,7 +31,9 @@ class TfdsSource:
     is that of tfds_labels.image_and_label.
     """
 
-    unreadable, labels, label_lists = {}, None, None
+    unreadable: dict[int, str] = {}
+    labels: Int32[np.ndarray, ' num_examples'] | None = None
+    label_lists: Sequence[Sequence[int]] | None = None
     stratified = False
 
     def __init__(self, name: str, data_dir: str, split: str, label: str):
@@ -54,7 +58,7 @@ class TfdsSource:
         files = [file for file in files if file.take > 0]  # of train[9:3] it is -6
         take = np.array([file.take for file in files], np.int64)
         self.num_examples = int(take.sum())
-        self.pieces = self._runs = Pieces(
+        self._runs = Pieces(
             filename=np.array([os.fspath(file.filename) for file in files], dtype=object),
             skip=np.array([file.skip for file in files], np.int64),
             take=take,
@@ -68,6 +72,7 @@ class TfdsSource:
             },
         )
         _check_files(self._runs.filename, info.full_name)
+        self.pieces: Pieces | None = self._runs
         # The files decide, because their format may differ from the default of the builder.
         if take.size and all(
             '.array_record' in os.path.basename(name) for name in self._runs.filename

@@ -113,7 +113,7 @@ def logit_sums(
     logits, label (bool) and mask.
     """
     labels, mask = batch['label'], batch['mask'].astype(jnp.float32)
-    more = {}
+    more: dict[str, Array | dict[str, Array]] = {}
     if labels.ndim == 2:
         mask = mask * (labels > 0).any(axis=-1)
         more['rows'] = {'logits': logits, 'label': labels > 0, 'mask': mask}

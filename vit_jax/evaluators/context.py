@@ -116,7 +116,8 @@ class Context:
         """The logits of the model for the images of a batch."""
         self.require_classes()
         variables = {'params': self.encoder_params(params)}
-        return self.encoder.apply(variables, batch['image'], train=False)
+        # Without `mutable`, `apply` gives the logits alone.
+        return self.encoder.apply(variables, batch['image'], train=False)  # type: ignore[return-value]
 
     def evaluator(self, made: Evaluator | SumEvaluator) -> Evaluator:
         """An evaluator of any kind as one that scores `test`."""

@@ -101,7 +101,9 @@ def total(
         jax.block_until_ready(sums[-2:-1])  # no more than two batches wait on the devices
         rows[-2:-1] = map(_valid, rows[-2:-1])
     rows[-1:] = map(_valid, rows[-1:])
-    totals = {name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]}
+    totals: Sums = {}
+    for name in sums[0]:
+        totals[name] = sum(np.asarray(s[name], np.float64) for s in sums)
     if rows[0]:
         totals['rows'] = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     return totals

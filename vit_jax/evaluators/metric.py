@@ -101,8 +101,8 @@ def from_json(fields: Mapping[str, Any]) -> Metric:
 
     Raises ValueError if these are no fields of a metric.
     """
-    kinds = {'best': (str, type(None)), 'least_classes': int}
-    known = {}
+    kinds: dict[str, type | tuple[type, ...]] = {'best': (str, type(None)), 'least_classes': int}
+    known: dict[str, Any] = {}  # each of the kind of its field
     for field in dataclasses.fields(Metric):
         if field.name not in fields:
             continue

@@ -28,7 +28,7 @@ class PerClass:
 
     def without_images(self) -> list[str]:
         """The names of the classes that have no images."""
-        return [self.names[k] for k in np.flatnonzero(self.num_examples == 0)]
+        return [self.names[k] for k in np.flatnonzero(self.num_examples == 0).tolist()]
 
     def missing(self) -> str:
         """The text of `missing_classes`, '' if every class has images."""
@@ -45,8 +45,9 @@ class PerClass:
 
         Of equal ones it is the class with the most images.
         """
-        scored = np.flatnonzero((self.num_examples > 0) & ~np.isnan(self.scores))
-        if not len(scored):
+        is_scored = (self.num_examples > 0) & ~np.isnan(self.scores)
+        scored = np.flatnonzero(is_scored).tolist()
+        if not scored:
             return None
         k = min(scored, key=lambda k: (self.scores[k], -self.num_examples[k]))
         return _shortened(self.names[k]), float(self.scores[k]), int(self.num_examples[k])

@@ -27,9 +27,9 @@ Scores = Float[np.ndarray, 'queries classes']
 
 def whiten(train: Queries, *others: Queries) -> list[Float[np.ndarray, 'rows features']]:
     """Features in float64, less the mean of the first and divided by its standard deviation."""
-    train, *others = (np.asarray(x, np.float64) for x in (train, *others))
-    mean, std = train.mean(axis=0), train.std(axis=0) + STD_EPSILON
-    return [(x - mean) / std for x in (train, *others)]
+    values = [np.asarray(x, np.float64) for x in (train, *others)]
+    mean, std = values[0].mean(axis=0), values[0].std(axis=0) + STD_EPSILON
+    return [(x - mean) / std for x in values]
 
 
 def least_squares(
@@ -78,8 +78,8 @@ def linear_probe(train: Features, queries: Queries, num_classes: int) -> Scores:
 
     It minimises the mean cross-entropy + PROBE_L2 / 2 |W|^2, the bias being free.
     """
-    x, queries = whiten(train.values, queries)
-    x, labels = jnp.asarray(x, jnp.float32), jnp.asarray(train.labels)
+    whitened, queries = whiten(train.values, queries)
+    x, labels = jnp.asarray(whitened, jnp.float32), jnp.asarray(train.labels)
 
     def objective(params):
         losses = optax.softmax_cross_entropy_with_integer_labels(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from vit_jax.errors import Inapplicable
@@ -35,7 +36,7 @@ class Observed(NamedTuple):
         return self.weights.shape[-1] - math.prod(self.grid)
 
 
-def observer(model: nn.Module) -> Callable[[PyTree, Array], Observed]:
+def observer(model: nn.Module) -> Callable[[PyTree, Array | np.ndarray], Observed]:
     """A function of parameters and prepared images [batch, height, width, 3], without dropout.
 
     The logits are those of the model up to rounding, and every row of the weights sums to one. It
@@ -81,7 +82,7 @@ def apply(
         _, found = attention.apply(
             {'params': pool['attention']}, probes, encoded, return_weights=True
         )
-        weights['pooling'] = found[:, :, 0]
+        weights['pooling'] = found[:, :, 0]  # type: ignore[index]  # an array: no `mutable`
     return logits, weights
 
 

@@ -72,10 +72,11 @@ def gradients(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     found, (logits, weights) = jax.grad(score, has_aux=True)(zeros)
     grid = model.grid(images.shape[1:3])
-    return tuple(
-        Observed(logits, *attention.among_all_tokens(x, grid), grid, model.pool == 'cls')
-        for x in (weights, found)
-    )
+
+    def as_observed(x):
+        return Observed(logits, *attention.among_all_tokens(x, grid), grid, model.pool == 'cls')
+
+    return as_observed(weights), as_observed(found)
 
 
 def relevance(observed: Observed, gradient: Observed) -> Float[Array, 'batch rows columns']:

@@ -57,7 +57,7 @@ def of_head(observed: Observed) -> Float[Array, 'batch heads rows columns']:
 
 
 def most_of_mass(
-    maps: Float[Array, '... rows columns'], share: float = 0.6
+    maps: Float[Array | np.ndarray, '... rows columns'], share: float = 0.6
 ) -> Bool[np.ndarray, '... rows columns']:
     """The fewest patches that have at least `share` of a map's sum (DINO, arXiv 2104.14294)."""
     flat = np.asarray(maps, np.float64).reshape(*maps.shape[:-2], -1)
@@ -85,7 +85,7 @@ def between_patches(
     grid: tuple[int, int], patch: tuple[int, int]
 ) -> Float[np.ndarray, 'patches patches']:
     """Distances of the centres of patches in pixels; their mean is that of uniform attention."""
-    centres = np.stack(np.indices(grid), axis=-1).reshape(-1, 2) * patch
+    centres = np.moveaxis(np.indices(grid), 0, -1).reshape(-1, 2) * patch
     return np.linalg.norm(centres[:, None] - centres, axis=-1)
 
 

@@ -87,8 +87,8 @@ class Subject:
             return None
         rows, columns = self.loaded.module.grid(self.loaded.weights.image_size())
         found = re.fullmatch(r'(\d+),(\d+)', self.choice.query)
-        query = found and tuple(map(int, found.groups()))
-        if not query or query[0] >= rows or query[1] >= columns:
+        query = (int(found[1]), int(found[2])) if found else None
+        if query is None or query[0] >= rows or query[1] >= columns:
             raise UserError(
                 f'--query={self.choice.query}: expected ROW,COLUMN of one of the '
                 f'{rows}x{columns} patches, from 0,0 to {rows - 1},{columns - 1}.'
@@ -108,9 +108,9 @@ class Subject:
         head = self.choice.head
         if layer is None and head is None:
             layer = layers - 1
-        return tuple(
-            range(count) if value is None else [number(f'--{name}', value, count)]
-            for name, value, count in (('layer', layer, layers), ('head', head, heads))
+        return (
+            range(layers) if layer is None else [number('--layer', layer, layers)],
+            range(heads) if head is None else [number('--head', head, heads)],
         )
 
     @functools.cached_property

@@ -96,7 +96,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._say({'config': config.to_dict()} | settings)
+        self._say({'config': config.to_dict(), **settings})
 
     def __enter__(self):
         return self

@@ -71,7 +71,7 @@ def operations(directory: str, steps: int, place_of: Mapping[str, str]) -> list[
         return []
     with gzip.open(files[-1], 'rt') as file:
         events = json.load(file)['traceEvents']
-    seconds = collections.Counter()
+    seconds: dict[str, float] = collections.defaultdict(float)
     for event in events:
         operation = event.get('args', {}).get('hlo_op')
         if operation and operation.startswith('command_buffer'):  # of a GPU: many kernels at once
@@ -79,4 +79,4 @@ def operations(directory: str, steps: int, place_of: Mapping[str, str]) -> list[
         if operation and not CONTAINERS.match(operation):
             place = place_of.get(operation) or re.sub(r'\.\d+$', '', operation)
             seconds[place] += event['dur'] / 1e6 / steps
-    return seconds.most_common()
+    return sorted(seconds.items(), key=lambda item: item[1], reverse=True)

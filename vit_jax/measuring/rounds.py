@@ -43,7 +43,8 @@ def in_turn(
       rounds: in each of them every subject has its turn, another one first each time.
       seconds: about how long a turn takes, at least one step.
     """
-    counts, found = {}, {name: [] for name in subjects}
+    counts = {}
+    found: dict[str, list[float]] = {name: [] for name in subjects}
     for name, run in subjects.items():
         _warm_up(run)
         counts[name] = _steps(run, seconds)

@@ -63,7 +63,7 @@ def training(program: Program, batches=None) -> Workload:
 
     Raises UserError if it does not fit in memory.
     """
-    about = {}
+    about: dict[str, float] = {}
     traced = _timed(about, 'trace', program.trace_train_step)
     lowered = _timed(about, 'lower', traced.lower)
     compiled = _timed(about, 'compile', lowered.compile)
@@ -93,7 +93,7 @@ def inference(program: Program) -> Workload:
                 program.eval_parts,
             ),
         )
-        about = {}
+        about: dict[str, float] = {}
         lowered = logits.lower(params, images)
         compiled = _timed(about, 'compile', lowered.compile)
     about['memory'] = accumulation.bytes_needed(compiled)

@@ -7,6 +7,7 @@ JAX derives.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +28,12 @@ def convolve(
 
     It has no forward-mode derivative (jax.jvp): reverse mode (jax.grad) works to every order.
     """
+    pads: Sequence[tuple[int, int]]
     if isinstance(padding, str):
-        padding = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-    return _convolve(x, kernel, tuple(strides), tuple(map(tuple, padding)))
+        pads = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
+    else:
+        pads = padding
+    return _convolve(x, kernel, tuple(strides), tuple(map(tuple, pads)))
 
 
 def _plain(x, kernel, strides, padding, **dilation):

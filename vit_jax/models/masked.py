@@ -60,7 +60,9 @@ class MaskedPatches(nn.Module):
         [..., numbers] for as many. Patches are drawn with the PRNG key 'corruption'; without it,
         as in evaluation, always the same of each place in a batch.
         """
-        grid, hidden = self.vit.grid(images.shape[1:3]), self.vit.fields.hidden_size
+        height, width = images.shape[1:3]
+        grid = self.vit.grid((height, width))
+        hidden = self.vit.fields.hidden_size
         key = self.make_rng('corruption') if self.has_rng('corruption') else jax.random.key(0)
         drawn = draw(key, len(images), math.prod(grid), self.rate)
         embedding = self.param(
@@ -92,6 +94,7 @@ def build(model: nn.Module, masked: Mapping, preprocess: Mapping) -> MaskedPatch
 
     What pools tokens has no part in it.
     """
+    assert isinstance(model, ViT)  # of a config that `check` has let through
     return MaskedPatches(
         model.clone(pool='none', num_classes=0),
         masked['target'],

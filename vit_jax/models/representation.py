@@ -39,8 +39,9 @@ def of(
         name, ('num_classes', 'representation_size')
     )
     fields = {field.name for field in dataclasses.fields(model)}  # a ResNet has one layer
-    body = model.clone(**{field: 0 for field in head if field in fields})
+    zeros = {field: 0 for field in head if field in fields}
+    body = model.clone(**zeros)  # type: ignore[arg-type]  # none is an argument of clone's own
     if name != 'patch_mean':
-        return body.apply({'params': params}, images)
+        return body.apply({'params': params}, images)  # type: ignore[return-value]  # a tuple only if mutable
     _, outputs = body.apply({'params': params}, images, return_intermediates=True)
     return outputs['encoded'][:, model.prefix :].astype(jnp.float32).mean(axis=1)

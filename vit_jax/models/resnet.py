@@ -304,7 +304,9 @@ class ResNet(nn.Module):
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """(rows, columns) of the last feature map; every halving rounds up, so every size fits."""
-        return tuple(-(-side // stride(len(self.resnet['units']))) for side in image_size)
+        height, width = image_size
+        pixels = stride(len(self.resnet['units']))
+        return -(-height // pixels), -(-width // pixels)
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""

@@ -105,7 +105,8 @@ class ViT(nn.Module):
         images are whole numbers or not a batch.
         """
         check_images(images)
-        grid = self.grid(images.shape[1:3])
+        height, width = images.shape[1:3]
+        grid = self.grid((height, width))
         block = self.fields
         backend = self.backend
         norm = functools.partial(backend.norm, dtype=block.dtype, epsilon=block.layer_norm_epsilon)
@@ -119,10 +120,10 @@ class ViT(nn.Module):
             x = norm(name='stem_norm')(x)
         embedded = x
         x, per_layer = self.encode(x, grid, shared, train, return_intermediates)
-        norm = norm(name='norm')
-        encoded = norm(x)
+        last_norm = norm(name='norm')
+        encoded = last_norm(x)
         if self.norm_after_pool:
-            representation = norm(self.pool_tokens(x))
+            representation = last_norm(self.pool_tokens(x))
         else:
             representation = self.pool_tokens(encoded)
         self.sow('intermediates', 'representation', representation)
@@ -143,7 +144,8 @@ class ViT(nn.Module):
             stride = resnet.stride(len(self.resnet['units']))
             what = f'the feature map (one point for {stride} pixels) of'
         size = tuple(-(-side // stride) for side in image_size)
-        grid = tuple(i // p for i, p in zip(size, patch, strict=True))
+        rows, columns = (i // p for i, p in zip(size, patch, strict=True))
+        grid = (rows, columns)
         partial = any(i % p for i, p in zip(size, patch, strict=True))
         if 0 in grid or (partial and self.partial_patches == 'refuse'):
             nearest = dict.fromkeys(

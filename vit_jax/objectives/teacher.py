@@ -47,7 +47,7 @@ class Teacher:
         """
         size = len(images), *self.image_size, 3
         images = jax.image.resize(images * self.scale + self.offset, size, 'linear')
-        return self.model.apply({'params': params}, images)
+        return self.model.apply({'params': params}, images)  # type: ignore[return-value]  # a tuple only if mutable
 
 
 def load(config: ConfigDict, class_names: Sequence[str] | None = None) -> Teacher | None:
@@ -68,7 +68,8 @@ def load(config: ConfigDict, class_names: Sequence[str] | None = None) -> Teache
         raise UserError(f'teacher.weights: {error}') from error
     if class_names is None:
         loaded = dataclasses.replace(loaded, classes=None)
-    description.check_classes(loaded, class_names or range(config.dataset.num_classes), 'the data')
+    names = class_names or [str(k) for k in range(config.dataset.num_classes)]
+    description.check_classes(loaded, names, 'the data')
     if loaded.loss == 'sigmoid':
         raise UserError(
             f'the teacher {loaded.source} was trained with the loss sigmoid, for which '

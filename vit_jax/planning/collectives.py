@@ -58,7 +58,9 @@ def count(text: str) -> Traffic:
     ValueError when a collective is in a loop that runs an unknown number of times.
     """
     computations, entry = parse(text)
-    sent, calls, seen = Counter(), Counter(), set()
+    sent: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    seen = set()
     for name, times in executions(computations, entry):
         computation = computations[name]
         for x in computation.values():
@@ -80,17 +82,20 @@ def count(text: str) -> Traffic:
                 kind = 'reduce-scatter'
             size = sum(computation[operand].size for operand in x.operands)
             devices = None if kind == 'collective-permute' else group_size(x.attributes)
-            sent[kind] += times * int(SENT[kind](size, devices))
-            calls[kind] += times
+            runs = int(times)  # which is whole
+            sent[kind] += runs * int(SENT[kind](size, devices))
+            calls[kind] += runs
     return Traffic(dict(sent), dict(calls))
 
 
 def parse(text: str) -> tuple[dict[str, Computation], str]:
     """All computations by name, and the name of the one that is the whole program."""
-    computations, entry = {}, ''
+    computations: dict[str, Computation] = {}
+    entry = ''
     for line in text.splitlines():
         if header := HEADER.match(line):
-            computation = computations[header[2]] = {}
+            computation: Computation = {}
+            computations[header[2]] = computation
             entry = header[2] if header[1] else entry
         elif found := INSTRUCTION.match(line):
             root, name, shapes, opcode, operands, attributes = found.groups()
@@ -126,13 +131,13 @@ def trip_count(
     """
     if known := re.search(r'known_trip_count\D*(\d+)', loop.attributes):
         return int(known[1])
-    condition, body = (
-        computations[re.search(rf'{name}=%([\w.\-]+)', loop.attributes)[1]]
-        for name in ('condition', 'body')
-    )
+    condition, body = (computations[_called_as(role, loop)] for role in ('condition', 'body'))
     try:
         less, after = (next(x for x in xs.values() if x.is_root) for xs in (condition, body))
-        index = int(re.match(r', index=(\d+)', condition[less.operands[0]].attributes)[1])
+        counter = re.match(r', index=(\d+)', condition[less.operands[0]].attributes)
+        if counter is None:
+            return math.nan
+        index = int(counter[1])
         add = body[after.operands[index]]
         while add.opcode in SAME_NUMBERS:
             add = body[add.operands[0]]
@@ -141,9 +146,17 @@ def trip_count(
         start = constant(caller[caller[loop.operands[0]].operands[index]], caller)
         length = constant(condition[less.operands[1]], condition)
         step = constant(body[add.operands[1]], body)
-    except (KeyError, TypeError, ValueError):  # it is not such a counter
+    except (KeyError, ValueError):  # it is not such a counter
         return math.nan
     return math.ceil((length - start) / step)
+
+
+def _called_as(role, loop):
+    """The name of the computation that a loop calls as its 'condition' or 'body'."""
+    found = re.search(rf'{role}=%([\w.\-]+)', loop.attributes)
+    if found is None:  # HLO has both of every loop
+        raise ValueError(f'{loop.name} has no {role}')
+    return found[1]
 
 
 def constant(x: Instruction, computation: Computation) -> int:

@@ -44,8 +44,10 @@ def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
         plan |= step.work
         plan |= times(plan, target)
     if search and fits:
-        batch_size, needed = estimate.largest_batch(program, target, step)
-        plan['largest_batch'] = {'batch_size': batch_size, 'needed': needed}
+        largest = estimate.largest_batch(program, target, step)
+        if largest is not None:  # never here: the batch of the program itself fits
+            batch_size, needed = largest
+            plan['largest_batch'] = {'batch_size': batch_size, 'needed': needed}
     elif search:
         plan['helps'] = what_helps(program, target)
     return plan
@@ -73,7 +75,7 @@ def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
 
     Each has change (values by field), needed (bytes), fits, least_seconds (None when unknown).
     """
-    changes = []
+    changes: list[dict[str, int | str]] = []
     if program.mesh.shape['data'] > 1:
         changes.append({'mesh.fsdp': sharding.batch_parts(program.mesh), 'mesh.data': 1})
     if program.config.model.remat_policy != 'nothing_saveable':

@@ -36,9 +36,9 @@ def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
     if not topology and devices in valid:
         return valid[devices]
     near = sorted(valid, key=lambda size: abs(math.log(size / max(devices, 1))))[:4]
-    near = ', '.join(f'{size} ({_topology(valid[size])})' for size in sorted(near))
+    slices = ', '.join(f'{size} ({_topology(valid[size])})' for size in sorted(near))
     if not topology:
-        raise UserError(f'{devices} devices are no slice of {name}. The nearest are: {near}.')
+        raise UserError(f'{devices} devices are no slice of {name}. The nearest are: {slices}.')
     try:
         shape = tuple(int(side) for side in topology.split('x'))
     except ValueError:
@@ -47,7 +47,7 @@ def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
         raise UserError(
             f'--topology={topology} is no slice of {devices} {name} chips: expected '
             f'{chip.dims} numbers with x between them that multiply to --devices. '
-            f'Slices: {near}.'
+            f'Slices: {slices}.'
         )
     return shape
 
@@ -74,7 +74,7 @@ def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
         os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
-    options = {}
+    options: dict[str, str | tuple[int, ...]] = {}
     if name == 'v4':
         options['chip_config_name'] = 'megacore'  # otherwise a device is one of a chip's two cores
     if math.prod(shape) == 1:

@@ -89,10 +89,14 @@ def check_equal_arrays(what: str, tree: PyTree) -> None:
         check_equal(
             what,
             {
-                jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(x))
+                jax.tree_util.keystr(path): _checksum(x)
                 for path, x in jax.tree.leaves_with_path(tree)
             },
         )
+
+
+def _checksum(x):
+    return zlib.crc32(np.ascontiguousarray(x))
 
 
 class SignalVote:

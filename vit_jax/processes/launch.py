@@ -83,7 +83,7 @@ def finish() -> None:
     """Waits for all processes and disconnects them; this one is then a single process again."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
-        _last_words.drop()
+        say_nothing_more()
 
 
 def say_nothing_more() -> None:
@@ -110,18 +110,25 @@ def leave_on_error() -> Iterator[None]:
         else:
             if isinstance(error, Exception):
                 errors.report(error)
-            _last_words.will_be('')
+            if _last_words is not None:
+                _last_words.will_be('')
         if lost or consensus.is_main():  # JAX aborts this one if process 0 is lost: words come last
             time.sleep(GRACE)
-        _last_words.say()
+        if _last_words is not None:
+            _last_words.say()
         logging.shutdown()
-        os._exit(
-            error.code
-            if isinstance(error, SystemExit)
-            else 130
-            if isinstance(error, KeyboardInterrupt)
-            else 1
-        )
+        os._exit(_exit_code(error))
+
+
+def _exit_code(error):
+    """That with which Python ends after the error."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1  # a text says what has failed
 
 
 def refuse_several(program: str, num_processes: int | None = None) -> None:

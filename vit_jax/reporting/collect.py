@@ -58,7 +58,7 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     flat = config_lib.flatten(config)
     metrics_of = descriptions.of_names(workdir, descriptions.names_in(rows), config)
     reference, compared_with = reference_of(workdir, flat)
-    found = {
+    found: dict[str, Any] = {
         'name': os.path.basename(os.path.abspath(workdir)),
         'workdir': workdir,
         'config': flat,
@@ -194,9 +194,11 @@ def summary(
     headline = descriptions.headline(described)
     main = [name for name in described if name.startswith(f'{MAIN}/')]
     evaluations = [row for row in rows if any(name in row for name in main)]
-    scores = metrics.scores(evaluations, headline)
-    best = metrics.best(scores, scores, described[headline]) if scores else None
-    others = {}
+    best = None
+    if headline is not None:
+        scores = metrics.scores(evaluations, headline)
+        best = metrics.best(scores, scores, described[headline])
+    others: dict[str, float] = {}
     for row in rows:
         others |= {name: row[name] for name in described if name in row and name not in main}
     speeds = [*filter(None, metrics.scores(rows, 'train/images_per_sec').values())]

@@ -76,5 +76,5 @@ def describe(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any
 
 def names_of(label: np.ndarray, classes: Sequence[str]) -> str:
     """The class of a label, or all classes of one that has several."""
-    numbers = np.flatnonzero(label) if np.ndim(label) else [int(label)]
+    numbers = np.flatnonzero(label).tolist() if np.ndim(label) else [int(label)]
     return ', '.join(classes[k] for k in numbers) or 'no class'

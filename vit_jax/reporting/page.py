@@ -53,7 +53,7 @@ def of_one(run: Mapping[str, Any]) -> str:
     """The page of a run of collect.run."""
     drawn, specs = _curves({run['name']: run}, len(run['classes']))
     values = {
-        'run': run | {'has_recipe': run['compared_with'] != collect.DEFAULTS},
+        'run': {**run, 'has_recipe': run['compared_with'] != collect.DEFAULTS},
         'cards': cards(run),
         'curves': drawn,
         # Images so small that their pixels are to be seen.
@@ -115,7 +115,7 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     found = [k for k in range(len(columns)) if any(row[k][0] != '' for row in numbers)]
     splits = [run['config']['dataset.eval_split'] for run in runs]
     said = [
-        [note, len(set(splits)) > 1 and f'scored on {split}']
+        [note, f'scored on {split}' if len(set(splits)) > 1 else '']
         for note, split in zip(notes or [''] * len(runs), splits, strict=True)
     ]
     drawn, specs = _curves(

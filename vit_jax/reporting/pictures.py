@@ -23,12 +23,15 @@ def thumbnail(image: UInt8[np.ndarray, 'height width 3'], side: int) -> UInt8[np
 def uri(image: UInt8[np.ndarray, '...']) -> str:
     """A data URI: small, grey and partly opaque pictures without loss, others as JPEG."""
     if image.ndim == 3 and image.shape[2] == 3 and max(image.shape[:2]) > SMALL:
-        options = dict(format='JPEG', quality=85)
+        kind = 'JPEG'
+        options = dict(quality=85)
     elif max(image.shape[:2]) <= MOST_WEBP:
-        options = dict(format='WEBP', lossless=True, exact=True)
+        kind = 'WEBP'
+        options = dict(lossless=True, exact=True)
     else:
-        options = dict(format='PNG')
+        kind = 'PNG'
+        options = {}
     with io.BytesIO() as file:
-        Image.fromarray(image).save(file, **options)
+        Image.fromarray(image).save(file, kind, **options)
         encoded = base64.b64encode(file.getvalue()).decode()
-    return f'data:image/{options["format"].lower()};base64,{encoded}'
+    return f'data:image/{kind.lower()};base64,{encoded}'

@@ -45,7 +45,7 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
         **split.batch_settings(model.weights, mesh, batch_size, model.dataset['files_at_once']),
     )
     thumbnails: dict[int, str] = {}  # as the page has them, which takes less memory
-    loss = model.weights.loss
+    loss = model.weights.loss or 'softmax'
     totals = scoring.totals_in_detail(
         model.module,
         model.params,

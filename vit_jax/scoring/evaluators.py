@@ -99,7 +99,7 @@ def score(
         where = f'{dataset["name"]}, {learned_from},'
         return batched(train, where), batched(test, dataset['eval_split'])
 
-    class_names = ()
+    class_names: tuple[str, ...] = ()
     if loaded.num_classes:
         class_names = tuple(description.class_names(loaded))
     context = Context(
@@ -116,6 +116,7 @@ def score(
     made = registry.build(kind, '--type', context)
     evaluator = context.evaluator(made)
     values = evaluator.run(feeding.replicate(params, mesh), never)
+    assert values is not None  # nothing interrupts it
     described = metric_lib.described(name, evaluator.metrics)
     broken = [path for each in opened for path in split.broken(each.batches)]
     return {

@@ -46,8 +46,8 @@ def score(
     """
     from vit_jax.data import pipeline  # imports TensorFlow
 
-    shots = numbers('--fewshot', shots, fields.whole(1))
-    l2 = numbers('--fewshot_l2', l2, fields.number(least=1e-6, most=1e12))
+    counts = numbers('--fewshot', shots, fields.whole(1))
+    strengths = numbers('--fewshot_l2', l2, fields.number(least=1e-6, most=1e12))
     check_at_least('--fewshot_seeds', seeds, 1)
     representation.check(model, name)
     mesh, subset = split.make_mesh(batch_size), '' if train_split else dataset['subset']
@@ -55,7 +55,7 @@ def score(
     train, test = open_sources(dataset, train_split, subset)
     classes, where = train.class_names, f'{dataset["name"]}, {train_split},'
     if train.labels is not None:  # now, and not after the work
-        fewshot.check_examples(train.labels, classes, shots, where)
+        fewshot.check_examples(train.labels, classes, counts, where)
     settings = split.batch_settings(loaded, mesh, batch_size, dataset['files_at_once'])
     splits = [
         Split(source, pipeline.eval_batches(source, **settings), name_of_split)
@@ -65,17 +65,19 @@ def score(
     devices = split.devices(model, mesh, batch_size, loaded.image_size())
     extract = frozen.extractor(model, name, splits, devices)
     found = extract(feeding.replicate(params, mesh), never)
+    assert found is not None  # nothing interrupts it
+    learned, scored = found
     broken = [path for each in splits for path in split.broken(each.batches)]
-    fewshot.check_examples(found[0].labels, classes, shots, where)
-    rows = list(fewshot.compare(*found, len(classes), shots, seeds, l2))
+    fewshot.check_examples(learned.labels, classes, counts, where)
+    rows = list(fewshot.compare(learned, scored, len(classes), counts, seeds, strengths))
     return {
         'dataset': dataset['name'],
         'train_split': train_split,
         'split': dataset['eval_split'],
         'representation': name,
-        'num_features': found[0].values.shape[1],
-        'num_train': len(found[0].labels),
-        'num_test': len(found[1].labels),
+        'num_features': learned.values.shape[1],
+        'num_train': len(learned.labels),
+        'num_test': len(scored.labels),
         'broken': broken,
         'fewshot': rows,
     }

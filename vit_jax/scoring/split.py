@@ -183,10 +183,9 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
     from vit_jax.data.sources import open_split  # imports TensorFlow
 
     source = open_split(dataset, dataset['eval_split'])
-    if description.names_tell(loaded, source.class_names) and (
-        source.class_names != tuple(loaded.classes)
-    ):
-        source = open_split(dataset, dataset['eval_split'], tuple(loaded.classes))
+    names = tuple(loaded.classes or ())
+    if description.names_tell(loaded, source.class_names) and source.class_names != names:
+        source = open_split(dataset, dataset['eval_split'], names)
     description.check_classes(loaded, source.class_names, dataset['name'])
     return source
 

@@ -118,6 +118,7 @@ def make_room(needed: float) -> None:
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
     """Bytes per device by the compiler: arguments, results not written over them, temporaries."""
     m = compiled.memory_analysis()
+    assert m is not None  # CPU, GPU and TPU have one
     return max(
         consensus.gather(
             m.argument_size_in_bytes

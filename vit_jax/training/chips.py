@@ -52,6 +52,6 @@ def send_rate(chip: Chip, devices: int) -> float | None:
 
     Between nodes a ring passes through all `node` adapters of a node side by side.
     """
-    if chip.node and devices > chip.node:
+    if chip.link is not None and chip.node and devices > chip.node:
         return min(chip.link, chip.node * chip.network)
     return chip.link

@@ -208,7 +208,7 @@ def evaluate(
     begin = time.perf_counter()
     outputs.show(f'evaluating after step {int(state.step)}')
     params = state.params if state.ema_params is None else state.ema_params
-    values = {}
+    values: dict[str, float] | None = {}
     classes = None
     try:
         if metric_lib.MAIN in names:

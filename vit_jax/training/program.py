@@ -63,7 +63,7 @@ class Program:
         for name, frozen in self.objective.frozen.items():
             if 'num_heads' in frozen.fields:
                 sharding.check_model(frozen.fields, mesh, name)
-        self.abstract_constants = ()
+        self.abstract_constants: tuple[PyTree, ...] = ()
         if jax.tree.leaves(shapes):
             self.abstract_constants = (sharding.abstract(shapes, mesh),)
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)

@@ -150,7 +150,9 @@ def with_data(
             '--config.loss.name=sigmoid, or, in a labels.csv of single labels, '
             'file,label as the first row.'
         )
-    values = {f'dataset.{name}': value for name, value in known.items()}
+    values: dict[str, int | tuple[float, ...]] = {
+        f'dataset.{name}': value for name, value in known.items()
+    }
     weights = config.loss.class_weights
     if 'balanced' in weights:
         values['loss.class_weights'] = tuple(

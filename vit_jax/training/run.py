@@ -144,7 +144,7 @@ def resolve(
     eval_data = splits.evaluation
     check_alone()
     data = described_data(train_data, eval_data)
-    if begun:
+    if recorded is not None:
         data_record.require_same(workdir, recorded, config, data)
     else:
         train_data, eval_data = without_broken(
@@ -381,7 +381,8 @@ def without_broken(
     for name, source in splits.items():
         checksum = data[name]['checksum']
         of_cache = name == 'train' and dataset.cache != 'none'  # which decodes all images itself
-        reasons, seen = {}, 0
+        reasons: dict[int, str] = {}
+        seen = 0
         if not of_cache and checksum not in _WHOLE:
             reasons, seen = broken.scan(source, SCAN_SECONDS, share, check)
         candidates = {index for indices in consensus.gather(list(reasons)) for index in indices}
@@ -487,7 +488,8 @@ def _initial_state(run, params):
 
 def parameter_kinds(params: PyTree) -> str:
     """How many parameters there are: in all, and a line for each kind of block."""
-    counts, layers = {}, {}
+    counts: dict[str, int] = {}
+    layers: dict[str, str] = {}
     for path, x in traverse_util.flatten_dict(params).items():
         kind = '/'.join(path[: 2 if path[0] == 'resnet' else 1])
         counts[kind] = counts.get(kind, 0) + x.size

@@ -51,7 +51,14 @@ def read(archive: str | None = None) -> dict[str, bytes]:
     else:
         content = _kept() or _fetch()
     with tarfile.open(fileobj=io.BytesIO(content)) as package:
-        return {name: package.extractfile(member).read() for name, member in FILES.items()}
+        return {name: _content(package, member) for name, member in FILES.items()}
+
+
+def _content(package, member):
+    file = package.extractfile(member)
+    if file is None:  # the checksum is that of a package in which all of FILES are files
+        raise ValueError(f'{member} is no file')
+    return file.read()
 
 
 def kept_at() -> pathlib.Path:

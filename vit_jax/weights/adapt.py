@@ -63,9 +63,9 @@ def adapt(
             old_line, line = ((1, (shape[-3] + 1) // 2) for shape in (was, x.shape))
             array = resize_offsets(array, old_line, line, resize, prefix=0)
         elif resized and of_tokens:
-            _check_grid(name, array, source_grid, grid, prefix)
+            known_grid = _known_grid(name, array, source_grid, grid, prefix)
             of_table = resize_offsets if name.endswith('relative') else _resize_tokens
-            array = of_table(array, source_grid, grid, resize, prefix)
+            array = of_table(array, known_grid, grid, resize, prefix)
         elif resized and name.endswith(('position/row', 'position/column')):
             array = resize_grid(array, x.shape[-3:-1], resize)
         elif resized and of_patches and resize_patches:
@@ -192,8 +192,14 @@ def _resize_centred(offsets, grid, method):
     return resize_grid(offsets, tuple(2 * n - 1 for n in grid), method)
 
 
-def _check_grid(name, array, source_grid, grid, prefix):
-    """Raises UserError if it is not known of which grid the positions are."""
+def _known_grid(
+    name: str,
+    array: np.ndarray,
+    source_grid: tuple[int, int] | None,
+    grid: tuple[int, int],
+    prefix: int,
+) -> tuple[int, int]:
+    """`source_grid`; raises UserError if it is not known of which grid the positions are."""
     if source_grid is None:
         tokens = (array.shape[-3] + 1) // 2 if name.endswith('relative') else array.shape[-2]
         raise UserError(
@@ -203,6 +209,7 @@ def _check_grid(name, array, source_grid, grid, prefix):
             f'{grid[0]}x{grid[1]}. Choose another image_size, or weights that state '
             'theirs.'
         )
+    return source_grid
 
 
 def _resize_tokens(array, source_grid, grid, method, prefix):

@@ -96,7 +96,7 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
 
 def check_images(weights: Weights, images: Images) -> None:
     """Raises UserError for what only looks like prepared images: grey, single, or of 0 to 255."""
-    models.check_images(images)
+    models.check_images(images)  # type: ignore[arg-type]  # reads what NumPy's arrays have, too
     if images.shape[-1] != (channels := weights.channels()):
         raise UserError(
             f'images have shape {images.shape}: expected [batch, height, width, '

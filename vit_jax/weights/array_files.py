@@ -140,16 +140,16 @@ def write(
     arrays = {name: np.asarray(x, order='C') for name, x in sorted(arrays.items())}
     if kind == '.npz':
         with open(path, 'wb') as file:  # or NumPy would add .npz to the name
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
     elif kind == '.safetensors':
-        file = pathlib.Path(path)
-        file.touch()
-        mode = file.stat().st_mode  # of new files here; the library makes its own private
+        new = pathlib.Path(path)
+        new.touch()
+        mode = new.stat().st_mode  # of new files here; the library makes its own private
         try:
             safetensors.numpy.save_file(arrays, path, metadata)
         except safetensors.SafetensorError as error:
             raise OSError(str(error)) from error
-        file.chmod(mode)
+        new.chmod(mode)
     else:
         torch_file.write(path, arrays)
 
@@ -160,7 +160,8 @@ def read_path(path: str) -> Contents:
     Raises UserError as `read` does, and if there is no weights file or there are several.
     """
     directory = path if os.path.isdir(path) else os.path.dirname(path)
-    arrays, metadata = {}, {}
+    arrays: dict[str, np.ndarray] = {}
+    metadata: dict[str, str] = {}
     for file in _files_of_model(path) if os.path.isdir(path) else [path]:
         more, metadata = read(file)
         if both := arrays.keys() & more.keys():

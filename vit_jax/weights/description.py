@@ -219,7 +219,7 @@ def complete_preprocess(loaded: Weights) -> dict:
             ' '.join(f'{name}={defaults[name]}' for name in missing),
             published.hint(loaded) if loaded.layout == 'timm' else '',
         )
-    complete = {name: stated.get(name, default) for name, default in defaults.items()}
+    complete = defaults | {name: value for name, value in stated.items() if name in defaults}
     for name in ('fit', 'resize'):
         check_choice(
             f'preprocess.{name} of {loaded.source}, which --preprocess {name}=VALUE changes,',
@@ -236,15 +236,12 @@ def completed(loaded: Weights) -> Weights:
     Both are as complete_preprocess and class_names give them, with their warnings. A model of other
     images than RGB keeps what it says of images.
     """
-    changes = {}
+    preprocess, classes = loaded.preprocess, loaded.classes
     if loaded.channels() == 3:
-        changes['preprocess'] = {
-            'image_size': loaded.image_size(),
-            **complete_preprocess(loaded),
-        }
+        preprocess = {'image_size': loaded.image_size(), **complete_preprocess(loaded)}
     if loaded.num_classes:
-        changes['classes'] = class_names(loaded)
-    return dataclasses.replace(loaded, **changes)
+        classes = class_names(loaded)
+    return dataclasses.replace(loaded, preprocess=preprocess, classes=classes)
 
 
 def log_other_pixels(weights: Weights, fit: str) -> None:

@@ -67,7 +67,9 @@ class Weights:
                 'not form a square: add --preprocess image_size=HEIGHT,WIDTH of images '
                 'that have as many.'
             )
-        return tuple(n * p for n, p in zip(grid, patch_in_pixels(self.model), strict=True))
+        rows, columns = grid
+        height, width = patch_in_pixels(self.model)
+        return rows * height, columns * width
 
     def stated_grid(self) -> tuple[int, int] | None:
         """(rows, columns) of patches of the image_size in `preprocess`, None if it states none."""
@@ -189,7 +191,7 @@ def templates(
     it is that of `preprocess`.
     """
     module = models.build(model, num_classes, unroll=1)  # which changes no shape
-    _check_sizes(model | {'num_classes': num_classes}, flat)
+    _check_sizes({**model, 'num_classes': num_classes}, flat)
     image_size = (preprocess or {}).get('image_size')
     if patches := _patches(flat, model):
         height, width = patch_in_pixels(model)
@@ -227,7 +229,8 @@ def _check_sizes(fields, flat):
 def patch_in_pixels(model: Mapping) -> tuple[int, int]:
     """(height, width) of what becomes a token, in pixels: of a hybrid, with its ResNet's stride."""
     stride = resnet.stride(len(model['resnet']['units'])) if model['resnet'] else 1
-    return tuple(p * stride for p in as_pair(model['patch_size']))
+    height, width = as_pair(model['patch_size'])
+    return height * stride, width * stride
 
 
 def _channels(flat):

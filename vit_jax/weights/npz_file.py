@@ -39,6 +39,7 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
         if name in members:
             raise UserError(f'it holds two arrays of the name {name}, and one would hide the other')
         members[name] = info, *_read_header(file, info, name)
+    assert file.filename is not None  # it was opened by its path
     limits.check_arrays(
         file.filename,
         ((name, shape, dtype.itemsize) for name, (_, shape, dtype, _) in members.items()),

@@ -130,7 +130,7 @@ def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple
 
 def parameters(found: Found) -> dict[str, np.ndarray]:
     """Our parameters by flat name; heads may still share an axis with their features."""
-    flat = {}
+    flat: dict[str, np.ndarray] = {}
     for entry, array in found:
         count = len(entry.ours)
         pieces = np.array_split(array, count) if array.ndim else [array] * count
@@ -147,7 +147,7 @@ def fit(
     have another shape or are there twice, under two names.
     """
     lines = [f'no place for {name:.100}' for name in unknown]
-    names = {}  # of theirs, by ours
+    names: dict[tuple[str, ...], str] = {}  # of theirs, by ours
     for entry, array in found:
         first = names.setdefault(entry.ours, entry.theirs)
         if first != entry.theirs:

@@ -159,6 +159,7 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
     tensors = {str(name): _checked(x) for name, x in items if isinstance(x, _Tensor)}
     if not tensors:
         raise UserError('it holds no dictionary of tensors: save model.state_dict()')
+    assert file.filename is not None  # it was opened by its path
     limits.check_arrays(
         file.filename,
         ((name, x.shape, STORAGES[x.storage.kind].itemsize) for name, x in tensors.items()),

@@ -42,8 +42,8 @@ def describe(num_images: int, listing: Iterable[tuple[str, str, int]]) -> dict[s
     for _, name, _ in rows:
         order = zlib.crc32(f'{name}\n'.encode(errors='backslashreplace'), order)
     rows.sort(key=operator.itemgetter(1))
-    classes = {}
-    names = {}
+    classes: dict[str, tuple[int, int]] = {}
+    names: dict[str, int] = {}
     for part, name, size in rows:
         count, checksum = classes.get(part, (0, 0))
         line = f'{name}\0{size}\n'.encode(errors='backslashreplace')

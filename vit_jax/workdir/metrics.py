@@ -6,6 +6,7 @@ import logging
 import os
 import zlib
 from collections.abc import Iterable, Mapping
+from typing import TextIO
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.metric import Metric
@@ -30,10 +31,10 @@ class MetricsLog:
     def __init__(self, workdir: str):
         """Has no rows and writes none before `open`."""
         self.path = os.path.join(workdir, FILE)
-        self.rows = []
+        self.rows: list[dict[str, float]] = []
         self._workdir = workdir
         self._crc = 0
-        self._file = None
+        self._file: TextIO | None = None
         self._writer = None
 
     def open(self, start_step: int) -> None:
@@ -183,7 +184,7 @@ def _row(line):
 
 def scores(rows: Iterable[Mapping[str, float]], name: str) -> dict[int, float]:
     """The number of that name by step, of the rows that have it."""
-    return {row['step']: row[name] for row in rows if name in row}
+    return {int(row['step']): row[name] for row in rows if name in row}
 
 
 def last_accuracy(workdir: str) -> float:

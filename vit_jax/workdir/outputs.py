@@ -77,7 +77,8 @@ class Outputs:
         # Of the last evaluation, as log_evaluation takes them.
         self._missing = self._worst = ''
         self._line = LiveLine()
-        self._started = None  # (step, time) at which the first step of this start began
+        # (step, time) at which the first step of this start began
+        self._started: tuple[int, float] | None = None
         self._evaluation_seconds = 0.0
         self._has_estimate = False
         self._has_warned_of_data = False
@@ -120,6 +121,7 @@ class Outputs:
 
     def wait_for_first_step(self, seconds: float) -> None:
         """Shows for how long the first step has been computed."""
+        assert self._started is not None  # begin_first_step has set it
         step = self._started[0]
         done = f'{step}/{self._num_steps} {step / self._num_steps:.0%}'
         self.show(f'{done}  waiting for the first step, {seconds:.0f} s')
@@ -166,14 +168,14 @@ class Outputs:
         The loss is the mean over all steps since then, whatever interrupted them.
         """
         self._take(step, values)  # waits for the step, so that the time is right
-        values = {name: float(value) for name, value in values.items()}
-        values |= {'loss': self._sum / self._steps} | self.meter.report(step)
+        row = {name: float(value) for name, value in values.items()}
+        row |= {'loss': self._sum / self._steps} | self.meter.report(step)
         self._sum, self._steps = 0.0, 0
-        self._write(step, {f'train/{name}': value for name, value in values.items()})
+        self._write(step, {f'train/{name}': value for name, value in row.items()})
         log.log(
             logging.DEBUG if self._line.shown else logging.INFO,
             '%s',
-            progress.describe(step, self._num_steps, values),
+            progress.describe(step, self._num_steps, row),
         )
 
     def _write(self, step, values):
@@ -214,7 +216,7 @@ class Outputs:
                 self._workdir,
                 self._num_classes,
                 progress.taken(self._metrics.rows, self.meter.batch_size),
-                descriptions.read(self._workdir) | self._described,
+                {**descriptions.read(self._workdir), **self._described},
             )
         log.info('step %d/%d  %s in %.1f s', step, self._num_steps, self._line_of(values), seconds)
 
@@ -339,6 +341,7 @@ class Outputs:
             log.info('%s', self._outcome(step))
             self._trackers.close(complete=True)
             return
+        assert received is not None  # a run that is not complete ends by a signal alone
         saved = 'and saved' if last == step else 'before there was anything to save'
         log.warning(
             'stopped by %s after step %d of %d %s. To continue, run the same command again.',

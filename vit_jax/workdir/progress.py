@@ -106,7 +106,7 @@ def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
         speed = row.get('train/images_per_sec', 0.0)
         if math.isfinite(speed) and speed > 1e-9:
             seconds += (row['step'] - step) * batch_size / speed
-            step = row['step']
+            step = int(row['step'])
     return seconds
 
 

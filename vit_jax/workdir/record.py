@@ -236,7 +236,7 @@ def _other_class(number, was, now):
     )
 
 
-def write(workdir: str, config: Mapping, class_names: Sequence[str]) -> None:
+def write(workdir: str, config: ConfigDict, class_names: Sequence[str]) -> None:
     """Writes class names and config, on process 0 only."""
     if consensus.is_main():
         write_json(os.path.join(workdir, CLASSES), list(class_names))

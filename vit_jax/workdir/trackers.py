@@ -83,7 +83,7 @@ class Trackers:
 
     def __init__(self, names: Sequence[str], workdir: str, config: Mapping[str, Any]):
         """Begins or continues a run of each; UserError where one cannot. `config` is complete."""
-        self._runs = {}
+        self._runs: dict[str, _Wandb | _Mlflow] = {}
         if names:
             consensus.from_main(lambda: self._begin(names, workdir, config))
 

@@ -23,6 +23,7 @@ from vit_jax.models.backends.layers import (
     feature_axes,
     leading_axes,
     patch_parameters,
+    patch_sides,
 )
 
 ROWS = 8  # of ones: a product with fewer is computed vector by vector, ten times as slowly
@@ -50,7 +51,7 @@ class Patches(nn.Conv):
     def __call__(
         self, images: Float[Array, 'batch height width channels']
     ) -> Float[Array, 'batch rows columns features']:
-        x = cut_into_patches(images, self.kernel_size, self.dtype)
+        x = cut_into_patches(images, patch_sides(self), self.dtype)
         kernel, bias = patch_parameters(self, images.shape[-1])
         return product('abcw,wm->abcm', x, kernel, bias)
 
@@ -59,7 +60,9 @@ class LayerNorm(nn.LayerNorm):
     """nn.LayerNorm over the last axis, in float32, with the same parameters."""
 
     @nn.compact
-    def __call__(self, x: Float[Array, '*batch hidden']) -> Float[Array, '*batch hidden']:
+    def __call__(  # type: ignore[override]  # it takes no mask
+        self, x: Float[Array, '*batch hidden']
+    ) -> Float[Array, '*batch hidden']:
         normalise = nn.LayerNorm(
             epsilon=self.epsilon, use_scale=False, use_bias=False, dtype=jnp.float32
         )

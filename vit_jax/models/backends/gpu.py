@@ -22,6 +22,7 @@ from vit_jax.models.backends.layers import (
     dense_parameters,
     leading_axes,
     patch_parameters,
+    patch_sides,
 )
 
 # Of XLA: products by cuBLAS alone, which adds up what follows, too, and one for each linear layer.
@@ -57,7 +58,7 @@ class DenseOfShifted(nn.DenseGeneral):
     """Dense of an input to every token of which a shift is still to be added."""
 
     @nn.compact
-    def __call__(
+    def __call__(  # type: ignore[override]  # it takes a shift besides
         self, x: Float[Array, 'batch tokens ...'], shift: Float[Array, '...']
     ) -> Float[Array, 'batch tokens ...']:
         """Dense of x + shift; `shift` has the shape of one token of x."""
@@ -87,7 +88,7 @@ class Patches(nn.Conv):
     def __call__(
         self, images: Float[Array, 'batch height width channels']
     ) -> Float[Array, 'batch rows columns features']:
-        x = cut_into_patches(images, self.kernel_size, self.dtype)
+        x = cut_into_patches(images, patch_sides(self), self.dtype)
         kernel, bias = patch_parameters(self, images.shape[-1])
         # No product of matrices: XLA would lay out all that follows with the images side by side.
         y = jax.lax.conv_general_dilated(

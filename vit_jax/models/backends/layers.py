@@ -53,12 +53,19 @@ def cut_into_patches(
     return x.swapaxes(2, 3).reshape(-1, rows, columns, height * width * channels)
 
 
+def patch_sides(layer: nn.Conv) -> tuple[int, int]:
+    """(height, width) of the patches of a layer."""
+    assert not isinstance(layer.kernel_size, int)  # models give two sides
+    height, width = layer.kernel_size
+    return height, width
+
+
 def patch_parameters(layer: nn.Conv, channels: int):
     """(kernel [numbers of a patch, features], bias or None) of a convolution over patches.
 
     Created as nn.Conv creates them; `layer` is inside of its compact __call__.
     """
-    height, width = layer.kernel_size
+    height, width = patch_sides(layer)
     shape = (height, width, channels, layer.features)
     kernel = layer.param('kernel', layer.kernel_init, shape, layer.param_dtype)
     bias = None

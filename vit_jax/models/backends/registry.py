@@ -6,12 +6,13 @@ linear_kernel=gpu, which random numbers dropout draws.
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from vit_jax.models.attention import Attention
 from vit_jax.models.backends import cpu, gpu, gpu_dropout, xla
@@ -45,8 +46,18 @@ LINEAR = {
         compiler_options=gpu.compiler_options,
     ),
 }
+
+
+class AttentionFields(TypedDict, total=False):
+    """The fields of a Backend that say how attention is computed."""
+
+    attend: Callable[..., Array]
+    padding: Callable[[int], int]
+    unfit: Callable[[Mapping[str, Any]], list[str]]
+
+
 # By model.attention_kernel: what replaces fields of these.
-ATTENTION = {
+ATTENTION: dict[str, AttentionFields] = {
     'auto': {},
     'xla': {},
     'cpu': {'attend': cpu.attend},

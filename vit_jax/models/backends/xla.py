@@ -2,15 +2,16 @@
 
 import functools
 from collections.abc import Callable
+from typing import TypedDict
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from vit_jax.models.convolution import convolve
 
-GELU = {
+GELU: dict[str, Callable[[Array], Array]] = {
     'tanh': functools.partial(nn.gelu, approximate=True),  # Google's code
     'erf': functools.partial(nn.gelu, approximate=False),  # timm and Hugging Face
     'quick': lambda x: x * nn.sigmoid(1.702 * x),  # OpenAI's CLIP
@@ -36,7 +37,14 @@ def attend(query: Array, key: Array, value: Array, bias: Array | None, tokens: i
     )
 
 
-def lengths(query: Array, key: Array, tokens: int) -> dict[str, Array]:
+class Lengths(TypedDict, total=False):
+    """Arguments of jax.nn.dot_product_attention; without them all tokens count."""
+
+    query_seq_lengths: Int[Array, ' batch']
+    key_value_seq_lengths: Int[Array, ' batch']
+
+
+def lengths(query: Array, key: Array, tokens: int) -> Lengths:
     """Arguments of jax.nn.dot_product_attention that hide the keys after the first `tokens`."""
     if key.shape[1] == tokens:
         return {}

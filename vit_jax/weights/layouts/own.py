@@ -42,11 +42,11 @@ def _schema(fields):
     )
 
 
-class _Resnet(_schema(variants.bit_resnet(()))):
+class _Resnet(_schema(variants.bit_resnet(()))):  # type: ignore[misc]  # made of the defaults
     units: Annotated[list[Layers], Meta(max_length=8)] = []
 
 
-class _Model(_schema(models.fields('b16'))):
+class _Model(_schema(models.fields('b16'))):  # type: ignore[misc]  # made of the defaults
     resnet: _Resnet | None = None
 
 
@@ -81,7 +81,7 @@ def from_run(workdir: str, step: int | None) -> Weights:
 
     Raises UserError if no checkpoint can be read, or not the files that belong to it.
     """
-    config, classes = record.read(workdir)
+    config, class_names = record.read(workdir)
     from vit_jax.workdir import saved_params  # here, because Orbax is slow to import
 
     params, step = saved_params.load_params(workdir, step)
@@ -92,6 +92,7 @@ def from_run(workdir: str, step: int | None) -> Weights:
     )
     preprocess = {'image_size': config['image_size'], **_OLDER, **config['preprocess']}
     num_classes = config['dataset']['num_classes']
+    classes: list[str] | None = class_names
     if config.get('masked', {}).get('target', 'none') != 'none':  # which has no head
         params, num_classes, classes = params['vit'], 0, None
     return Weights(
