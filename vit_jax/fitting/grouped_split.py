@@ -14,6 +14,7 @@ def cut(
     targets: Bool[np.ndarray, 'images classes'],
     groups: Int[np.ndarray, ' images'],
     shares: Sequence[float],
+    at_least: int = 0,
     seed: int = 0,
 ) -> Int[np.ndarray, ' images']:
     """The part of each image.
@@ -22,6 +23,8 @@ def cut(
       targets: whether an image shows a class. An image may show several.
       groups: images with equal numbers stay together.
       shares: of the images that each part is to have; they sum to one.
+      at_least: images of each class that every part after the first is to have, where the class
+        has enough for all parts.
       seed: decides between parts that need a group equally.
 
     Returns:
@@ -34,6 +37,9 @@ def cut(
     np.add.at(counts, group_of_image, targets.astype(np.int64))
     sizes = np.bincount(group_of_image)
     wanted = np.outer(shares, targets.sum(axis=0)).astype(np.float64)
+    has_enough = targets.sum(axis=0) >= len(shares) * at_least
+    wanted[1:] = np.where(has_enough, np.maximum(wanted[1:], at_least), wanted[1:])
+    wanted[0] = targets.sum(axis=0) - wanted[1:].sum(axis=0)
     wanted_images = np.asarray(shares) * len(targets)
     part_of_group = np.full(len(names), -1)
     for group in _order(counts, sizes, generator):

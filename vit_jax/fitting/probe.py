@@ -151,5 +151,3 @@ def with_head(
         classes=tuple(class_names),
         loss='sigmoid' if multi_label else 'softmax',
     )
-
-

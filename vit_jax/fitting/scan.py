@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 8  # files: decoding releases Python's lock, and disks answer several at once
 _REPORT_EVERY = 10.0  # seconds between two lines of progress
-_UNEQUAL = 3.0  # the largest class compared with the smallest one
+UNEQUAL = 3.0  # the largest class compared with the smallest one
 
 
 class Photo(NamedTuple):
@@ -86,7 +86,7 @@ class Summary(NamedTuple):
 
     def is_unequal(self) -> bool:
         """Whether training should show the rare classes more often."""
-        return self.imbalance() >= _UNEQUAL
+        return self.imbalance() >= UNEQUAL
 
     def as_json(self) -> dict[str, Any]:
         """The numbers by name, for a JSON file."""

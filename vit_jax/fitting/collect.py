@@ -1,0 +1,179 @@
+"""The photos that `fit` is given, whatever they come as, with their labels and splits."""
+
+import logging
+import os
+from typing import NamedTuple
+
+from vit_jax.data import folders, photo_table, sources
+from vit_jax.data.photo_table import Row
+from vit_jax.data.source import Source, has_local_files
+from vit_jax.errors import UserError, counted
+from vit_jax.files import written_whole
+
+log = logging.getLogger(__name__)
+
+TRAIN, VALIDATION, TEST = 'train', 'val', 'test'
+SPLITS = (TRAIN, VALIDATION, TEST)
+# Other names of splits, as folders and tables have them.
+_OTHER_NAMES = {
+    'training': TRAIN,
+    'valid': VALIDATION,
+    'validation': VALIDATION,
+    'eval': VALIDATION,
+    'evaluation': VALIDATION,
+    'dev': VALIDATION,
+    'testing': TEST,
+}
+_MOST_SAVED = 200_000  # images of a set without files
+
+
+class Collection(NamedTuple):
+    """All photos.
+
+    Attributes:
+      rows: each with a split of SPLITS, or '' for a photo that may go into any.
+      multi_label: whether a photo may have several labels.
+      class_names: in the order of their numbers.
+    """
+
+    rows: list[Row]
+    multi_label: bool
+    class_names: tuple[str, ...]
+
+    def splits(self) -> list[str]:
+        """The splits that have photos, in the order of SPLITS."""
+        present = {row.split for row in self.rows}
+        return [split for split in SPLITS if split in present]
+
+
+def collect(name: str, folder: str) -> Collection:
+    """Find the photos of a table, a directory, or any other data set.
+
+    Args:
+      name: a table of photos (FILE.csv), a directory of CLASS/photo or SPLIT/CLASS/photo files,
+        'digits', or the name of a TFDS data set.
+      folder: where the images of a data set without files are written.
+
+    Raises:
+      UserError: if there are no photos, fewer than two classes, or something cannot be read.
+    """
+    is_table = photo_table.is_table(name)
+    found = _of_table(name) if is_table else _of_source(name, folder)
+    if len(found.class_names) < 2 and not found.multi_label:
+        raise UserError(
+            f'{name} has one class, {found.class_names[0]!r}: expected two or more. A classifier '
+            'tells classes apart: add a folder with photos of something else.',
+            kind='content',
+            file=name,
+            value=list(found.class_names),
+        )
+    return found
+
+
+def _of_table(path):
+    table = photo_table.read(path)
+    rows = [row._replace(split=_canonical(row.split, path)) for row in table.rows]
+    return Collection(rows, table.multi_label, table.class_names())
+
+
+def _canonical(split, path):
+    """The name of a split in SPLITS; '' stays."""
+    name = split.lower()
+    name = _OTHER_NAMES.get(name, name)
+    if name not in ('', *SPLITS):
+        raise UserError(
+            f'{path} has the split {split!r}: expected {", ".join(SPLITS)}, or no split.',
+            kind='choice',
+            file=path,
+            value=split,
+        )
+    return name
+
+
+def _of_source(name, folder):
+    rows: list[Row] = []
+    class_names = None
+    multi_label = False
+    for split in _splits_of(name):
+        source = sources.open_source(name, split, class_names=class_names)
+        class_names = source.class_names
+        multi_label = source.multi_label
+        rows += _rows_of(source, _canonical(split, name), folder)
+    assert class_names is not None  # there is at least one split
+    if _is_flat(name):
+        rows = [row._replace(split='') for row in rows]
+    return Collection(rows, multi_label, tuple(class_names))
+
+
+def _splits_of(name):
+    """The splits that a data set has."""
+    if name == 'digits':
+        return ['train', 'test']
+    root = os.path.expanduser(name)
+    if os.path.isdir(root):
+        known = {TRAIN, VALIDATION, TEST, *_OTHER_NAMES}
+        found = [folder for folder in folders.subfolders(root) if folder.lower() in known]
+        return found or ['train']
+    from vit_jax.data import tfds_source  # imports TFDS
+
+    return tfds_source.split_names(name)
+
+
+def _is_flat(name):
+    """Whether a directory has class folders and no folders of splits."""
+    root = os.path.expanduser(name)
+    return (
+        os.path.isdir(root)
+        and _splits_of(name) == ['train']
+        and not os.path.isdir(os.path.join(root, 'train'))
+    )
+
+
+def _rows_of(source: Source, split: str, folder: str) -> list[Row]:
+    if has_local_files(source):
+        files = [os.path.abspath(source.name_of(k)) for k in range(source.num_examples)]
+    else:
+        files = _saved(source, os.path.join(folder, split))
+    return [
+        Row(file, labels, split) for file, labels in zip(files, _labels_of(source), strict=True)
+    ]
+
+
+def _labels_of(source: Source) -> list[tuple[str, ...]]:
+    """The names of the classes of each image."""
+    names = source.class_names
+    if source.label_lists is not None:
+        return [tuple(names[k] for k in labels) for labels in source.label_lists]
+    if source.labels is not None:
+        return [(names[k],) for k in source.labels.tolist()]
+    raise UserError(
+        'This data set tells the labels of its images only while it is read. Write its images '
+        'to folders DIR/SPLIT/CLASS, and name DIR.',
+        kind='inapplicable',
+    )
+
+
+def _saved(source: Source, folder: str) -> list[str]:
+    """Write the images of a source that has no files, and return their paths."""
+    from vit_jax.data.host_tensorflow import tf  # imports TensorFlow
+
+    if source.pieces is not None or source.num_examples > _MOST_SAVED:
+        raise UserError(
+            f'This data set has {source.num_examples} images in large files. Write them to '
+            'folders DIR/SPLIT/CLASS, and name DIR.',
+            kind='inapplicable',
+        )
+    os.makedirs(folder, exist_ok=True)
+    items = source.fetch(tf.range(source.num_examples, dtype=tf.int64))
+    paths = []
+    for index in range(source.num_examples):
+        encoded, _ = source.load({name: column[index] for name, column in items.items()})
+        data = encoded.numpy()
+        ending = '.jpg' if data[:2] == b'\xff\xd8' else '.png'
+        path = os.path.join(folder, f'{index:06d}{ending}')
+        if not os.path.isfile(path):
+            with written_whole(path) as temporary, open(temporary, 'wb') as file:
+                file.write(data)
+        paths.append(os.path.abspath(path))
+    log.info('Wrote %s to %s', counted(len(paths), 'image'), folder)
+    return paths

@@ -1,0 +1,490 @@
+"""The stages of a fit, one after another; each is recorded, and a resumed fit skips it."""
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import weights as weights_lib
+from vit_jax.data import photo_table
+from vit_jax.data.photo_table import Row
+from vit_jax.data.stratify import stratified_order
+from vit_jax.errors import UserError, counted
+from vit_jax.evaluators import temperature
+from vit_jax.files import written_whole
+from vit_jax.fitting import (
+    budget,
+    calibrated,
+    duplicates,
+    grouped_split,
+    outcome,
+    parts,
+    probe,
+    scan,
+    suspects,
+    tries,
+)
+from vit_jax.fitting.collect import TEST, TRAIN, VALIDATION, Collection, collect
+from vit_jax.fitting.extraction import Extractor, logits_of
+from vit_jax.fitting.record import Record
+from vit_jax.fitting.tries import Score, Setup
+from vit_jax.workdir import log_file
+
+log = logging.getLogger(__name__)
+
+TABLE, FEATURES, PROBE, MODEL = (
+    'photos.csv',
+    'features.npz',
+    'probe.safetensors',
+    'model.safetensors',
+)
+SUSPECTS = 'suspects.csv'
+LAYOUT = 'vit_jax'
+_FIRST_MODEL_AFTER = 40.0  # seconds from the start of the process
+_FIRST_STRENGTH = 1e-2  # of the penalty of that model, which no held-out photos choose
+_SHARE_OF_FEATURES = 0.3  # of the time, which a large set may take
+_BATCH = 32  # photos whose features are computed together
+_RESERVED = 0.1  # of the time, for the scores at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the command asks for.
+
+    Attributes:
+      data: a directory, a table of photos or a data set.
+      pretrained: weights of any layout.
+      minutes: how long it may take.
+      seed: of the cuts and of all runs.
+    """
+
+    data: str
+    pretrained: str
+    minutes: float
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The photos with their splits, and the frozen features of those that were computed.
+
+    Attributes:
+      rows: good photos, each with a split.
+      class_names: in the order of their numbers.
+      multi_label: whether photos may have several labels.
+      targets: [images, classes], whether a photo shows a class.
+      features: [images, features], frozen; rows that were not computed are not finite.
+      groups: [images], equal for photos that show the same thing.
+      balanced: whether classes are so unequal that rare ones are shown more often.
+      side: the median of the photos' shorter sides in pixels.
+    """
+
+    rows: list[Row]
+    class_names: tuple[str, ...]
+    multi_label: bool
+    targets: np.ndarray
+    features: np.ndarray
+    groups: np.ndarray
+    balanced: bool
+    side: int
+
+    def part(self, split: str, with_features: bool = False) -> np.ndarray:
+        """The indices of the photos of a split, only those with features if asked."""
+        inside = np.array([row.split == split for row in self.rows])
+        if with_features:
+            inside &= np.isfinite(self.features[:, 0])
+        return np.flatnonzero(inside)
+
+    def files(self, indices: np.ndarray) -> list[str]:
+        """The paths of photos."""
+        return [self.rows[k].file for k in indices.tolist()]
+
+
+def run(
+    settings: Settings, folder: str, recipe: Callable[[str], ConfigDict], started: float
+) -> int:
+    """Fit a classifier, or resume a fit.
+
+    Args:
+      settings: what is asked for.
+      folder: for everything that is written.
+      recipe: gives the config of tries.RECIPE for an argument.
+      started: time.monotonic() at the start of the process.
+
+    Returns:
+      0, or the exit code after a signal.
+
+    Raises:
+      UserError: if the data, the weights or the folder cannot be used.
+    """
+    os.makedirs(folder, exist_ok=True)
+    record = Record(folder, dataclasses.asdict(settings))
+    log_file.log_to(folder)
+    end = started + 60 * settings.minutes
+    pretrained = weights_lib.load(settings.pretrained)
+    data = _prepared(settings, folder, record, pretrained, started)
+    probe_score = _probe(folder, record, data, pretrained)
+    probed = weights_lib.load(os.path.join(folder, PROBE))
+    setup = _setup(settings, folder, data, probed, recipe)
+    plan = _plan(record, setup, data, probed, end - time.monotonic())
+    code, best = _train_all(folder, record, setup, plan, data, probe_score)
+    if code:
+        return code
+    _conclude(folder, record, data, best)
+    return 0
+
+
+def _prepared(settings, folder, record, pretrained, started) -> Data:
+    """The photos, scanned, with features and splits."""
+    if not record.has('scan'):
+        found = collect(settings.data, os.path.join(folder, 'photos'))
+        photos, summary = _scanned(found)
+        record.write('scan', summary.as_json() | {'class_names': list(found.class_names)})
+        features = _features(settings, folder, pretrained, photos, started)
+        rows = _cut(settings, record, photos, features)
+        photo_table.write(os.path.join(folder, TABLE), rows, photos.multi_label)
+    elif not os.path.exists(os.path.join(folder, TABLE)):
+        del record.entries['scan']  # it was stopped between the scan and the table
+        return _prepared(settings, folder, record, pretrained, started)
+    table = photo_table.read(os.path.join(folder, TABLE))
+    rows = list(table.rows)
+    class_names = tuple(record['scan']['class_names'])
+    return Data(
+        rows=rows,
+        class_names=class_names,
+        multi_label=table.multi_label,
+        targets=parts.targets_of(rows, class_names),
+        features=_read_features(folder),
+        groups=np.array([int(row.group) for row in rows]),
+        balanced=record['scan']['imbalance'] >= scan.UNEQUAL,
+        side=record['scan']['sides'][1],
+    )
+
+
+def _scanned(found: Collection) -> tuple[Collection, scan.Summary]:
+    """The good photos, and what the scan has found."""
+    looked_at = scan.scan([row.file for row in found.rows])
+    good = [
+        row._replace(group=row.group)
+        for row, photo in zip(found.rows, looked_at, strict=True)
+        if not photo.problem
+    ]
+    if not good:
+        first = looked_at[0]
+        raise UserError(
+            f'None of the {len(looked_at)} photos can be read; the first is {first.file}: '
+            f'{first.problem}. Expected image files, for example JPEG or PNG.',
+            kind='content',
+            file=first.file,
+        )
+    labels = {row.file: row.labels for row in found.rows}
+    summary = scan.summarise(looked_at, labels)
+    scan.report(summary)
+    checksums = {photo.file: photo.checksum for photo in looked_at}
+    return found._replace(rows=_with_copies_grouped(good, checksums)), summary
+
+
+def _with_copies_grouped(rows, checksums):
+    """Rows whose `group` is a number: equal files, and photos of one named group, share it."""
+    pairs = duplicates.equal_pairs([checksums[row.file] for row in rows])
+    if pairs:
+        log.warning('%s are copies of another photo', counted(len(pairs), 'photo'))
+    pairs += duplicates.pairs_of_names([row.group for row in rows])
+    groups = duplicates.groups_of_pairs(len(rows), pairs)
+    return [row._replace(group=str(group)) for row, group in zip(rows, groups, strict=True)]
+
+
+def _features(settings, folder, pretrained, photos, started):
+    """The frozen features of the photos; not finite for those that there was no time for.
+
+    After _FIRST_MODEL_AFTER seconds, a first model is made of the features that there are.
+    """
+    rows = photos.rows
+    targets = parts.targets_of(rows, photos.class_names)
+    order = stratified_order(targets.argmax(axis=1))
+    extract = Extractor(pretrained, min(_BATCH, len(rows)))
+    deadline = started + 60 * settings.minutes * _SHARE_OF_FEATURES
+    log.info('Computing the features of %s', counted(len(rows), 'photo'))
+    features = np.zeros((0, 0), np.float32)
+    done = 0
+    has_model = os.path.exists(os.path.join(folder, MODEL))
+    for batch in extract.batches([rows[k].file for k in order]):
+        if not features.size:
+            features = np.full((len(rows), batch.shape[1]), np.nan, np.float32)
+        features[order[done : done + len(batch)]] = batch
+        done += len(batch)
+        now = time.monotonic()
+        if not has_model and now - started > _FIRST_MODEL_AFTER:
+            _first_model(folder, pretrained, photos, features, targets)
+            has_model = True
+        if now > deadline and done >= 2 * targets.shape[1]:
+            log.warning(
+                'There is time for the features of %d of %d photos: near duplicates and suspects '
+                'are found among these alone. More --minutes find more.',
+                done,
+                len(rows),
+            )
+            break
+    with written_whole(os.path.join(folder, FEATURES)) as temporary, open(temporary, 'wb') as file:
+        np.savez(file, features=features)
+    return features
+
+
+def _read_features(folder):
+    with np.load(os.path.join(folder, FEATURES)) as arrays:
+        return arrays['features']
+
+
+def _first_model(folder, pretrained, photos, features, targets):
+    known = np.isfinite(features[:, 0])
+    head = probe.fit(features[known], targets[known], _FIRST_STRENGTH, photos.multi_label)
+    model = probe.with_head(pretrained, head, photos.class_names, photos.multi_label)
+    weights_lib.save(model, os.path.join(folder, MODEL), LAYOUT)
+    log.info(
+        'Wrote a first model, trained on the features of %s: %s',
+        counted(known.sum(), 'photo'),
+        os.path.join(folder, MODEL),
+    )
+
+
+def _cut(settings, record, photos, features):
+    """The rows with splits; near duplicates stay together, or are reported across splits."""
+    known = np.flatnonzero(np.isfinite(features[:, 0]))
+    found = duplicates.near_pairs(features[known])
+    pairs = [(int(known[i]), int(known[j]), similarity) for i, j, similarity in found]
+    same_group = duplicates.pairs_of_names([row.group for row in photos.rows])
+    groups = duplicates.groups_of_pairs(
+        len(photos.rows), [*same_group, *((i, j) for i, j, _ in pairs)]
+    )
+    rows = parts.with_splits(photos, groups, settings.seed)
+    rows = [row._replace(group=str(group)) for row, group in zip(rows, groups, strict=True)]
+    copies = [(i, j, 1.0) for i, j in same_group]
+    across = parts.check_groups(rows, [*copies, *pairs])
+    record.write('duplicates', {'pairs': len(pairs), 'across_splits': across})
+    return rows
+
+
+def _probe(folder, record, data, pretrained) -> Score:
+    """The linear probe: written as a model, and scored on the validation split."""
+    if not record.has('probe'):
+        train, held_out = (data.part(split, True) for split in (TRAIN, VALIDATION))
+        head, strength = probe.choose(
+            (data.features[train], data.targets[train]),
+            (data.features[held_out], data.targets[held_out]),
+            data.multi_label,
+            data.balanced,
+        )
+        model = probe.with_head(pretrained, head, data.class_names, data.multi_label)
+        weights_lib.save(model, os.path.join(folder, PROBE), LAYOUT)
+        weights_lib.save(model, os.path.join(folder, MODEL), LAYOUT)
+        logits = head.logits(data.features[held_out])
+        score = score_of_logits(logits, data.targets[held_out], data.multi_label)
+        log.info(
+            'A linear probe of the frozen features has %.2f %% on %s: %s',
+            100 * score.accuracy,
+            VALIDATION,
+            os.path.join(folder, MODEL),
+        )
+        record.write('probe', {'score': score, 'strength': strength})
+    return Score(*record['probe']['score'])
+
+
+def score_of_logits(logits: np.ndarray, targets: np.ndarray, multi_label: bool) -> Score:
+    """The score of logits [images, classes] on photos with these targets."""
+    if multi_label:
+        from vit_jax.evaluators import average_precision
+
+        precision = average_precision.by_class(logits.astype(np.float32), targets)
+        loss = temperature.cross_entropy(logits, targets.astype(np.float64))
+        return Score(float(np.nanmean(precision)), loss)
+    labels = targets.argmax(axis=1)
+    accuracy = float((logits.argmax(axis=1) == labels).mean())
+    return Score(accuracy, temperature.cross_entropy(logits, labels))
+
+
+def _setup(settings, folder, data, probed, recipe) -> Setup:
+    argument = tries.recipe_argument(probed)
+    return Setup(
+        recipe=recipe(argument),
+        recipe_argument=argument,
+        weights=os.path.abspath(os.path.join(folder, PROBE)),
+        model=probed.model,
+        table=os.path.abspath(os.path.join(folder, TABLE)),
+        multi_label=data.multi_label,
+        balanced=data.balanced,
+        seed=settings.seed,
+    )
+
+
+def _plan(record, setup, data, probed, seconds) -> budget.Plan:
+    """What is trained; the plan of a resumed fit stays."""
+    if not record.has('plan'):
+        num_train = len(data.part(TRAIN))
+        batch_size = budget.batch_size_for(num_train, jax.default_backend())
+        changes = tries.fields(
+            setup, probed.image_size(), batch_size, 100, budget.RATES[0], 10, False
+        )
+        changes |= {'dataset.num_examples': num_train, 'pretrained': '', 'transfer.take': ()}
+        changes |= {'dataset.num_classes': len(data.class_names), 'transfer.keep_head': False}
+        config = _changed(setup.recipe, changes)
+        plan = budget.make_plan(config, seconds * (1 - _RESERVED), num_train, data.side)
+        record.write('plan', plan.as_json())
+    plan = budget.from_json(record['plan'])
+    _report_plan(plan, len(data.part(TRAIN)))
+    return plan
+
+
+def _changed(config: ConfigDict, changes: dict[str, Any]) -> ConfigDict:
+    from vit_jax import config as config_lib
+
+    return config_lib.changed(config, changes)
+
+
+def _report_plan(plan, num_train):
+    if not plan.run_steps:
+        log.info('There is no time for fine-tuning: the linear probe is the model')
+        return
+    log.info(
+        'A step of %d images of %dx%d px takes %.2f s here. Fine-tuning tries %s for %d steps '
+        'each, then trains the best for %d steps (%.1f epochs): about %.0f minutes',
+        plan.batch_size,
+        *plan.image_size,
+        plan.seconds_per_step,
+        counted(len(plan.rates), 'learning rate'),
+        plan.try_steps,
+        plan.run_steps,
+        plan.run_steps * plan.batch_size / num_train,
+        plan.seconds() / 60,
+    )
+
+
+def _train_all(folder, record, setup, plan, data, probe_score):
+    """Train the tries and the long run.
+
+    Returns:
+      0 and the path of the best model, or the exit code after a signal and ''.
+    """
+    candidates = {os.path.join(folder, PROBE): probe_score}
+    if not plan.run_steps:
+        return 0, os.path.join(folder, PROBE)
+    epoch_steps = max(1, len(data.part(TRAIN)) // plan.batch_size)
+    scores: dict[str, Any] = {}
+    done: set[str] = set()
+    chosen = None
+    while True:
+        remaining = [t for t in tries.plan_of_tries(plan, scores) if t[0] not in done]
+        if not remaining:
+            break
+        name, rate, is_augmented = remaining[0]
+        changes = tries.fields(
+            setup, plan.image_size, plan.batch_size, plan.try_steps, rate, epoch_steps, is_augmented
+        ) | {'report': False}
+        workdir = os.path.join(folder, 'tries', name)
+        code, score = _trained(record, setup, changes, workdir, f'try {name}')
+        if code:
+            return code, ''
+        done.add(name)
+        scores[name] = score
+        if score is not None:
+            candidates[workdir] = score
+            is_better = chosen is None or score.goodness() > chosen[0].goodness()
+            chosen = (score, rate, is_augmented) if is_better else chosen
+    if chosen is not None:
+        _, rate, is_augmented = chosen
+        changes = tries.fields(
+            setup, plan.image_size, plan.batch_size, plan.run_steps, rate, epoch_steps, is_augmented
+        )
+        workdir = os.path.join(folder, 'run')
+        log.info('The same run by hand:\n  %s', tries.command(setup, changes, workdir))
+        code, score = _trained(record, setup, changes, workdir, 'run')
+        if code:
+            return code, ''
+        if score is not None:
+            candidates[workdir] = score
+    best = max(candidates, key=lambda path: candidates[path].goodness())
+    log.info(
+        'The best model on %s is %s: %.2f %%', VALIDATION, best, 100 * candidates[best].accuracy
+    )
+    return 0, best
+
+
+def _trained(record, setup, changes, workdir, stage):
+    """The exit code and the score of a run, which is trained unless it is recorded."""
+    if not record.has(stage):
+        code, score = tries.train(setup, changes, workdir)
+        if code:
+            return code, None
+        record.write(stage, score)
+        if score is not None:
+            log.info('%s: %.2f %% on %s', stage, 100 * score.accuracy, VALIDATION)
+    score = record[stage]
+    return 0, None if score is None else Score(*score)
+
+
+def _conclude(folder, record, data, best):
+    """Calibrate the best model, write it, score it, and list the suspects."""
+    model = weights_lib.load(best)
+    extract = Extractor(model, _BATCH)
+    held_out, test = data.part(VALIDATION), data.part(TEST)
+    logits = logits_of(model, extract(data.files(held_out)))
+    targets = data.targets[held_out]
+    labels = targets.astype(np.float64) if data.multi_label else targets.argmax(axis=1)
+    value = temperature.fit(logits, labels)
+    model = calibrated.with_temperature(model, value)
+    path = os.path.join(folder, MODEL)
+    weights_lib.save(model, path, LAYOUT)
+    log.info('The temperature %.3f makes the confidence match the accuracy', value)
+    files = data.files(test)
+    found = outcome.score(
+        files,
+        data.targets[test],
+        logits_of(model, extract(files)),
+        data.class_names,
+        data.multi_label,
+    )
+    _suspects(folder, data)
+    outcome.write_tables(found, data.class_names, folder)
+    outcome.report(found)
+    record.write('outcome', found.as_json() | {'temperature': value, 'model': best})
+    _report_next(path, data)
+
+
+def _suspects(folder, data):
+    """Rank all photos with features by how doubtful their label is."""
+    known = np.flatnonzero(np.isfinite(data.features[:, 0]))
+    targets = data.targets[known]
+    shares = [1 / suspects.FOLDS] * suspects.FOLDS
+    folds = grouped_split.cut(targets, data.groups[known], shares)
+
+    def classify(features, labels, queries):
+        head = probe.fit(features, labels, _FIRST_STRENGTH, data.multi_label, data.balanced)
+        return probe.probabilities(head.logits(queries), data.multi_label)
+
+    values = suspects.out_of_fold(data.features[known], targets, folds, classify)
+    ranked = suspects.ranked(data.files(known), targets, values, data.class_names)
+    path = os.path.join(folder, SUSPECTS)
+    suspects.write(path, ranked)
+    doubtful = sum(suspect.margin() > 0 for suspect in ranked)
+    log.info(
+        '%s may have a wrong label: see the first rows of %s', counted(doubtful, 'photo'), path
+    )
+
+
+def _report_next(path, data):
+    example = os.path.dirname(data.rows[0].file)
+    log.info(
+        'Next:\n'
+        '  python -m vit_jax.predict --pretrained=%s %s\n'
+        '  python -m vit_jax.convert %s model.onnx --to=onnx\n'
+        '  python -m vit_jax.convert %s page/ --to=web',
+        path,
+        example,
+        path,
+        path,
+    )
