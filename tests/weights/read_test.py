@@ -55,7 +55,7 @@ def test_missing_extra_and_wrong_arrays_are_named(tmp_path):
 @pytest.mark.parametrize(
     ('name', 'array', 'expected'),
     [
-        ('norm.weight', None, 'norm/scale, which tells the size of the model, is missing'),
+        ('norm.weight', None, 'norm/scale, which determines the size of the model, is missing'),
         ('patch_embed.proj.weight', np.ones((128, 192)), 'size of the model, has shape (128, 192)'),
         ('pos_embed', np.ones((5, 128)), 'pos_embed has shape (5, 128), expected (1, 5, 128)'),
         ('head.bias', np.ones(3), 'head.weight has shape (7, 128), expected (3, 128)'),
