@@ -220,6 +220,12 @@ FIELDS = {  # by dotted name
         'weights to start from: a file, a workdir, hf:ORG/NAME, timm:NAME, gs://BUCKET/FILE',
     ),
     'transfer.take': Field((), TEXTS, 'fields of this config whose values come from the weights'),
+    'transfer.keep_head': Field(
+        False,
+        SWITCH,
+        'True: start with the head of the weights, whose classes must be those of the data; '
+        'False: with a new head',
+    ),
     'transfer.position_resize': Field(
         'bilinear',
         one_of('bilinear', 'bicubic'),

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from vit_jax.data import photo_table
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
 from vit_jax.errors import UserError, some
@@ -235,7 +236,7 @@ def _first_folders(path):
 
 
 def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, str]:
-    """The splits for training and evaluation, chosen by the folders that exist; logs its choice.
+    """The splits for training and evaluation, chosen by those that exist; logs its choice.
 
     If a directory has no folder for `eval_split`, or `eval_split` is '', a folder of VALIDATION
     replaces it. Without such a folder, '' holds out a tenth of the training split.
@@ -243,7 +244,9 @@ def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, st
     root = os.path.expanduser(name)
     wanted = eval_split.partition('[')[0]
     folders = []
-    if tf.io.gfile.isdir(root):
+    if photo_table.is_table(root):
+        folders = photo_table.read(root).splits()
+    elif tf.io.gfile.isdir(root):
         folders = subfolders(root)
     validation = next((folder for folder in VALIDATION if folder in folders), '')
     if validation and wanted not in folders:

@@ -1,4 +1,4 @@
-"""Where examples come from: the built-in digits, a directory of images, or a TFDS data set."""
+"""Where examples come from: the built-in digits, files of images, or a TFDS data set."""
 
 import concurrent.futures
 import functools
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from vit_jax.data import folders, label_lists, stratify
+from vit_jax.data import folders, label_lists, photo_table, stratify
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES, is_image
 from vit_jax.data.sequential import Pieces
@@ -41,7 +41,7 @@ def open_source(
     """Opens a split of a data set.
 
     Args:
-      name: 'digits', a directory or the name of a TFDS set.
+      name: 'digits', a table of photos (FILE.csv), a directory or the name of a TFDS set.
       split: 'train', 'train[:90%]', 'train[100:200]' ...; TFDS sets also accept sums of slices,
         such as 'train[:800]+validation[:200]'.
       data_dir: the directory of the TFDS sets; '' is the default of TFDS.
@@ -61,8 +61,9 @@ def open_source(
             field='dataset.name',
         )
     is_digits = name == 'digits'
-    is_directory = not is_digits and _is_directory(name)
-    if label and (is_directory or is_digits):
+    is_table = photo_table.is_table(name)
+    is_directory = not (is_digits or is_table) and _is_directory(name)
+    if label and (is_directory or is_digits or is_table):
         raise UserError(
             f'dataset.label (--label) is {label!r}: only TFDS sets have a choice of labels. Leave '
             f"it empty for '{name}'.",
@@ -73,6 +74,8 @@ def open_source(
     source: Source
     if is_digits:
         source = DigitsSource(split)
+    elif is_table:
+        source = TableSource(os.path.expanduser(name), split, stratify)
     elif is_directory:
         source = DirectorySource(os.path.expanduser(name), split, class_names, stratify)
     else:
@@ -284,12 +287,8 @@ class DigitsSource(_Table):
         yield 'digits', f'{len(self.labels)} digits', zlib.crc32(self.labels.tobytes())
 
 
-class DirectorySource(_Table):
-    """Image files in DIR/SPLIT/CLASS/, or DIR/CLASS/; only their paths are in memory.
-
-    Labels are positions in `class_names`, by default all class folders of the split in sorted
-    order, including empty folders. Without class folders DIR/SPLIT/labels.csv has the labels, see
-    label_lists.
+class _FileSource(_Table):
+    """Image files of which only the paths are in memory.
 
     The order of the files depends only on the names and labels of all files of the split. The files
     of one class are in a pseudo-random order, which depends on their names only. If every file has
@@ -300,21 +299,13 @@ class DirectorySource(_Table):
     class.
     """
 
-    def __init__(self, root, split, class_names=None, stratify=True):
-        folder = folders.split_folder(root, split_name(split))
-        if label_lists.has_table(folder):
-            table = label_lists.images(root, folder, class_names)
-            self.class_names, images, self.multi_label = table
-        else:
-            self.class_names, images = _images_of_classes(folder, class_names)
-            self.multi_label = False
-        if not images:
-            raise UserError(
-                f"no image in the {len(self.class_names)} class folder(s) of '{folder}': "
-                f'expected files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}.',
-                kind='missing',
-                file=folder,
-            )
+    def __init__(self, folder, images, split, stratify):
+        """Args:
+        folder: of the relative names.
+        images: (name, label, kind of folders.entries) of every image of the whole split.
+        split: which slice of them this source has.
+        stratify: whether slices have every class in proportion.
+        """
         images.sort(key=lambda image: (hashlib.blake2b(os.fsencode(image[0])).digest(), image[0]))
         self.stratified = stratify and not self.multi_label
         if self.stratified:
@@ -344,15 +335,72 @@ class DirectorySource(_Table):
         paths = self._columns['path'].numpy()
         labels = self._columns['label'].numpy()
         sizes = _file_sizes(paths, self._folder)
-        prefix = len(os.fsencode(os.path.join(self._folder, '')))
+        prefix = os.fsencode(os.path.join(self._folder, ''))
         for path, label, size in zip(paths, labels, sizes, strict=True):
-            name = path[prefix:].decode(errors='backslashreplace')
+            name = path.removeprefix(prefix).decode(errors='backslashreplace')
             if self.multi_label:
                 numbers = np.frombuffer(label, np.int32)
                 classes = ';'.join(self.class_names[number] for number in numbers)
                 yield '', f'{name} ({classes})', int(size)
             else:
                 yield self.class_names[label], name, int(size)
+
+
+class DirectorySource(_FileSource):
+    """Image files in DIR/SPLIT/CLASS/, or DIR/CLASS/.
+
+    Labels are positions in `class_names`, by default all class folders of the split in sorted
+    order, including empty folders. Without class folders DIR/SPLIT/labels.csv has the labels, see
+    label_lists.
+    """
+
+    def __init__(self, root, split, class_names=None, stratify=True):
+        folder = folders.split_folder(root, split_name(split))
+        if label_lists.has_table(folder):
+            table = label_lists.images(root, folder, class_names)
+            self.class_names, images, self.multi_label = table
+        else:
+            self.class_names, images = _images_of_classes(folder, class_names)
+            self.multi_label = False
+        if not images:
+            raise UserError(
+                f"no image in the {len(self.class_names)} class folder(s) of '{folder}': "
+                f'expected files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}.',
+                kind='missing',
+                file=folder,
+            )
+        super().__init__(folder, images, split, stratify)
+
+
+class TableSource(_FileSource):
+    """The images that one split of a table of photos names, see photo_table.
+
+    Labels are positions in the sorted names of all classes of the table, in whatever split.
+    """
+
+    def __init__(self, path, split, stratify=True):
+        table = photo_table.read(path)
+        name = split_name(split)
+        rows = [row for row in table.rows if row.split in ('', name)]
+        splits = table.splits()
+        if name not in (splits or ('train',)):
+            raise UserError(
+                f"'{path}' has no split '{name}': expected {some(splits or ['train'])}.",
+                kind='unknown',
+                file=path,
+                value=name,
+            )
+        self.class_names = table.class_names()
+        self.multi_label = table.multi_label
+        folder = os.path.dirname(os.path.abspath(path))
+        numbers = {label: number for number, label in enumerate(self.class_names)}
+        images = []
+        for row in rows:
+            labels = [numbers[label] for label in row.labels]
+            inside = os.path.commonpath([folder, row.file]) == folder
+            file = os.path.relpath(row.file, folder) if inside else row.file
+            images.append((file, labels if self.multi_label else labels[0], 'file'))
+        super().__init__(folder, images, split, stratify)
 
 
 def _file_sizes(paths, folder):

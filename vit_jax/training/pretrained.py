@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -139,11 +139,17 @@ def absolute_paths(config: ConfigDict, recorded: Mapping | None) -> dict[str, st
     return paths
 
 
-def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) -> PyTree:
-    """The weights as parameters of the model, without its head; logs what became of each.
+def initial_params(
+    loaded: weights.Weights, config: ConfigDict, target: PyTree, class_names: Sequence[str]
+) -> PyTree:
+    """The weights as parameters of the model; logs what became of each.
+
+    The head stays if `transfer.keep_head` says so; otherwise the result is without it.
 
     `target` are the model's parameters, or their shapes. Raises UserError for another model's.
     """
+    if config.transfer.keep_head:
+        description.check_classes(loaded, class_names, config.dataset.name)
     grid = models.build(config.model, 1).grid(config.image_size)
     _check_fields(loaded, config)
     source_grid = loaded.grid()
@@ -158,6 +164,7 @@ def initial_params(loaded: weights.Weights, config: ConfigDict, target: PyTree) 
             source_grid=source_grid,
             resize=config.transfer.position_resize,
             resize_patches=config.transfer.resize_patches,
+            keep_head=config.transfer.keep_head,
         )
     except UserError as error:
         name = variants.name_of(loaded.model)

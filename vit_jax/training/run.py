@@ -172,7 +172,9 @@ def resolve(
         _require_training_images(config, train_data, program.objective.uses_labels)
         optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
     # Before steps are compiled to choose their parts: weights of another model are told at once.
-    params = weights and pretrained.initial_params(weights, config, program.abstract_state.params)
+    params = weights and pretrained.initial_params(
+        weights, config, program.abstract_state.params, train_data.class_names
+    )
     program = program_that_fits(program)
     check_alone()
     constants = program.placed_constants()
@@ -269,7 +271,7 @@ def absolute_paths(config: ConfigDict) -> dict[str, str]:
     """Absolute paths of data sets and labels, by dotted field, where the config names files."""
     paths = evaluation.absolute_paths(config)
     path = os.path.expanduser(config.dataset.name)
-    if config.dataset.name != 'digits' and os.path.isdir(path):
+    if config.dataset.name != 'digits' and (os.path.isdir(path) or os.path.isfile(path)):
         paths['dataset.name'] = os.path.abspath(path)
     return paths
 

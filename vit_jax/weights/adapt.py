@@ -56,8 +56,9 @@ def adapt(
     source_grid: tuple[int, int] | None = None,
     resize: str = 'bilinear',
     resize_patches: bool = False,
+    keep_head: bool = False,
 ) -> tuple[dict, list[Change]]:
-    """Fits pre-trained parameters to the shapes of a model without its head.
+    """Fits pre-trained parameters to the shapes of a model.
 
     Args:
       params: nested, encoder blocks stacked.
@@ -66,6 +67,7 @@ def adapt(
       source_grid: the grid of the pre-training's images; None if it is unknown or does not matter.
       resize: the method for position embeddings, see resize_grid.
       resize_patches: whether to fit the patch embedding to another patch size, see resize_kernel.
+      keep_head: whether the head stays. Otherwise the result is without it (ViT section 3.2).
 
     Returns:
       Nested parameters, float32, and a Change for each parameter.
@@ -73,8 +75,9 @@ def adapt(
     Raises:
       UserError: a parameter is missing, unknown, or of a shape that cannot be made to fit.
     """
-    ours, head = _split_head(target)
-    theirs, old_head = _split_head(params)
+    head_layers = () if keep_head else HEAD
+    ours, head = _split(target, head_layers)
+    theirs, old_head = _split(params, head_layers)
     _check_names(ours, theirs)
     resizing = _Resizing(grid, source_grid, _num_prefix_tokens(ours), resize, resize_patches)
     changes = [Change(name, 'initialised', x.shape) for name, x in head.items()]
@@ -93,10 +96,10 @@ def adapt(
     return traverse_util.unflatten_dict(fitted, sep='/'), changes
 
 
-def _split_head(params):
-    """(all parameters outside of the head, the parameters of the head), by flat name."""
+def _split(params, layers):
+    """(all parameters outside of some layers, the parameters of these layers), by flat name."""
     flat = traverse_util.flatten_dict(dict(params), sep='/')
-    head = {name: x for name, x in flat.items() if name.split('/')[0] in HEAD}
+    head = {name: x for name, x in flat.items() if name.split('/')[0] in layers}
     return {name: x for name, x in flat.items() if name not in head}, head
 
 
