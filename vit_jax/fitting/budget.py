@@ -73,10 +73,17 @@ def from_json(fields: Mapping[str, Any]) -> Plan:
     )
 
 
-def batch_size_for(num_train: int, platform: str) -> int:
-    """Images of a step: a power of two that gives a small set enough steps in an epoch."""
+def batch_size_for(num_train: int, platform: str, devices: int) -> int:
+    """Images of a step: a power of two that gives a small set enough steps in an epoch.
+
+    Args:
+      num_train: training images.
+      platform: 'cpu', 'gpu' or 'tpu'.
+      devices: how many share a step; each has the same number of images.
+    """
     most = 32 if platform == 'cpu' else 256
-    return max(4, min(most, 2 ** int(math.log2(max(4, num_train / 8)))))
+    size = max(4, min(most, 2 ** int(math.log2(max(4, num_train / 8)))))
+    return max(devices, size // devices * devices)
 
 
 def measure(config: ConfigDict) -> float:
@@ -100,8 +107,10 @@ def make_plan(config: ConfigDict, seconds: float, num_train: int, side_of_photos
       num_train: training images.
       side_of_photos: the median of their shorter sides, in pixels.
     """
-    seconds_per_step = measure(config)
     size = tuple(config.image_size)
+    if _SHARE_OF_A_TRY * seconds < _STARTS:  # not even time to compile a step
+        return _without_training(size, config.batch_size)
+    seconds_per_step = measure(config)
     plan = _plan_for(size, config.batch_size, seconds_per_step, seconds, num_train)
     larger = _larger(config)
     if side_of_photos >= min(larger) and plan.run_steps:
@@ -138,9 +147,13 @@ def _plan_for(size, batch_size, seconds_per_step, seconds, num_train):
     run_steps = min(run_steps, most_run)
     try_steps = min(try_steps, most_try)
     if try_steps < _FEWEST_STEPS:
-        return Plan(size, batch_size, seconds_per_step, 0, 0, (), False)
+        return _without_training(size, batch_size, seconds_per_step)
     is_small = num_train < _AUGMENTED_BELOW
     enough = run_steps >= _EPOCHS_FOR_AUGMENTATION * steps_of_epoch
     return Plan(
         size, batch_size, seconds_per_step, try_steps, run_steps, RATES, is_small and enough
     )
+
+
+def _without_training(size, batch_size, seconds_per_step=0.0):
+    return Plan(size, batch_size, seconds_per_step, 0, 0, (), False)

@@ -194,7 +194,7 @@ def _with_copies_grouped(rows, checksums):
     """Rows whose `group` is a number: equal files, and photos of one named group, share it."""
     pairs = duplicates.equal_pairs([checksums[row.file] for row in rows])
     if pairs:
-        log.warning('%s are copies of another photo', counted(len(pairs), 'photo'))
+        log.warning('Found %s of other photos', counted(len(pairs), 'copy', 'copies'))
     pairs += duplicates.pairs_of_names([row.group for row in rows])
     groups = duplicates.groups_of_pairs(len(rows), pairs)
     return [row._replace(group=str(group)) for row, group in zip(rows, groups, strict=True)]
@@ -326,7 +326,7 @@ def _plan(record, setup, data, probed, seconds) -> budget.Plan:
     """What is trained; the plan of a resumed fit stays."""
     if not record.has('plan'):
         num_train = len(data.part(TRAIN))
-        batch_size = budget.batch_size_for(num_train, jax.default_backend())
+        batch_size = budget.batch_size_for(num_train, jax.default_backend(), jax.device_count())
         changes = tries.fields(
             setup, probed.image_size(), batch_size, 100, budget.RATES[0], 10, False
         )

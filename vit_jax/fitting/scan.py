@@ -141,7 +141,7 @@ def report(summary: Summary) -> None:
     if summary.broken:
         lines = [f'{file}: {problem}' for file, problem in summary.broken.items()]
         log.warning(
-            '%s cannot be read and are left out:\n  %s',
+            'Left out %s that cannot be read:\n  %s',
             counted(len(lines), 'photo'),
             some(lines, 10, between='\n  '),
         )

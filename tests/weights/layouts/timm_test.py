@@ -269,7 +269,9 @@ def timm_formulas(name, monkeypatch, bare=False):
 def test_heads_that_sizes_do_not_tell(monkeypatch):
     assert timm_formulas('test_vit', monkeypatch) == ((2, 'erf'), (2, 'erf'))
     assert timm_formulas('vit_base_patch16_gap_224', monkeypatch) == ((16, 'erf'), (16, 'erf'))
-    with pytest.raises(UserError, match='embedding/kernel, which determines the size of the model, is'):
+    with pytest.raises(
+        UserError, match='embedding/kernel, which determines the size of the model, is'
+    ):
         timm_formulas('vit_base_mci_224', monkeypatch)
 
 
