@@ -53,8 +53,7 @@ def ours(folder, batch_size, *fields):
             f'{source.num_examples} photos were written as pixels of a short side of '
             f'{config.dataset.cache_size} (0: their own) in {time.perf_counter() - start:.2f} s'
         )
-    return pipeline.train_batches(
-        source,
+    settings = pipeline.TrainSettings(
         batch_size=batch_size,
         image_size=SIZE,
         seed=0,
@@ -64,6 +63,7 @@ def ours(folder, batch_size, *fields):
         files_at_once=1,
         max_broken_fraction=0.0,
     )
+    return pipeline.train_batches(source, settings)
 
 
 def plain(folder, batch_size, function):

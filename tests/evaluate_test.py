@@ -504,10 +504,10 @@ def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, cap
         caplog.text
     )
     for text, message in [
-        ('{"pet": "dog"}', "has 'dog' for pet, which is no class of the weights"),
+        ('{"pet": "dog"}', "has 'dog' for pet, which is not a class of the weights"),
         ('{"pet": 3}', 'has 3 for pet: expected names'),
         ('[]', 'an object'),
-        ('{"dog": "cat"}', 'says nothing of the classes of the data set'),
+        ('{"dog": "cat"}', 'has none of the classes of the data set'),
     ]:
         plain.write_text(text)
         assert evaluate.main([*arguments, f'--mapping={plain}']) == 1
@@ -522,7 +522,7 @@ def test_no_readable_image(run, tmp_path, caplog):
         path.write_text('no image')
     assert evaluate.main([f'--workdir={run}', f'--dataset={tmp_path}']) == 1
     message = caplog.records[-1].getMessage()
-    assert 'no image can be read: 3 of 3, 100.00%. Mend or remove them:' in message
+    assert 'no image can be read: 3 of 3, 100.00%. Fix or remove them:' in message
 
 
 def test_other_classes(run, tmp_path, caplog):

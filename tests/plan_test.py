@@ -83,7 +83,7 @@ B16 = '--config=configs/vit.py:b16'
         ),
         (
             [B16, '--devices=8', '--chip=h100', '--config.batch_size=12'],
-            'batch_size 12 is not divisible by 8 devices (data x fsdp): take 8, or other',
+            'batch_size 12 is not divisible by 8 devices (data x fsdp): use 8, or other',
         ),
         (
             [B16, '--devices=8', '--chip=h100', '--config.mesh.tensor=8'],

@@ -39,7 +39,7 @@ NOISE = (
 )
 QUIET = (
     'error: data/train/ant/a.png cannot be read: not an image of BMP, GIF, JPEG, PNG.',
-    'skipped broken image data/a.jpg: Invalid JPEG data, size 12 (1 of 3)',
+    'Skipped broken image data/a.jpg: Invalid JPEG data, size 12 (1 of 3)',
     'step 8/8  eval accuracy 14.17 %  top-5 54.17 %  loss 2.2985  on 360 images in 5.8 s',
     'photo.cc: there is no image',
     'E1128 10:00:00.1 123 cpu_aot_loader.cc:210] Loading XLA:CPU AOT result',

@@ -169,8 +169,8 @@ def test_a_signal_ends_all(tasks, monkeypatch):
         (['--tasks=b'], 'the data of none of the tasks are on this machine'),
         (
             ['--config.dataset.label=colour'],
-            "the task a: dataset.label (--label) is 'colour', and only "
-            "TFDS sets have several to choose from: leave it empty for 'digits'.",
+            "the task a: dataset.label (--label) is 'colour': only TFDS sets have a choice of "
+            "labels. Leave it empty for 'digits'.",
         ),
         (
             ['--coordinator=localhost:1', '--num_processes=2', '--process_id=0'],

@@ -68,16 +68,15 @@ class Data:
             'resize': 'same',
             'randaugment': {'num_ops': self.num_ops, 'magnitude': 10, 'translate': 2, 'cutout': 1},
         }
-        return pipeline.train_batches(
-            self.source(split),
+        settings = pipeline.TrainSettings(
             augment=augment,
             seed=self.seed,
-            start_step=start,
             shuffle_buffer=self.shuffle_buffer,
             share=(process, processes),
             balance=self.balance,
             **self._common(),
         )
+        return pipeline.train_batches(self.source(split), settings, start)
 
     def evaluation(self, process=0, processes=1, split='train'):
         return pipeline.eval_batches(

@@ -334,7 +334,7 @@ def test_config_that_changes_later_changes_no_step():
         (
             {'batch_size': 12},
             dict(data=2, fsdp=4, tensor=1),
-            r'batch_size 12 is not divisible by 8 devices \(data x fsdp\): take 8.',
+            r'batch_size 12 is not divisible by 8 devices \(data x fsdp\): use 8,',
         ),
     ],
 )

@@ -118,7 +118,8 @@ def _check_splits(dataset):
             advice = ''
             if folders.held_out_splits(dataset.name) is not None:
                 advice = f'. For a sweep: {_test_split_advice(dataset, trained)}'
-            raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}{advice}') from error
+            problem = str(error).rstrip('.')
+            raise UserError(f'dataset.{field} is {dataset[field]!r}: {problem}{advice}') from error
 
     for scoring, used, why in (
         ('test_split', 'eval_split', 'choose the winner'),

@@ -1,5 +1,9 @@
-"""Image files of any source in; batches of pixels, in an order that the seed decides, out.
+"""From image files of any source to batches of pixels.
 
-Pipelines take values and give NumPy arrays; training, evaluation and prediction share one decoder.
-May import `errors` and `files`. TensorFlow stays in this room, and `images.py` works without it.
+In: names of data sets, sections of a config as plain values, a seed and a step. Out: NumPy batches
+whose order is a function of the seed and the step. Training, evaluation and prediction share one
+decoder.
+
+Imports `errors` and `files`. Only this package imports TensorFlow; `images.py`, `resizing.py` and
+`table_cells.py` work without it.
 """

@@ -1,8 +1,8 @@
-"""Images that cannot be decoded: found by a scan or when they fail, left out from then on.
+"""Broken images: found by a scan or when decoding fails, and skipped from then on.
 
-Which image takes a position depends on the files only, never on when a broken one was found,
-because the input is rebuilt at the batch that failed. The scan before training is limited in time
-and may therefore find all broken images or none.
+The image that replaces a broken one depends on the files only, never on the time at which the
+broken image was found, because the input is rebuilt at the batch that failed. The scan before
+training has a time limit, so it may miss broken images.
 """
 
 import concurrent.futures
@@ -26,27 +26,36 @@ from vit_jax.errors import UserError, some
 
 logger = logging.getLogger('vit_jax.data')
 
-# To look for all broken images when there are too many. Other processes wait longer than this.
-_SCAN_SECONDS = 60
-_SCANNED_TOGETHER = 64  # images between two looks at the clock
-_LISTED = 1000  # in the message
+# Time limit of the search for all broken images when there are too many. Other processes wait
+# longer than this.
+_SEARCH_SECONDS = 60
+_IMAGES_PER_TIME_CHECK = 64
+_MAX_LISTED = 1000  # images in a message
+
+
+def _do_nothing():
+    """The default of `check`."""
 
 
 class BrokenImages:
-    """The broken images of a source that have been found so far, by their index in the split."""
+    """The broken images of a source that are known so far, by their index in the split."""
 
     def __init__(
         self, source: Source, max_fraction: float, num_examined: int = 0, log: bool = True
     ):
-        """Images that `source.unreadable` names are known from the start.
+        """Starts with the images in `source.unreadable`.
 
-        `num_examined` is the number of images of which it is known whether they are broken.
+        Args:
+          max_fraction: more broken images than this fraction of the split are an error.
+          num_examined: the number of images that were decoded before, to find the broken ones.
+          log: whether to log the images in `source.unreadable`, and raise UserError if they are too
+            many.
         """
         self._source = source
         self._num_examined = num_examined
-        self._num_restored = 0  # files of dataset.cache that were made again
+        self._num_restored = 0  # files of dataset.cache that were rebuilt
         self._max_fraction = max_fraction
-        self._reasons: dict[int, str] = {}  # index -> why it cannot be decoded
+        self._reasons: dict[int, str] = {}  # index -> the reason why it cannot be decoded
         # As a graph, so that errors of its Python functions arrive as they do in training.
         self._decode = tf.function(
             lambda item: preprocess.decode_image(source.load(item)[0]), autograph=False
@@ -57,28 +66,30 @@ class BrokenImages:
             self._add(source.unreadable)
 
     def is_broken(self, indices: Int64[tf.Tensor, '*k']) -> Bool[tf.Tensor, '*k']:
-        """Whether each has been found broken by now."""
+        """Whether each image is known to be broken."""
         # The last entry is above every index, so that every search ends inside the list.
-        found = tf.constant([*sorted(self._reasons), tf.int64.max], tf.int64)
+        broken = tf.constant([*sorted(self._reasons), tf.int64.max], tf.int64)
         flat = tf.reshape(indices, [-1])
-        same = tf.gather(found, tf.searchsorted(found, flat)) == flat
-        return tf.reshape(same, tf.shape(indices))
+        is_broken = tf.gather(broken, tf.searchsorted(broken, flat)) == flat
+        return tf.reshape(is_broken, tf.shape(indices))
 
     def next_valid(self, indices: Int64[tf.Tensor, ' k']) -> Int64[tf.Tensor, ' k']:
-        """Each index, or the next one (modulo the split) that is not broken."""
+        """Each index, or the next index (modulo the split) whose image is not broken."""
+
+        def any_is_broken(index):
+            return tf.reduce_any(self.is_broken(index))
+
+        def step_over_broken(index):
+            following = (index + 1) % self._source.num_examples
+            return (tf.where(self.is_broken(index), following, index),)
+
         # The loop ends, because `discover` stops a run in which all images are broken.
-        return tf.while_loop(
-            lambda index: tf.reduce_any(self.is_broken(index)),
-            lambda index: (
-                tf.where(self.is_broken(index), (index + 1) % self._source.num_examples, index),
-            ),
-            [indices],
-        )[0]
+        return tf.while_loop(any_is_broken, step_over_broken, [indices])[0]
 
     def next_valid_row(self, indices: Int64[tf.Tensor, ' k']) -> Int64[tf.Tensor, ' k']:
-        """Each row of a window, or the next one (modulo the window) that is not broken.
+        """Each row of a window, or the next row (modulo the window) whose image is not broken.
 
-        Where all are broken, each row keeps its place.
+        If all images of the window are broken, each row keeps its place.
         """
         rows = tf.range(tf.size(indices, tf.int64))
         valid = tf.where(~self.is_broken(indices))[:, 0]
@@ -87,34 +98,48 @@ class BrokenImages:
         return tf.gather(valid, place % tf.size(valid, tf.int64))
 
     def names(self) -> list[str]:
-        """The sorted names of the images found so far."""
+        """The sorted names of the broken images that are known so far."""
         return sorted(self._source.name_of(index) for index in self._reasons)
 
     def discover(self, items: tf.data.Dataset) -> bool:
-        """Finds out which items of a batch that failed are broken; returns whether any is.
+        """Finds the broken items of a batch that failed, and adds them.
 
-        Items are as `source.load` takes them, each with its 'index'. A file of dataset.cache that
-        is damaged or missing is made again, which counts too. Raises UserError if too many images
-        are broken, no readable one is left, or a file of many images cannot be read.
+        Args:
+          items: items for `source.load`, each with its 'index'.
+
+        Returns:
+          Whether the batch may be read again with another result: an item is broken, or a damaged
+          or missing file of dataset.cache was rebuilt.
+
+        Raises:
+          UserError: if too many images are broken, no readable image remains, or a file of many
+            images cannot be read.
         """
         try:
             items = list(items)
         except STORAGE_ERRORS:
             raise
         except tf.errors.OpError as damage:
+            folder = os.path.dirname(self._source.name_of(0))
             raise UserError(
-                f'a file of the data set in {os.path.dirname(self._source.name_of(0))} cannot be '
-                f'read: {reason(damage)}. It is damaged or gone: copy it again from where it is '
-                'whole, or prepare the data set again.'
+                f'a file of the data set in {folder} cannot be read: {reason(damage)}. It is '
+                'damaged or missing: copy it again from an intact copy, or prepare the data set '
+                'again.',
+                kind='unreadable',
+                file=folder,
             ) from damage
-        restored_before = self._num_restored
-        reasons = {int(item['index']): why for item in items if (why := self._reason(item))}
+        num_restored_before = self._num_restored
+        reasons = {}
+        for item in items:
+            why_broken = self._reason(item)
+            if why_broken:
+                reasons[int(item['index'])] = why_broken
         if reasons:
             self._add(reasons)
-        return bool(reasons) or self._num_restored > restored_before
+        return bool(reasons) or self._num_restored > num_restored_before
 
     def changed_files(self, items: tf.data.Dataset) -> str:
-        """The names of the files of a batch that changed last, for a message; '' of records."""
+        """The names of the files of a batch that changed last, for a message; '' for records."""
         times = {}
         for item in items:
             name = self._source.name_of(int(item['index']))
@@ -124,7 +149,10 @@ class BrokenImages:
         return some(newest, 3)
 
     def _reason(self, item):
-        """Why an item cannot be decoded, '' if it can."""
+        """The reason why an item cannot be decoded, '' if it can.
+
+        A damaged file of dataset.cache is rebuilt first.
+        """
         try:
             self._decode(item)
         except STORAGE_ERRORS:
@@ -140,131 +168,154 @@ class BrokenImages:
         return ''
 
     def _refuse_label(self, index, message):
-        """Raises UserError for a label that is none of the classes: the image is not broken."""
-        label = re.search(rf'{OUT_OF_RANGE}\W+?(-?\d+)', message)[1]
+        """Raises UserError for a label outside the classes; the image itself is not broken."""
+        label = int(re.search(rf'{OUT_OF_RANGE}\W+?(-?\d+)', message)[1])
         raise UserError(
             f'{self._source.name_of(index)} has the label {label}: expected 0 to '
-            f'{len(self._source.class_names) - 1}. Where examples have no label, as in the test '
-            'split of some sets, take another split; or another dataset.label.'
+            f'{len(self._source.class_names) - 1}. If examples have no label, as in the test '
+            'split of some sets, use another split or another dataset.label.',
+            kind='content',
+            field='dataset.label',
+            value=label,
         )
 
     def _add(self, reasons):
-        """Logs new broken images; raises UserError if there are too many or no other is left."""
+        """Adds and logs new broken images; raises UserError if training cannot continue."""
         new = {index: why for index, why in reasons.items() if index not in self._reasons}
+        num_known = len(self._reasons)
         self._reasons |= new
-        total = self._source.num_examples
-        for number, (index, why) in enumerate(new.items(), len(self._reasons) - len(new) + 1):
+        for number, (index, why) in enumerate(new.items(), num_known + 1):
             logger.warning(
-                'skipped broken image %s: %s (%d of %d)',
+                'Skipped broken image %s: %s (%d of %d)',
                 self._source.name_of(index),
                 why,
                 number,
-                total,
+                self._source.num_examples,
             )
-        self._check(bool(new))
+        if not new:  # the failure of the batch has no explanation
+            self._stop('no readable image is left to replace a broken one')
+        self.stop_if_too_many()
 
-    def _check(self, is_new):
-        """Raises UserError if too many are broken, all are, or nothing new explains a failure."""
+    def stop_if_too_many(self) -> None:
+        """Raises UserError with all names if too many images are broken, or all of them."""
+        if self._exceeds_limit():
+            self._stop('too many images are broken')
+        if len(self._reasons) == self._source.num_examples:
+            self._stop('no image can be read')
+
+    def _exceeds_limit(self):
+        return len(self._reasons) / self._source.num_examples > self._max_fraction
+
+    def _stop(self, problem):
+        """Looks for all broken images, and raises UserError with their names."""
+        exceeds_limit = self._exceeds_limit()  # before the search, which finds more
+        num_examined = self._search()
         total = self._source.num_examples
-        too_many = len(self._reasons) / total > self._max_fraction
-        if not is_new or too_many or len(self._reasons) == total:
-            problem = (
-                'no readable image is left to take the place of a broken one'
-                if not is_new
-                else 'too many images are broken'
-                if too_many
-                else 'no image can be read'
-            )
-            self._stop(problem, too_many)
-
-    def _stop(self, problem, too_many):
-        total, limit, advice = self._source.num_examples, '', 'Mend or remove them'
-        seen = self._scan()
-        if too_many:
-            limit = f'; dataset.max_broken_fraction allows {self._max_fraction:.2%}'
-            advice += ', or raise that limit'
         count = len(self._reasons)
-        names = sorted(f'  {self._source.name_of(i)}: {why}' for i, why in self._reasons.items())
-        if count > _LISTED:
-            names[_LISTED:] = [f'  and {count - _LISTED} more']
-        part = '' if seen == total else f', of which {seen} were looked at in order'
+        examined = ''
+        if num_examined < total:
+            examined = f' ({num_examined} were examined)'
+        limit = ''
+        advice = 'Fix or remove them'
+        field = None
+        if exceeds_limit:
+            field = 'dataset.max_broken_fraction'
+            limit = f'; {field} allows {self._max_fraction:.2%}'
+            advice += ', or raise this limit'
+        lines = sorted(f'  {self._source.name_of(i)}: {why}' for i, why in self._reasons.items())
+        if count > _MAX_LISTED:
+            lines[_MAX_LISTED:] = [f'  and {count - _MAX_LISTED} more']
+        summary = f'{count} of {total}{examined}, {count / total:.2%}{limit}'
         raise UserError(
-            '\n'.join(
-                [
-                    f'{problem}: {count} of {total}{part}, {count / total:.2%}{limit}. {advice}:',
-                    *names,
-                ]
-            )
+            '\n'.join([f'{problem}: {summary}. {advice}:', *lines]),
+            kind='unreadable',
+            field=field,
+            value=count,
         )
 
-    def _scan(self):
-        """Adds all broken images of the split, as far as the time allows; returns how many it saw.
+    def _search(self):
+        """Adds all broken images of the split that it finds in time; returns how many it examined.
 
-        So that they can be mended all at once, and not one in every run.
+        The user can then fix all of them together, instead of a few in every run.
         """
         if self._num_examined == self._source.num_examples:
             return self._num_examined
-        logger.info('looking for all broken images, %d s at most', _SCAN_SECONDS)
-        reasons, seen = self.examine(_SCAN_SECONDS)
+        logger.info('Looking for all broken images, for at most %d s', _SEARCH_SECONDS)
+        reasons, num_examined = self.examine(_SEARCH_SECONDS)
         self._reasons |= reasons
-        return seen
+        return num_examined
 
     def examine(
-        self, seconds: float, first: int = 0, check: Callable[[], None] = lambda: None
+        self, seconds: float, first: int = 0, check: Callable[[], None] = _do_nothing
     ) -> tuple[dict[int, str], int]:
-        """Decodes images, in parallel, as far as the time allows.
+        """Decodes images in parallel, until the time is over.
 
         Args:
-          first: index of the first one, of a source with random access; the others follow in order,
-            and those before it come last.
-          check: called again and again; what it raises ends the work.
+          first: index of the first image of a source with random access. The others follow in
+            order; the images before `first` come last.
+          check: called repeatedly; an exception from it ends the work.
 
-        Returns why, by index, for each that is broken and was not known, and how many it has seen.
+        Returns:
+          The reason for each image that is newly found to be broken, by index, and the number of
+          images that were examined.
         """
-        source, end = self._source, time.monotonic() + seconds
-        if source.pieces is not None:
-            items = sequential.in_order(source.pieces, 0, 1)
-        else:
-            items = (
-                tf.data.Dataset.range(first, first + source.num_examples)
-                .batch(256)
-                .map(lambda position: position % source.num_examples)
-                .map(lambda index: {**source.fetch(index), 'index': index})
-                .unbatch()
-            )
-        self._decode.get_concrete_function(items.element_spec)  # here, and not in each thread
+        end = time.monotonic() + seconds
+        items = self._all_items(first)
+        # Traced here, so that the threads do not trace it at the same time.
+        self._decode.get_concrete_function(items.element_spec)
         items = iter(items)
-        reasons, seen = {}, 0
+        reasons = {}
+        num_examined = 0
         with concurrent.futures.ThreadPoolExecutor() as pool:
             while time.monotonic() < end:
                 check()
-                part = list(itertools.islice(items, _SCANNED_TOGETHER))
+                part = list(itertools.islice(items, _IMAGES_PER_TIME_CHECK))
                 if not part:
                     break
-                seen += len(part)
-                # Those known by now may be pipes, which are not to be opened.
+                num_examined += len(part)
+                # Images that are known to be broken may be pipes, which must not be opened.
                 part = [item for item in part if int(item['index']) not in self._reasons]
                 for item, why in zip(part, pool.map(self._reason, part), strict=True):
                     if why:
                         reasons[int(item['index'])] = why
-        return reasons, seen
+        return reasons, num_examined
+
+    def _all_items(self, first):
+        """Each item of the split once, with its 'index', from `first` on if access is random."""
+        source = self._source
+        if source.pieces is not None:
+            return sequential.in_order(source.pieces, 0, 1)
+        return (
+            tf.data.Dataset.range(first, first + source.num_examples)
+            .batch(256)
+            .map(lambda position: position % source.num_examples)
+            .map(lambda index: {**source.fetch(index), 'index': index})
+            .unbatch()
+        )
+
+    def reason_at(self, index: int) -> str:
+        """The reason why an image cannot be decoded, '' if it can, if access is random."""
+        items = self._source.fetch(tf.constant([index], tf.int64))
+        item = {key: column[0] for key, column in items.items()}
+        return self._reason({**item, 'index': tf.constant(index, tf.int64)})
 
 
 def scan(
     source: Source,
     seconds: float,
     share: tuple[int, int] = (0, 1),
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = _do_nothing,
 ) -> tuple[dict[int, str], int]:
-    """Broken images of a directory on this machine, before training meets them.
+    """Looks for broken images of a directory on this machine before training starts.
 
     Args:
-      seconds: the scan ends after this time, with what it has found.
-      share: (index of this process, number of processes), which begin at different images.
-      check: called again and again; what it raises ends the work.
+      seconds: the scan ends after this time and returns the images that it has found by then.
+      share: (index of this process, number of processes). Each process starts at another image.
+      check: called repeatedly; an exception from it ends the scan.
 
-    Returns why, by index, for each broken image that was found, and the number of images examined:
-    0 for sources of another kind, of which nothing is known before they are read.
+    Returns:
+      The reason for each broken image, by index, and the number of images that were examined. The
+      number is 0 for other kinds of sources, which are not scanned.
     """
     if not has_local_files(source):
         return {}, 0
@@ -277,29 +328,32 @@ def scan(
         nonlocal announced
         check()
         if not announced and time.monotonic() - begin >= SILENCE:
-            logger.info('looking for broken images in %s, %d s at most', folder, seconds)
+            logger.info('Looking for broken images in %s, for at most %d s', folder, seconds)
             announced = True
 
     examiner = BrokenImages(source, 1.0, log=False)
     try:
-        reasons, seen = examiner.examine(seconds, first, check_and_announce)
+        reasons, num_examined = examiner.examine(seconds, first, check_and_announce)
     except STORAGE_ERRORS as error:
-        logger.warning('the search for broken images ends early: %s', reason(error))
+        logger.warning('The search for broken images ended early: %s', reason(error))
         return {}, 0
+    level = logging.DEBUG
+    if announced:
+        level = logging.INFO
     logger.log(
-        logging.INFO if announced else logging.DEBUG,
-        'looked at %d of %d images in %s for %.1f s: %d broken',
-        seen,
+        level,
+        'Examined %d of %d images in %s in %.1f s: %d are broken',
+        num_examined,
         source.num_examples,
         folder,
         time.monotonic() - begin,
         len(reasons),
     )
-    return reasons, seen
+    return reasons, num_examined
 
 
 class SourceWithBroken(WrappedSource):
-    """A source of which more examples are known to be broken: why, by index."""
+    """A source with further broken images: `reasons` has the reason for each, by index."""
 
     def __init__(self, source: Source, reasons: Mapping[int, str]):
         super().__init__(source)
@@ -307,18 +361,18 @@ class SourceWithBroken(WrappedSource):
 
 
 def with_broken(source: Source, candidates: Collection[int]) -> Source:
-    """The source with those of some images as `unreadable` that this process cannot decode."""
+    """The source whose `unreadable` also has the candidates that this process cannot decode."""
     examiner = BrokenImages(source, 1.0, log=False)
-    indices = [index for index in candidates if index not in source.unreadable]
     reasons = {}
-    for index in sorted(indices):
-        item = {key: x[0] for key, x in source.fetch(tf.constant([index], tf.int64)).items()}
-        why = examiner._reason({**item, 'index': tf.constant(index, tf.int64)})
-        if why:
-            reasons[index] = why
+    for index in sorted(candidates):
+        if index in source.unreadable:
+            continue
+        why_broken = examiner.reason_at(index)
+        if why_broken:
+            reasons[index] = why_broken
     return SourceWithBroken(source, reasons)
 
 
 def require_few(source: Source, max_fraction: float, num_examined: int) -> None:
-    """Raises UserError, with their names, if too many images are known to be broken, or all."""
-    BrokenImages(source, max_fraction, num_examined, log=False)._check(is_new=True)
+    """Raises UserError with their names if too many images are known to be broken, or all."""
+    BrokenImages(source, max_fraction, num_examined, log=False).stop_if_too_many()

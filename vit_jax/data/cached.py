@@ -1,11 +1,12 @@
-"""Photos of a directory, decoded and resized once and kept as pixels, which are fast to read.
+"""A cache of decoded and resized photos, as files of pixels that are fast to read.
 
-Each has a BMP file in a folder, uncompressed, named by a hash of all that its pixels depend on:
-path, size and time of the photo, and the short side. A photo that has changed gets another file.
+Each photo has an uncompressed BMP file in a folder. The name of the file is a hash of everything
+that the pixels depend on: path, size and time of the photo, and the short side. A photo that
+changes gets another file.
 
-A file has a checksum of its content, which is compared every time that the file is read. Reading
-all files at the start to compare them would take hours for large sets. A file that is damaged, or
-was written by a version without checksums, is made again.
+A file contains a checksum of its content, which is verified whenever the file is read. Verifying
+all files at the start would take hours for large sets. A file is rebuilt if it is damaged, or if a
+version without checksums wrote it.
 """
 
 import concurrent.futures
@@ -30,15 +31,15 @@ from vit_jax.files import cache_folder, written_whole
 
 logger = logging.getLogger('vit_jax.data')
 
-_VERSION = 1  # of what follows
-# Of a BMP: name, bytes, checksum, where pixels begin, 40, width, height, 1, bits of a pixel, no
-# compression, bytes of the pixels. The format reserves the place of the checksum for programs, and
-# decoders pass over it. Versions without a checksum have 0 there.
+_VERSION = 1  # of the format of the files
+# The header of a BMP file: name, bytes, checksum, offset of the pixels, 40, width, height, 1, bits
+# of a pixel, no compression, bytes of the pixels. The format reserves the place of the checksum for
+# programs, and decoders ignore it. Versions without a checksum have 0 there.
 _HEADER = struct.Struct('<2s5IiHHII')
-_CHECKSUM_AT = 6  # bytes before it
-_CONTENT_AT = 10  # bytes before what it is computed from
+_CHECKSUM_OFFSET = 6
+_CONTENT_OFFSET = 10  # the checksum covers the bytes from here on
 _PART = 500  # photos between two calls of `check`
-_SILENCE = 20  # seconds from one line of the log to the next
+_SILENCE = 20  # seconds between two lines of the log
 
 
 def cached(
@@ -48,59 +49,71 @@ def cached(
     share: tuple[int, int] = (0, 1),
     check: Callable[[], None] = lambda: None,
 ) -> Source:
-    """The source, reading its photos from a folder in which those that are missing are made first.
+    """The source with its photos read from a folder; missing files are added first.
 
     Args:
-      folder: '' is vit_jax/photos of $XDG_CACHE_HOME, else of ~/.cache.
-      short_side: pixels to which larger photos are reduced; 0: photos keep their size.
-      share: (index of this process, number of processes), which begin at different photos. Each
-        ends when it has all of them, whatever disk the others have.
-      check: called again and again; what it raises ends the work.
+      folder: '' is vit_jax/photos in $XDG_CACHE_HOME, else in ~/.cache.
+      short_side: larger photos are reduced to this many pixels on their short side; 0 keeps sizes.
+      share: (index of this process, number of processes). Each process starts at another photo, and
+        ends when all files exist on its own disk.
+      check: called repeatedly; an exception from it ends the work.
 
-    Raises UserError for a source without local files, and where the folder cannot have them.
+    Raises:
+      UserError: for a source without local files, or if the folder cannot be written.
     """
-    number = source.num_examples
     if not has_local_files(source):
         raise UserError(
-            f'dataset.cache is disk, and {source.name_of(0)} is no file of this machine: expected '
-            'a directory of image files as dataset.name, or dataset.cache=none.'
+            f'dataset.cache is disk, but {source.name_of(0)} is not a file on this machine: '
+            'expected a directory of image files as dataset.name, or dataset.cache=none.',
+            kind='inapplicable',
+            field='dataset.cache',
+            value='disk',
         )
-    folder = os.path.abspath(os.path.expanduser(folder) if folder else cache_folder('photos'))
-    photos = source.fetch(tf.range(number, dtype=tf.int64))['path'].numpy()
+    cache = os.path.expanduser(folder) if folder else cache_folder('photos')
+    folder = os.path.abspath(cache)
+    photos = source.fetch(tf.range(source.num_examples, dtype=tf.int64))['path'].numpy()
+    paths, broken = _add_files(photos, source.unreadable, folder, short_side, share, check)
+    return CachedSource(source, photos, paths, broken, folder, short_side)
+
+
+def _add_files(photos, unreadable, folder, short_side, share, check):
+    """Writes the missing files.
+
+    Returns the path to read for each photo, and the reason for each broken photo, by index.
+    """
+    number = len(photos)
     paths = photos.copy()
-    broken = {}  # why, by index
+    broken = {}
     todo = np.roll(np.arange(number), -(number * share[0] // share[1]))
-    todo = todo[~np.isin(todo, list(source.unreadable))]  # pipes, which could block
-    _pixels.get_concrete_function()  # now, because TensorFlow warns of several threads that trace
+    todo = todo[~np.isin(todo, list(unreadable))]  # these may be pipes, which could block
+    _pixels.get_concrete_function()  # now, because TensorFlow warns if several threads trace it
+    last_report = time.monotonic()
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            said = time.monotonic()
-            for done in range(0, len(todo), _PART):
+            for begin in range(0, len(todo), _PART):
                 check()
-                part = todo[done : done + _PART]
+                part = todo[begin : begin + _PART]
                 files = pool.map(lambda photo: _file_of(photo, folder, short_side), photos[part])
                 for index, (path, problem) in zip(part, files, strict=True):
                     paths[index] = path
                     if problem:
                         broken[int(index)] = problem
-                if done + len(part) == len(todo) or time.monotonic() - said >= _SILENCE:
-                    said = time.monotonic()
+                num_done = begin + len(part)
+                if num_done == len(todo) or time.monotonic() - last_report >= _SILENCE:
+                    last_report = time.monotonic()
                     logger.info(
-                        'dataset.cache: %d of %d photos are in %s',
-                        done + len(part),
-                        len(todo),
-                        folder,
+                        'dataset.cache: %d of %d photos are in %s', num_done, len(todo), folder
                     )
     except OSError as error:
         raise _cannot_be_kept(folder, error) from error
-    return CachedSource(source, photos, paths, broken, folder, short_side)
+    return paths, broken
 
 
 def _cannot_be_kept(folder, error):
     return UserError(
-        f'dataset.cache: photos cannot be kept in {folder} ({error}). They take 3 '
-        'bytes a pixel: make room, lower dataset.cache_size, or name another '
-        'folder as dataset.cache_dir.',
+        f'dataset.cache: photos cannot be kept in {folder} ({error}). They need 3 '
+        'bytes per pixel: free some disk space, lower dataset.cache_size, or set '
+        'dataset.cache_dir to another folder.',
         kind='unwritable',
         field='dataset.cache_dir',
         file=folder,
@@ -108,13 +121,14 @@ def _cannot_be_kept(folder, error):
 
 
 class CachedSource(WrappedSource):
-    """A source that reads files of a folder in place of photos.
+    """A source that reads files of pixels in place of photos.
 
     Args:
-      photos, paths: of each example, the photo and the file that is read, which is the photo itself
-        where there is no other.
-      broken: why a photo is broken, by index.
-      folder, short_side: as those of `cached`.
+      photos: the path of each photo.
+      paths: the path to read for each example: a file of pixels, or the photo itself.
+      broken: the reason for each broken photo, by index.
+      folder: the folder of the files of pixels.
+      short_side: as in `cached`.
     """
 
     def __init__(
@@ -132,7 +146,7 @@ class CachedSource(WrappedSource):
         self._paths = paths
         self._folder = folder
         self._short_side = short_side
-        self._restored: set[int] = set()  # indices of files that were made again
+        self._restored: set[int] = set()  # indices of files that were rebuilt
         self._path_table = tf.constant(list(paths))
         self._is_kept = tf.constant(paths != photos)
 
@@ -150,54 +164,54 @@ class CachedSource(WrappedSource):
     def restore(self, index):
         path = os.fsdecode(self._paths[index])
         photo = os.fsdecode(self._photos[index])
+        purpose = f'which dataset.cache=disk keeps for the pixels of {photo}'
         if path == photo or _is_intact(path):
             return False
         if index in self._restored:
             raise UserError(
-                f'{path}, in which dataset.cache=disk keeps the pixels of {photo}, is damaged '
-                'again after it was made again: check the disk, or name another folder as '
-                'dataset.cache_dir.',
+                f'{path}, {purpose}, is damaged again after it was rebuilt: check the disk, or '
+                'set dataset.cache_dir to another folder.',
                 kind='content',
                 field='dataset.cache_dir',
                 file=path,
             )
         self._restored.add(index)
         try:
-            made, problem = _file_of(
-                self._photos[index], self._folder, self._short_side, again=True
+            rebuilt_path, problem = _file_of(
+                self._photos[index], self._folder, self._short_side, overwrite=True
             )
         except OSError as error:
             raise _cannot_be_kept(self._folder, error) from error
-        if made != self._paths[index]:
+        if rebuilt_path != self._paths[index]:
             raise UserError(
-                f'{path}, in which dataset.cache=disk kept the pixels of {photo}, is damaged or '
-                f'gone, and the photo {problem or "has changed"} since the run started: restore '
-                'the photo, or run the same command again.',
+                f'{path}, {purpose}, is damaged or missing, and the photo '
+                f'{problem or "has changed"} since the run started: restore the photo, or run the '
+                'same command again.',
                 kind='content',
                 file=photo,
             )
         logger.warning(
-            '%s was damaged or gone: the pixels of %s are made again',
+            '%s was damaged or missing: rebuilt it from %s',
             path,
             self.source.name_of(index),
         )
         return True
 
 
-def _file_of(photo, folder, short_side, again=False):
-    """The file that is read in place of a photo, and ''.
+def _file_of(photo, folder, short_side, overwrite=False):
+    """The file of pixels of a photo, written if it is missing, and ''.
 
-    Of a broken photo it is the photo itself, with the reason. With `again`, a file that is there is
-    replaced.
+    Returns the photo itself and the reason if the photo is broken. With `overwrite`, an existing
+    file is replaced.
     """
     try:
-        found = os.stat(photo)
+        status = os.stat(photo)
     except (FileNotFoundError, PermissionError) as error:
         return photo, f'cannot be read ({error.strerror})'
-    made_of = (_VERSION, os.path.abspath(photo), found.st_size, found.st_mtime_ns, short_side)
-    key = hashlib.blake2b(repr(made_of).encode(), digest_size=20).hexdigest()
+    inputs = (_VERSION, os.path.abspath(photo), status.st_size, status.st_mtime_ns, short_side)
+    key = hashlib.blake2b(repr(inputs).encode(), digest_size=20).hexdigest()
     path = os.path.join(folder, key[:2], f'{key[2:]}.bmp')
-    if again or not _is_whole(path):
+    if overwrite or not _is_whole(path):
         try:
             pixels = _pixels(photo, short_side).numpy()
         except STORAGE_ERRORS:
@@ -209,58 +223,58 @@ def _file_of(photo, folder, short_side, again=False):
 
 
 def _checksum(encoded):
-    """1 to 2**32 - 1, a function of the bytes of a file behind its own checksum.
+    """A function of the bytes of a file behind its own checksum, from 1 to 2**32 - 1.
 
     TensorFlow promises that this function (FarmHash) never changes.
     """
-    content = tf.strings.substr(encoded, _CONTENT_AT, -1)
+    content = tf.strings.substr(encoded, _CONTENT_OFFSET, -1)
     return tf.strings.to_hash_bucket_fast(content, 2**32 - 1) + 1
 
 
 def _checked(encoded):
     """The content of a file, inside the input graph; the operation fails unless it is intact."""
-    stated = tf.strings.substr(encoded, _CHECKSUM_AT, 4) + bytes(4)
-    is_intact = _checksum(encoded) == tf.io.decode_raw(stated, tf.int64)[0]
+    stored = tf.strings.substr(encoded, _CHECKSUM_OFFSET, 4) + bytes(4)
+    is_intact = _checksum(encoded) == tf.io.decode_raw(stored, tf.int64)[0]
     with tf.control_dependencies([tf.debugging.Assert(is_intact, ['a kept photo is damaged'])]):
         return tf.identity(encoded)
 
 
 def _is_intact(path):
-    """Whether there is a whole file with the right checksum."""
+    """Whether the file exists, is whole and has the right checksum."""
     if not _is_whole(path):
         return False
     with open(path, 'rb') as file:
         content = file.read()
-    stated = _HEADER.unpack(content[: _HEADER.size])[2]
-    return int(_checksum(tf.constant(content))) == stated
+    stored = _HEADER.unpack(content[: _HEADER.size])[2]
+    return int(_checksum(tf.constant(content))) == stored
 
 
 def _is_whole(path):
-    """Whether there is such a file, with the header and the size of its image."""
+    """Whether the file exists, with a valid header and the size that the header implies."""
     with contextlib.suppress(FileNotFoundError, struct.error), open(path, 'rb') as file:
         size = os.fstat(file.fileno()).st_size
-        found = _HEADER.unpack(file.read(_HEADER.size))
-        checksum = found[2]
-        width, height = found[5:7]
-        pixels = -(-3 * width // 4) * 4 * height  # lines are filled up to four bytes
+        header = _HEADER.unpack(file.read(_HEADER.size))
+        checksum = header[2]
+        width, height = header[5:7]
+        pixels = -(-3 * width // 4) * 4 * height  # rows are padded to multiples of four bytes
         expected = (b'BM', size, checksum, size - pixels, 40, width, height, 1, 24, 0, pixels)
-        return checksum != 0 and found == expected
+        return checksum != 0 and header == expected
     return False
 
 
 def _write(path, image):
-    """Writes a file of which other processes see all or nothing, also if this one is killed."""
+    """Writes a file. Other processes see all of it or nothing, even if this one is killed."""
     content = io.BytesIO()
     image.save(content, 'BMP')  # in a file, Pillow would not notice a disk that is almost full
     encoded = bytearray(content.getvalue())
     checksum = int(_checksum(tf.constant(bytes(encoded))))
-    struct.pack_into('<I', encoded, _CHECKSUM_AT, checksum)
+    struct.pack_into('<I', encoded, _CHECKSUM_OFFSET, checksum)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with written_whole(path, is_shared=True) as temporary, open(temporary, 'wb') as file:
         file.write(encoded)
 
 
-# A graph, because in one Python functions get the bytes that they get in training.
+# A graph, so that its Python functions receive the same bytes as in training.
 @tf.function(
     autograph=False, input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)]
 )

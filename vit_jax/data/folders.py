@@ -1,7 +1,7 @@
 """Which folders and files of a directory of images are splits, classes and images.
 
-A directory has SPLIT/CLASS/image files; one without splits, CLASS/image files, is a flat one, whose
-only split is 'train'.
+A directory has SPLIT/CLASS/image files. A flat directory has CLASS/image files; its only split is
+'train'.
 """
 
 import functools
@@ -17,53 +17,71 @@ from vit_jax.errors import UserError, some
 from vit_jax.files import composed, is_utf8, rename_or_locale
 
 logger = logging.getLogger('vit_jax.data')
-# A split is opened several times: for slices of it, and by each run of a sweep.
-_say_once = functools.cache(logger.info)
+# A split is opened several times: for its slices, and by each run of a sweep.
+_log_once = functools.cache(logger.info)
 _warn_once = functools.cache(logger.warning)
 
-VALIDATION = ('val', 'valid', 'validation')  # the first of these that exists is taken
-SILENCE = 5  # seconds of a scan from one line of the log to the next
-_LEVELS = 2  # below a directory, in which one that fits is looked for
-_MOST_LISTED = 50  # folders of one level, so that the search ends soon anywhere
-_CLASSES_LISTED = 5  # of a directory that may have classes
+VALIDATION = ('val', 'valid', 'validation')  # the first of these folders that exists is used
+SILENCE = 5  # seconds between two lines of the log during a scan
+_SEARCH_LEVELS = 2  # levels below a directory in the search for a similar one
+_MAX_FOLDERS = 50  # folders of one level in this search, so that it ends soon anywhere
+_MAX_CLASSES = 5  # class folders in the test whether a directory is flat
 _SPLITS = {'train', 'training', 'test', 'testing', 'eval', 'evaluation', *VALIDATION}
 
 
 def entries(folder: str) -> dict[str, str]:
-    """'folder', 'file' or 'other' by sorted name, without hidden ones.
+    """The visible entries of a folder by sorted name: 'folder', 'file' or 'other'.
 
-    Others are pipes, devices, and links that lead nowhere. Raises UserError without the right to
-    read the folder.
+    Pipes, devices and broken links are 'other'.
+
+    Raises:
+      UserError: if this user may not read the folder.
     """
-    if '://' in folder:  # remote file systems add a slash to the names of folders
-        found = {
-            entry.rstrip('/'): 'folder'
-            if entry.endswith('/')
-            or (not is_image(entry) and tf.io.gfile.isdir(os.path.join(folder, entry)))
-            else 'file'
-            for entry in tf.io.gfile.listdir(folder)
-        }
-    else:
-        try:
-            with os.scandir(folder) as listed:
-                found = {entry.name: _kind(entry) for entry in listed}
-        except PermissionError as error:
-            raise UserError(
-                f"the folder '{folder}' cannot be listed ({error.strerror}): give this "
-                'user the right to read and enter it, or move it away.'
-            ) from error
+    kinds = _remote_entries(folder) if '://' in folder else _local_entries(folder)
+    # macOS adds __MACOSX to zip files.
     return {
-        name: found[name]
-        for name in sorted(found)
+        name: kinds[name]
+        for name in sorted(kinds)
         if not name.startswith('.') and name != '__MACOSX'
-    }  # macOS puts it into zip files
+    }
+
+
+def _remote_entries(folder):
+    kinds = {}
+    for entry in tf.io.gfile.listdir(folder):
+        name = entry.rstrip('/')
+        if entry.endswith('/'):  # as some file systems mark folders
+            kinds[name] = 'folder'
+        elif is_image(name) or not tf.io.gfile.isdir(os.path.join(folder, name)):
+            kinds[name] = 'file'
+        else:
+            kinds[name] = 'folder'
+    return kinds
+
+
+def _local_entries(folder):
+    try:
+        with os.scandir(folder) as listed:
+            return {entry.name: _kind(entry) for entry in listed}
+    except PermissionError as error:
+        raise UserError(
+            f"the folder '{folder}' cannot be listed ({error.strerror}): give this "
+            'user permission to read and enter it, or move it away.',
+            kind='unreadable',
+            file=folder,
+        ) from error
 
 
 def _kind(entry):
-    try:  # without a call of the system for each of a million files, as os.path.isdir would need
-        return 'folder' if entry.is_dir() else 'file' if entry.is_file() else 'other'
+    # Without a system call for each of a million files, which os.path.isdir would need.
+    try:
+        if entry.is_dir():
+            return 'folder'
+        if entry.is_file():
+            return 'file'
     except OSError:  # a link in a loop
-        return 'other'
+        pass
+    return 'other'
 
 
 def subfolders(folder: str) -> list[str]:
@@ -72,12 +90,21 @@ def subfolders(folder: str) -> list[str]:
 
 
 def split_folder(root: str, name: str) -> str:
-    """The folder with the class folders of a split; UserError if there is none."""
+    """The folder with the class folders of a split.
+
+    Raises:
+      UserError: if there is none.
+    """
     if not tf.io.gfile.isdir(root):
-        seen_from = '' if os.path.isabs(root) or '://' in root else f' in {os.getcwd()}'
+        seen_from = ''
+        if not os.path.isabs(root) and '://' not in root:
+            seen_from = f' in {os.getcwd()}'
         raise UserError(
-            f"no directory '{root}'{seen_from}; dataset.name is a directory with "
-            "SPLIT/CLASS/image files, a TFDS name or 'digits'"
+            f"no directory '{root}'{seen_from}: expected dataset.name to be a directory with "
+            "SPLIT/CLASS/image files, the name of a TFDS set, or 'digits'.",
+            kind='missing',
+            field='dataset.name',
+            file=root,
         )
     folders = subfolders(root)
     if name in folders:
@@ -87,10 +114,13 @@ def split_folder(root: str, name: str) -> str:
             f"no split folder '{name}' in '{root}'; the folders there are: "
             f'{", ".join(folders) or "none"}. {_did_you_mean(_fitting(root, name))}Name one of '
             'them, or a slice such as train[:90%], in dataset.train_split, dataset.eval_split and '
-            'dataset.test_split of a config or in --split of vit_jax.evaluate'
+            'dataset.test_split of a config or in --split of vit_jax.evaluate.',
+            kind='unknown',
+            file=root,
+            value=name,
         )
     if name == 'train':
-        _say_once(
+        _log_once(
             "'%s' has no split folders: 'train' is all of its %d class folders", root, len(folders)
         )
         _warn_of_other_splits(root)
@@ -100,28 +130,37 @@ def split_folder(root: str, name: str) -> str:
         f'{_did_you_mean(_fitting(root, name))}Either '
         f'make folders {root}/train/CLASS/ and {root}/{name}/CLASS/ and move the images there, or '
         'cut splits from all images: --config.dataset.train_split=train[:90%] '
-        '--config.dataset.eval_split=train[90%:] (vit_jax.evaluate: --split=train[90%:])'
+        '--config.dataset.eval_split=train[90%:] (vit_jax.evaluate: --split=train[90%:]).',
+        kind='unknown',
+        file=root,
+        value=name,
     )
 
 
 def _is_flat(root, folders):
-    return not any(name.lower() in _SPLITS for name in folders) and any(
-        kind != 'folder' and is_image(name)
-        for folder in folders
-        for name, kind in entries(os.path.join(root, folder)).items()
-    )
+    """Whether the folders are classes: none has the name of a split, and one has images."""
+    if any(name.lower() in _SPLITS for name in folders):
+        return False
+    return any(_has_image_directly(os.path.join(root, folder)) for folder in folders)
+
+
+def _has_image_directly(folder):
+    return any(kind != 'folder' and is_image(name) for name, kind in entries(folder).items())
 
 
 def _warn_of_other_splits(root):
     """Warns if the directory is itself one of several splits."""
-    above = _above(root, 'train')
-    if above and len(_splits_in(above[0])) > 1:
+    parents = _above(root, 'train')
+    if not parents:
+        return
+    splits = _splits_in(parents[0])
+    if len(splits) > 1:
         _warn_once(
             "'%s' is one split of '%s', which has %s. %s",
             root,
-            above[0],
-            ', '.join(_splits_in(above[0])),
-            _did_you_mean(above).strip(),
+            parents[0],
+            ', '.join(splits),
+            _did_you_mean(parents).strip(),
         )
 
 
@@ -139,14 +178,14 @@ def _fitting(root, split):
 
 
 def _above(root, split):
-    """The directory of which `root` is a split, a class of a split, or a class; [] if none is."""
+    """The directory that has `root` as a split, a class of a split, or a class; [] without one."""
     if '://' in root:
         return []
     parent, name = os.path.split(os.path.abspath(root))
     grandparent, name_of_parent = os.path.split(parent)
-    if name_of_parent.lower() in _SPLITS and split in _folders(grandparent):
+    if name_of_parent.lower() in _SPLITS and split in _first_folders(grandparent):
         return [grandparent]
-    if name.lower() in _SPLITS and split in _folders(parent):
+    if name.lower() in _SPLITS and split in _first_folders(parent):
         return [parent]
     is_class = any(is_image(file) for file in entries(root))
     if is_class and split == 'train' and _looks_flat(parent):
@@ -155,14 +194,16 @@ def _above(root, split):
 
 
 def _below(root, split):
-    """The directories that have the split, of the first level below `root` with one; [] if none."""
-    if '://' in root:  # listing folders takes long there
+    """The directories below `root` that have the split, all on the same level; [] without one."""
+    if '://' in root:  # listing folders is slow there
         return []
     level = [root]
-    for _ in range(_LEVELS):
-        level = [os.path.join(path, name) for path in level for name in _folders(path)]
-        level = level[:_MOST_LISTED]
-        fitting = [path for path in level if split in _folders(path)]
+    for _ in range(_SEARCH_LEVELS):
+        next_level = []
+        for path in level:
+            next_level += [os.path.join(path, name) for name in _first_folders(path)]
+        level = next_level[:_MAX_FOLDERS]
+        fitting = [path for path in level if split in _first_folders(path)]
         if not fitting and split == 'train':
             fitting = [path for path in level if _looks_flat(path)]
         if fitting:
@@ -171,62 +212,66 @@ def _below(root, split):
 
 
 def _splits_in(root):
-    return [name for name in _folders(root) if name.lower() in _SPLITS]
+    return [name for name in _first_folders(root) if name.lower() in _SPLITS]
 
 
 def _looks_flat(root):
-    """Whether the folders are two classes or more and no splits, as far as the first ones tell."""
-    folders = _folders(root)
+    """Whether the folders are two or more classes and no splits, judged by the first folders."""
+    folders = _first_folders(root)
     if len(folders) < 2 or _splits_in(root):
         return False
     try:
-        return _is_flat(root, folders[:_CLASSES_LISTED])
+        return _is_flat(root, folders[:_MAX_CLASSES])
     except (UserError, OSError):
         return False
 
 
-def _folders(path):
-    """The first folders in a folder, [] where it cannot be read."""
+def _first_folders(path):
+    """The first folders in a folder, [] if it cannot be read."""
     try:
-        return subfolders(path)[:_MOST_LISTED]
+        return subfolders(path)[:_MAX_FOLDERS]
     except (UserError, OSError):
         return []
 
 
 def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, str]:
-    """The splits of training and evaluation, by the folders that exist; says what it takes.
+    """The splits for training and evaluation, chosen by the folders that exist; logs its choice.
 
-    In a directory without the folder of `eval_split`, or where that is '', a folder of VALIDATION
-    takes its place. Where there is none, '' holds out a tenth of the training split.
+    If a directory has no folder for `eval_split`, or `eval_split` is '', a folder of VALIDATION
+    replaces it. Without such a folder, '' holds out a tenth of the training split.
     """
     root = os.path.expanduser(name)
     wanted = eval_split.partition('[')[0]
-    folders = subfolders(root) if tf.io.gfile.isdir(root) else []
-    found = next((folder for folder in VALIDATION if folder in folders), '')
-    if found and wanted not in folders:
-        logger.info(
-            "evaluation takes '%s'%s",
-            os.path.join(root, found),
-            wanted and (f": there is no folder '{wanted}'"),
-        )
-        return train_split, found + eval_split[len(wanted) :]
+    folders = []
+    if tf.io.gfile.isdir(root):
+        folders = subfolders(root)
+    validation = next((folder for folder in VALIDATION if folder in folders), '')
+    if validation and wanted not in folders:
+        reason = ''
+        if wanted:
+            reason = f": there is no folder '{wanted}'"
+        logger.info("Evaluating on '%s'%s", os.path.join(root, validation), reason)
+        return train_split, validation + eval_split[len(wanted) :]
     if eval_split:
         return train_split, eval_split
     if '[' in train_split:
         raise UserError(
             f'dataset.eval_split is empty and dataset.train_split is {train_split}: '
-            'name the rest, as in train[90%:] for train[:90%].'
+            'set dataset.eval_split to the rest, such as train[90%:] for train[:90%].',
+            kind='missing',
+            field='dataset.eval_split',
         )
+    reason = ''
+    if folders:
+        reason = f": there is no folder {', '.join(VALIDATION)} in '{root}'"
     logger.info(
-        'evaluation takes the last 10 %% of %s, which training leaves out%s',
-        train_split,
-        f": there is no folder {', '.join(VALIDATION)} in '{root}'" if folders else '',
+        'Evaluating on the last 10 %% of %s, which training does not use%s', train_split, reason
     )
     return f'{train_split}[:90%]', f'{train_split}[90%:]'
 
 
 def held_out_splits(name: str) -> list[str] | None:
-    """The split folders of a directory besides those of training; None if it is no directory."""
+    """The split folders of a directory except the training split; None without a directory."""
     root = os.path.expanduser(name)
     if name == 'digits' or not tf.io.gfile.isdir(root):
         return None
@@ -236,89 +281,130 @@ def held_out_splits(name: str) -> list[str] | None:
 def class_contents(
     folder: str, expected: Sequence[str] | None
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """The entries of each class folder of a split, by the sorted names of the folders.
+    """Lists the class folders of a split.
 
-    Also returns the class of each folder: its own name, or the expected one that differs from it in
-    Unicode normalisation only. Raises UserError if there are images beside the class folders or in
-    folders inside of them, or the classes differ from those expected.
+    Args:
+      expected: the classes that the split must have; None accepts any classes.
+
+    Returns:
+      The entries of each class folder, by its sorted name; and the class of each folder: its own
+      name, or the expected name that differs from it in Unicode normalisation only.
+
+    Raises:
+      UserError: if there are images next to the class folders or in folders inside of them, or the
+        classes are not the expected ones.
     """
-    scan = _Progress(folder)
-    found = entries(folder)
-    names = [name for name, kind in found.items() if kind == 'folder']
-    if stray := [name for name, kind in found.items() if kind != 'folder' and is_image(name)]:
+    progress = _Progress(folder)
+    kinds = entries(folder)
+    names = [name for name, kind in kinds.items() if kind == 'folder']
+    _check_entries(folder, kinds, names)
+    if expected is None:
+        expected = names
+    classes = _classes_of_folders(folder, names, expected)
+    contents = {}
+    for number, name in enumerate(names, 1):
+        contents[name] = entries(os.path.join(folder, name))
+        progress.report(number, len(names))
+    _check_not_nested(folder, contents, len(classes))
+    return contents, classes
+
+
+def _check_entries(folder, kinds, class_folders):
+    """Raises UserError for images outside class folders, and names that are not in UTF-8."""
+    stray_images = [name for name, kind in kinds.items() if kind != 'folder' and is_image(name)]
+    if stray_images:
         raise UserError(
-            f"'{folder}' has {len(stray)} image(s) outside of class folders, for example "
-            f"'{stray[0]}'; move each to {folder}/CLASS/"
+            f"'{folder}' has {len(stray_images)} image(s) outside class folders, for example "
+            f"'{stray_images[0]}'. Move each to {folder}/CLASS/.",
+            kind='content',
+            file=folder,
+            value=stray_images,
         )
-    if odd := [name for name in names if not is_utf8(name)]:
+    not_utf8 = [name for name in class_folders if not is_utf8(name)]
+    if not_utf8:
         raise UserError(
             f"'{folder}' has class folder(s) with names that are not in UTF-8: "
-            f'{", ".join(map(repr, odd))}. {rename_or_locale()}'
+            f'{", ".join(map(repr, not_utf8))}. {rename_or_locale()}',
+            kind='content',
+            file=folder,
+            value=not_utf8,
         )
-    classes = _classes_of_folders(folder, names, names if expected is None else expected)
-    contents = {}
-    for number, name in enumerate(names):
-        contents[name] = entries(os.path.join(folder, name))
-        scan.report(number + 1, len(names))
-    nested = [
-        os.path.join(name, inner)
-        for name, kinds in contents.items()
-        for inner, kind in kinds.items()
-        if kind == 'folder' and has_image(os.path.join(folder, name, inner))
-    ]
-    if nested:
-        inner_directories = _below(folder, 'train')
-        if len(classes) > 1:  # a class may have folders of kinds, which are no classes
-            inner_directories = [path for path in inner_directories if _splits_in(path)]
-        raise UserError(
-            f"the class folders of '{folder}' have images in folders of their own: "
-            f'{some(nested)}. {_did_you_mean(inner_directories)}Each class is one folder with its '
-            'images directly in it: move them '
-            f'to {folder}/CLASS/'
-        )
-    return contents, classes
+
+
+def _check_not_nested(folder, contents, num_classes):
+    """Raises UserError if class folders have folders with images."""
+    nested = []
+    for name, kinds in contents.items():
+        inner_folders = [os.path.join(name, inner) for inner in kinds if kinds[inner] == 'folder']
+        nested += [path for path in inner_folders if has_image(os.path.join(folder, path))]
+    if not nested:
+        return
+    inner_directories = _below(folder, 'train')
+    if num_classes > 1:  # the folders inside a class may be subclasses, which are not classes
+        inner_directories = [path for path in inner_directories if _splits_in(path)]
+    raise UserError(
+        f"the class folders of '{folder}' have subfolders with images: {some(nested)}. "
+        f'{_did_you_mean(inner_directories)}Each class is one folder with its '
+        f'images directly in it: move them to {folder}/CLASS/.',
+        kind='content',
+        file=folder,
+        value=nested,
+    )
 
 
 def _classes_of_folders(folder, names, expected):
     """{name of a folder: class}; UserError unless there is one folder for each expected class."""
     by_form = {composed(name): name for name in expected}
     classes = {name: by_form.get(composed(name)) for name in names}
-    if unknown := [name for name, known in classes.items() if known is None]:
+    unknown = [name for name, class_name in classes.items() if class_name is None]
+    if unknown:
         raise UserError(
-            f"'{folder}' has class folder(s) of unknown classes: {some(unknown)}; those of "
-            f'the training split or the weights are: {some(expected)}. Name other data or weights, '
-            'or rename or remove these folders'
+            f"'{folder}' has class folder(s) of unknown classes: {some(unknown)}; the classes of "
+            f'the training split or the weights are: {some(expected)}. Use other data or weights, '
+            'or rename or remove these folders.',
+            kind='content',
+            file=folder,
+            value=unknown,
         )
     forms = Counter(map(composed, names))
-    if alike := [name for name in names if forms[composed(name)] > 1]:
+    alike = [name for name in names if forms[composed(name)] > 1]
+    if alike:
         raise UserError(
             f"'{folder}' has class folders whose names differ in Unicode normalisation only (NFC "
             f'and NFD), and look the same: {some([ascii(name) for name in alike])}. Move the '
-            'images of each class into one folder.'
+            'images of each class into one folder.',
+            kind='content',
+            file=folder,
+            value=alike,
         )
-    known = set(classes.values())
-    if missing := [name for name in expected if name not in known]:
+    found_classes = set(classes.values())
+    missing = [name for name in expected if name not in found_classes]
+    if missing:
         raise UserError(
-            f"'{folder}' has no folder for class(es) {some(missing)}; if no example of them "
-            'is intended, create an empty folder'
+            f"'{folder}' has no folder for class(es) {some(missing)}. If the split intentionally "
+            'has no example of them, create an empty folder for each.',
+            kind='missing',
+            file=folder,
+            value=missing,
         )
     return classes
 
 
 class _Progress:
-    """Reports how far the listing of a folder is, when it takes long."""
+    """Logs the progress of listing class folders when it takes long."""
 
     def __init__(self, folder):
         self._folder = folder
-        self._said = time.monotonic()
+        self._last_report = time.monotonic()
 
     def report(self, done, total):
-        if time.monotonic() - self._said >= SILENCE:
-            self._said = time.monotonic()
-            logger.info("listing '%s': %d of %d class folders", self._folder, done, total)
+        if time.monotonic() - self._last_report >= SILENCE:
+            self._last_report = time.monotonic()
+            logger.info("Listed %d of %d class folders in '%s'", done, total, self._folder)
 
 
 def has_image(folder: str) -> bool:
     """Whether there is an image file anywhere below a folder."""
-    walk = tf.io.gfile.walk if '://' in folder else os.walk  # os.walk follows no links into loops
-    return any(is_image(name) for _, _, names in walk(folder) for name in names)
+    # os.walk does not follow links, so a loop of links is harmless.
+    walk = tf.io.gfile.walk if '://' in folder else os.walk
+    return any(any(map(is_image, names)) for _, _, names in walk(folder))

@@ -1,8 +1,8 @@
-"""The image formats that are read, and the way from a file to what a model sees, in NumPy.
+"""The supported image formats, and the steps from a file to the input of a model, in NumPy.
 
 Prediction reads every file with this module, without TensorFlow. Training and evaluation
 (data/preprocess.py) decode JPEG, PNG and uncompressed BMP with TensorFlow, which is faster, and all
-other formats with this module; the pixels are the same.
+other formats with this module. The pixels are the same.
 """
 
 import io
@@ -18,20 +18,22 @@ from vit_jax.errors import UserError
 from vit_jax.files import read_bytes
 
 # Not every format of Pillow: it also runs Ghostscript for PostScript and opens films and PDF files.
-_CHOSEN = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
+_SUPPORTED = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
 SUFFIXES = tuple(
-    suffix for suffix, name in Image.registered_extensions().items() if name in _CHOSEN
+    suffix for suffix, name in Image.registered_extensions().items() if name in _SUPPORTED
 )
-FORMATS = tuple(name for name in _CHOSEN if name in Image.OPEN)  # older versions have no AVIF
+# Older versions of Pillow have no AVIF.
+FORMATS = tuple(name for name in _SUPPORTED if name in Image.OPEN)
 
-# A larger image counts as broken, in training as in prediction: decoding takes up to 20 bytes of
-# memory per pixel. Cameras of 108 megapixels stay below; no JPEG has a longer side.
+# A larger image counts as broken in training and prediction: decoding needs up to 20 bytes of
+# memory per pixel. Cameras of 108 megapixels stay below the limit, and no JPEG has a longer side.
 MAX_PIXELS = 120_000_000
 MAX_SIDE = 65_535
-warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)  # of Pillow's own limit
+# The limits above replace Pillow's own limit and its warning.
+warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)
 
 # Metadata with an orientation has one of these words in the first bytes of a JPEG or PNG file,
-# before the pixels. Searching the whole of a large file would take a third of its decoding time.
+# before the pixels. Searching a whole large file would take a third of its decoding time.
 ORIENTATION_WORDS = ('exif', 'tiff:orientation')
 HEADER_BYTES = 1 << 16
 _TOO_LARGE = (
@@ -41,16 +43,24 @@ _PNG_END = b'IEND\xaeB`\x82'
 
 
 def is_image(name: str) -> bool:
-    """Whether the ending of a file says that it is an image."""
+    """Whether a file has the ending of a supported image format."""
     return name.lower().endswith(SUFFIXES)
 
 
 def load(
     path: str, image_size: tuple[int, int], preprocess: Mapping
 ) -> Float[np.ndarray, 'height width 3']:
-    """One image file as evaluation shows it to a model, float32; UserError if it cannot be read.
+    """Reads one image file as evaluation shows it to a model.
 
-    `image_size` is (height, width) in pixels; `preprocess` has the fields of `config.preprocess`.
+    Args:
+      image_size: (height, width) in pixels.
+      preprocess: has the fields of `config.preprocess`.
+
+    Returns:
+      Normalised pixels, float32.
+
+    Raises:
+      UserError: if the file is missing or cannot be read.
     """
     try:
         rgb = decode(read_bytes(path))
@@ -61,15 +71,19 @@ def load(
             f'{path!r} cannot be read: {error}.', kind='unreadable', file=path
         ) from error
     pixels = resizing.resize_and_central_crop(rgb, image_size, preprocess)
-    mean, std = (np.asarray(preprocess[name], np.float32) for name in ('mean', 'std'))
+    mean = np.asarray(preprocess['mean'], np.float32)
+    std = np.asarray(preprocess['std'], np.float32)
     return (pixels / np.float32(255) - mean) / std
 
 
 def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
-    """Pixels of a file in any of FORMATS and any mode, turned upright as its EXIF data says.
+    """The pixels of a file in any of FORMATS and any mode, turned upright by its EXIF data.
 
-    Of several frames it takes the first. It drops transparency and keeps the colours below.
-    Raises ValueError if the file is of another kind, damaged, cut short or too large.
+    An image with several frames gives its first frame. Transparency is dropped; the colours of
+    transparent pixels stay.
+
+    Raises:
+      ValueError: if the file is of another kind, damaged, cut short or too large.
     """
     if not encoded:
         raise ValueError('the file is empty')
@@ -93,19 +107,20 @@ def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
         raise ValueError(f'the image is {_TOO_LARGE}') from error
     except MemoryError:
         raise
-    except Exception as error:  # decoders do not document what they raise for damaged files
+    except Exception as error:  # decoders do not document their errors for damaged files
         raise ValueError(str(error) or type(error).__name__) from error
 
 
 def _to_rgb(image):
     if image.mode.startswith('I;16') or image.mode == 'I':
-        # Of 16 bits the upper 8.
+        # The upper 8 of the 16 bits.
         grey = np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=-1)
     if image.mode == 'CMYK' and image.format == 'JPEG':
-        # As in TensorFlow. Files of Adobe hold 255 - ink, and Pillow takes every file for one.
+        # As in TensorFlow. Files written by Adobe contain 255 - ink; Pillow treats every file so.
         light = np.asarray(image)
-        light = 255 - light if 'adobe' in image.info else light
+        if 'adobe' in image.info:
+            light = 255 - light
         return (light[..., :3] * light[..., 3:].astype(np.uint16) // 255).astype(np.uint8)
     return np.asarray(image.convert('RGB'))
 
@@ -113,12 +128,12 @@ def _to_rgb(image):
 def turn_upright(
     pixels: UInt8[np.ndarray, 'rows columns 3'], image: Image.Image
 ) -> UInt8[np.ndarray, 'height width 3']:
-    """The pixels of an image, turned and mirrored as its EXIF or XMP data says."""
+    """The pixels of an image, turned and mirrored by its EXIF or XMP data."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # unreadable metadata does not make an image unreadable
         return pixels
-    if orientation in (5, 6, 7, 8):  # as in the EXIF standard: these exchange rows and columns
+    if orientation in (5, 6, 7, 8):  # in the EXIF standard, these exchange rows and columns
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]

@@ -1,7 +1,8 @@
-"""Which example has which position: functions of the seed, never of time, threads or hosts.
+"""The order of examples: a function of the seed, never of time, threads or hosts.
 
 Row j of step s has position g = s * batch_size + j of the run. In epoch g // n, a source with
-random access shows the permutation (seed, g // n) of its n examples, unless classes are balanced.
+random access shows example permutation(seed, g // n)[g mod n] of its n examples, unless classes are
+balanced.
 """
 
 from collections.abc import Callable
@@ -11,15 +12,16 @@ from jaxtyping import Int32, Int64
 
 from vit_jax.data.host_tensorflow import tf
 
-# Of the cipher behind the permutation: with few rounds and small numbers as seeds, it nearly
-# returns the identity.
+# Rounds of the cipher behind the permutation. With few rounds and small numbers as seeds, it is
+# nearly the identity.
 _ROUNDS = 16
-# Takes the place of an epoch in the key of what `balanced` draws.
+# Replaces the epoch in the key of the random numbers of `balanced`.
 _CLASSES = -2
-# Of how many positions a share is a whole number.
+# The share of balanced positions is rounded to a multiple of 1 / _PARTS.
 _PARTS = 2**20
 # Neighbours stay neighbours with a probability of 2**-24.
 _SWAPS = 24
+# The size of a permutation whose values serve as random numbers.
 _MANY = 2**60
 
 
@@ -32,9 +34,12 @@ def stream_seeds(seed: int) -> tuple[int, int]:
 def permute(
     index: Int64[tf.Tensor, ' k'], key: Int32[tf.Tensor, '*k 3'], size: int | tf.Tensor
 ) -> Int64[tf.Tensor, ' k']:
-    """Where a pseudo-random permutation of range(size) takes each index.
+    """The value of a pseudo-random permutation of range(size) at each index.
 
-    The key has all bits random, one for all elements or one for each; a tensor `size` is int64.
+    Args:
+      index: positions in the permutation.
+      key: one key for all elements or one key for each element, with all bits random.
+      size: a tensor is int64.
     """
     # Not tf.random.experimental.index_shuffle: its 4 rounds leave a visible pattern even with
     # random keys, and it does not take one key per element.
@@ -42,7 +47,7 @@ def permute(
 
 
 def key_of(seed: int, *counters) -> Int32[tf.Tensor, ' 3']:
-    """A key with all bits random from a seed and one or more integer counters."""
+    """A key with all bits random, a function of a seed and one or more integer counters."""
     pair = tf.stack([tf.cast(seed, tf.int64), tf.cast(counters[0], tf.int64)])
     for counter in counters[1:]:
         pair = tf.random.fold_in(pair, tf.cast(counter, tf.int64))
@@ -52,11 +57,12 @@ def key_of(seed: int, *counters) -> Int32[tf.Tensor, ' 3']:
 def shuffled_index(
     position: Int64[tf.Tensor, ' k'], num_examples: int, seed: int
 ) -> Int64[tf.Tensor, ' k']:
-    """Index of the example at each position, which may be of any epoch; each once per epoch."""
-    epochs, which = tf.unique(position // num_examples)  # a batch may cross the end of an epoch
-    keys = tf.map_fn(lambda e: key_of(seed, e), epochs, fn_output_signature=tf.int32)
-    index = permute(position % num_examples, tf.gather(keys, which), num_examples)
-    # The raw operation loses the shape where every row has a key of its own.
+    """Index of the example at each position; every epoch shows every example once."""
+    # A batch may cross the end of an epoch.
+    epochs, epoch_of_row = tf.unique(position // num_examples)
+    keys = tf.map_fn(lambda epoch: key_of(seed, epoch), epochs, fn_output_signature=tf.int32)
+    index = permute(position % num_examples, tf.gather(keys, epoch_of_row), num_examples)
+    # The raw operation loses the shape if every row has its own key.
     return tf.ensure_shape(index, position.shape)
 
 
@@ -65,47 +71,57 @@ def balanced(
 ) -> Callable[[Int64[tf.Tensor, ' k']], Int64[tf.Tensor, ' k']]:
     """The function from positions to indices of examples that shows all classes equally often.
 
-    It does so at a share of the positions, evenly spread; the others are those of `shuffled_index`.
-    They are cut into rounds that have every class once, in random order, and a class shows a random
-    permutation of its examples, then another. `labels` are 0, 1, ..., each of them at least once.
+    A share of the positions, evenly spread, is balanced; the other positions show examples as
+    `shuffled_index` does. The balanced positions form rounds, each with every class once in random
+    order. A class shows all its examples in a random order, then again in another one.
+
+    Args:
+      labels: values 0, 1, ..., each of them at least once.
+      share: above 0, up to 1, the share of balanced positions.
     """
-    counts, num_classes = np.bincount(labels), int(labels.max()) + 1
-    table, sizes = tf.constant(np.argsort(labels, kind='stable')), tf.constant(counts)
-    begins = tf.constant(np.cumsum(counts) - counts)
-    part = max(1, round(share * _PARTS))
+    sizes_by_class = np.bincount(labels)
+    num_classes = int(labels.max()) + 1
+    by_class = tf.constant(np.argsort(labels, kind='stable'))
+    class_sizes = tf.constant(sizes_by_class)
+    first_of_class = tf.constant(np.cumsum(sizes_by_class) - sizes_by_class)
+    balanced_parts = max(1, round(share * _PARTS))
+    # One key for each class; the last key is for the order of classes in the rounds.
     keys = tf.random.stateless_uniform(
         [num_classes + 1, 3], [seed, _CLASSES], minval=None, maxval=None, dtype=tf.int32
-    )  # the last is of the rounds
+    )
+
+    def balanced_index(number):
+        """The index of the example at each balanced position, counted among these positions."""
+        round_number = number // num_classes
+        label = _permute_small(number % num_classes, round_number, keys[-1], num_classes)
+        size = tf.gather(class_sizes, label)
+        rank = _permute_small(
+            round_number % size, round_number // size, tf.gather(keys, label), size
+        )
+        return tf.gather(by_class, tf.gather(first_of_class, label) + rank)
 
     def index_at(position):
-        before = position * part // _PARTS  # balanced positions, and so where it stands in them
-        time = before // num_classes
-        label = _permute_few(before % num_classes, time, keys[-1], num_classes)
-        size = tf.gather(sizes, label)
-        place = _permute_few(time % size, time // size, tf.gather(keys, label), size)
-        index = tf.ensure_shape(tf.gather(table, tf.gather(begins, label) + place), position.shape)
-        return (
-            index
-            if part == _PARTS
-            else tf.where(
-                (position + 1) * part // _PARTS > before,
-                index,
-                shuffled_index(position - before, len(labels), seed),
-            )
-        )
+        balanced_before = position * balanced_parts // _PARTS
+        index = tf.ensure_shape(balanced_index(balanced_before), position.shape)
+        if balanced_parts == _PARTS:
+            return index
+        is_balanced = (position + 1) * balanced_parts // _PARTS > balanced_before
+        others = shuffled_index(position - balanced_before, len(labels), seed)
+        return tf.where(is_balanced, index, others)
 
     return index_at
 
 
-def _permute_few(index, time, key, size):
-    """Where permutation number `time` of range(size), which may be small, takes each index.
+def _permute_small(index, time, key, size):
+    """The value of permutation number `time` of range(size), which may be small, at each index.
 
-    The operation behind `permute` permutes 2**16 numbers or more, and again until one is below the
-    size. These are swaps (Hoang, Morris, Rogaway, An Enciphering Scheme Based on a Card Shuffle,
-    2012): a number and its mirror image at a random place change places or not.
+    The operation behind `permute` permutes at least 2**16 numbers, and repeats this until a number
+    is below the size. This function swaps instead (Hoang, Morris, Rogaway, An Enciphering Scheme
+    Based on a Card Shuffle, 2012): a number and its mirror image at a random centre change places
+    or not.
     """
-    for turn in range(_SWAPS):
-        begin = (time * _SWAPS + turn) * (size + 1)
+    for swap in range(_SWAPS):
+        begin = (time * _SWAPS + swap) * (size + 1)
         mirrored = (permute(begin, key, _MANY) - index) % size
         bits = permute(begin + 1 + tf.maximum(index, mirrored), key, _MANY)
         index = tf.where(bits % 2 > 0, mirrored, index)
@@ -113,17 +129,20 @@ def _permute_few(index, time, key, size):
 
 
 def positions_of_step(step, batch_size: int, share: tuple[int, int]) -> Int64[tf.Tensor, ' local']:
-    """Positions in the run of the rows of one process; `share` is (its index, their number)."""
+    """Positions of the rows of one process; `share` is (its index, number of processes)."""
     process, num_processes = share
     local = batch_size // num_processes
     return step * batch_size + process * local + tf.range(local, dtype=tf.int64)
 
 
 def augment_bits(seed: int, first_position, num_rows: int) -> Int64[tf.Tensor, 'num_rows 4 2']:
-    """Four keys, all bits random, for each of consecutive positions, whatever its batch."""
+    """Four keys with all bits random for each of `num_rows` consecutive positions.
+
+    The keys of a position do not depend on its batch.
+    """
     # The generator is a function of a counter, and one count gives 128 bits. Counting from four
-    # times the position makes the keys of all rows in one call; a call for each image would take a
-    # third of the time of reading a small one.
+    # times the position makes the keys of all rows in one call. A call for each image would take a
+    # third of the time of reading a small image.
     key, _ = tf.raw_ops.StatelessRandomGetKeyCounter(seed=tf.constant([seed, 0], tf.int64))
     counter = tf.stack([tf.cast(4 * first_position, tf.uint64), tf.constant(0, tf.uint64)])
     return tf.raw_ops.StatelessRandomUniformFullIntV2(

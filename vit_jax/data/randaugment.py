@@ -1,12 +1,12 @@
-"""RandAugment (arXiv 1909.13719) with the operations that AugReg and big_vision trained with.
+"""RandAugment (arXiv 1909.13719) with the operations of the training of AugReg and big_vision.
 
-Between operations an image has integers of 8 bits, and each operation cuts fractions off, as in
-big_vision's pp/archive/autoaugment.py. Models were trained with some operations that are not what
-their names promise, and so are these:
+Between operations an image has integers of 8 bits, and each operation cuts off fractions, as in
+big_vision's pp/archive/autoaugment.py. Some operations of that file differ from their names. Models
+were trained with them, so the operations here do the same:
 
 - solarize has a threshold of 8 bits: 0 at the magnitudes 0, 10 and 20, which invert the image;
-- contrast moves pixels away from a number that depends on the size of the image alone, 196 at
-  224 px, and not on its brightness;
+- contrast moves pixels away from a number that depends only on the size of the image (196 at
+  224 px), and not on its brightness;
 - posterize keeps one bit at magnitude 0, and all eight at 20;
 - brightness, colour, contrast and sharpness only increase from magnitude 5 on.
 """
@@ -20,29 +20,35 @@ from jaxtyping import Int64, UInt8
 
 from vit_jax.data.host_tensorflow import tf
 
-GREY = 128  # of what lies outside the image, and of cutout
+GREY = 128  # the colour outside the image, and of the square of `cutout`
 _SMOOTH = [[1, 1, 1], [1, 5, 1], [1, 1, 1]]
 
 
 class Draw(NamedTuple):
-    """What is random about an operation."""
+    """The random numbers of one operation.
 
-    which: tf.Tensor  # of OPERATIONS, int32
-    direction: tf.Tensor  # -1.0 or 1.0
-    centre: tf.Tensor  # two whole numbers, at least 0
+    Attributes:
+      which: position in OPERATIONS, int32.
+      direction: -1.0 or 1.0.
+      centre: two whole numbers, at least 0.
+    """
+
+    which: tf.Tensor
+    direction: tf.Tensor
+    centre: tf.Tensor
 
 
 def randaugment(
     image: UInt8[tf.Tensor, 'height width 3'], key: Int64[tf.Tensor, ' 2'], settings: Mapping
 ) -> UInt8[tf.Tensor, 'height width 3']:
-    """The image after `num_ops` operations, each drawn from all of OPERATIONS with equal chances.
+    """The image after `num_ops` operations, each drawn uniformly from OPERATIONS.
 
     Args:
-      key: all bits random; the result is a function of it and the image.
+      key: all bits random. The result is a function of the key and the image.
       settings: `config.augment.randaugment`.
     """
     for draw in draws(key, settings['num_ops']):
-        # Bound now: branches are traced when `image` and `draw` have their next values.
+        # Arguments are bound here: branches are traced after `image` and `draw` have changed.
         image = tf.switch_case(
             draw.which,
             [
@@ -55,7 +61,7 @@ def randaugment(
 
 
 def draws(key: Int64[tf.Tensor, ' 2'], num_ops: int) -> list[Draw]:
-    """What is drawn for each of the operations that follow each other."""
+    """The random numbers for a sequence of operations."""
     bits = tf.cast(
         tf.random.stateless_uniform([num_ops, 4], key, minval=None, maxval=None, dtype=tf.uint32),
         tf.int64,
@@ -71,18 +77,20 @@ def draws(key: Int64[tf.Tensor, ' 2'], num_ops: int) -> list[Draw]:
 
 
 def auto_contrast(image, settings, draw):
-    """Each colour stretched to 0..255."""
+    """Stretches each colour to 0..255."""
     pixels = tf.cast(image, tf.float32)
-    low, high = (reduce(pixels, [0, 1]) for reduce in (tf.reduce_min, tf.reduce_max))
-    scale, shift = 255.0 / (high - low), -low * (255.0 / (high - low))
-    several = high > low  # a channel of one value stays
-    return tf.saturate_cast(
-        pixels * tf.where(several, scale, 1.0) + tf.where(several, shift, 0.0), tf.uint8
-    )
+    low = tf.reduce_min(pixels, [0, 1])
+    high = tf.reduce_max(pixels, [0, 1])
+    scale = 255.0 / (high - low)
+    shift = -low * scale
+    has_range = high > low  # a channel with a single value stays as it is
+    scale = tf.where(has_range, scale, 1.0)
+    shift = tf.where(has_range, shift, 0.0)
+    return tf.saturate_cast(pixels * scale + shift, tf.uint8)
 
 
 def equalize(image, settings, draw):
-    """Each colour with a histogram that is as even as can be."""
+    """Makes the histogram of each colour as even as possible."""
 
     def channel(pixels):
         counts = tf.math.bincount(pixels, minlength=256, maxlength=256)
@@ -100,9 +108,10 @@ def invert(image, settings, draw):
 
 
 def rotate(image, settings, draw):
-    """By 30 degrees at magnitude 10, either way, around the middle."""
+    """Rotates by 30 degrees at magnitude 10, in either direction, around the middle."""
     angle = draw.direction * (30 * _strength(settings)) * (math.pi / 180)
-    cos, sin = tf.cos(angle), tf.sin(angle)
+    cos = tf.cos(angle)
+    sin = tf.sin(angle)
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2] - 1, tf.float32))
     return _moved(
         image,
@@ -118,87 +127,89 @@ def rotate(image, settings, draw):
 
 
 def posterize(image, settings, draw):
-    """Only the upper bits of each colour: 4 at magnitude 10."""
-    # A shift by 8 would be one by 7 in TensorFlow, and so it is in the source.
+    """Keeps only the upper bits of each colour: 4 at magnitude 10."""
+    # TensorFlow treats a shift by 8 as a shift by 7, and so does the source.
     shift = min(8 - int(4 * _strength(settings)), 7)
     return tf.bitwise.left_shift(tf.bitwise.right_shift(image, shift), shift)
 
 
 def solarize(image, settings, draw):
-    """255 - x from a threshold on: 256 at magnitude 10, which is 0 in 8 bits."""
+    """255 - x from a threshold on. The threshold is 256 at magnitude 10, which is 0 in 8 bits."""
     return tf.where(image < int(256 * _strength(settings)) % 256, image, 255 - image)
 
 
 def solarize_add(image, settings, draw):
-    """x + 110 at magnitude 10, at most 255, where x is below 128."""
+    """x + 110 at magnitude 10, at most 255, for x below 128."""
     brighter = tf.cast(image, tf.int32) + int(110 * _strength(settings))
     return tf.where(image < 128, tf.saturate_cast(brighter, tf.uint8), image)
 
 
 def color(image, settings, draw):
-    """Away from the image's own grey, or towards it."""
+    """Blends away from the grey version of the image, or towards it."""
     return _blend(tf.image.grayscale_to_rgb(tf.image.rgb_to_grayscale(image)), image, settings)
 
 
 def contrast(image, settings, draw):
-    """Away from the number of pixels / 256, at most 255, or towards it."""
+    """Blends away from the number of pixels / 256 (at most 255), or towards it."""
     mean = tf.minimum(tf.size(image) // 3 // 256, 255)
     return _blend(tf.fill(tf.shape(image), tf.cast(mean, tf.uint8)), image, settings)
 
 
 def brightness(image, settings, draw):
-    """Away from black, or towards it."""
+    """Blends away from black, or towards it."""
     return _blend(tf.zeros_like(image), image, settings)
 
 
 def sharpness(image, settings, draw):
-    """Away from the smoothed image, or towards it, but for the pixels at the border."""
+    """Blends away from the smoothed image, or towards it, except at the border."""
     kernel = tf.tile(tf.constant(_SMOOTH, tf.float32)[..., None, None], [1, 1, 3, 1])
     total = tf.nn.depthwise_conv2d(tf.cast(image, tf.float32)[None], kernel, [1, 1, 1, 1], 'VALID')
-    # In integers. The source divides in float32, where some quotients come out a little too small.
+    # Integer division. The source divides in float32, where some quotients are a little too small.
     smooth = tf.cast(tf.cast(total[0], tf.int32) // 13, tf.uint8)
-    around = [[1, 1], [1, 1], [0, 0]]
-    inside = tf.pad(tf.ones_like(smooth), around) == 1
-    return _blend(tf.where(inside, tf.pad(smooth, around), image), image, settings)
+    border = [[1, 1], [1, 1], [0, 0]]
+    inside = tf.pad(tf.ones_like(smooth), border) == 1
+    return _blend(tf.where(inside, tf.pad(smooth, border), image), image, settings)
 
 
 def shear_x(image, settings, draw):
-    """By 0.3 pixels a row at magnitude 10, either way."""
+    """Shears by 0.3 pixels per row at magnitude 10, in either direction."""
     return _moved(image, [1.0, draw.direction * (0.3 * _strength(settings)), 0.0, 0.0, 1.0, 0.0])
 
 
 def shear_y(image, settings, draw):
-    """By 0.3 pixels a column at magnitude 10, either way."""
+    """Shears by 0.3 pixels per column at magnitude 10, in either direction."""
     return _moved(image, [1.0, 0.0, 0.0, draw.direction * (0.3 * _strength(settings)), 1.0, 0.0])
 
 
 def translate_x(image, settings, draw):
-    """By `translate` pixels at magnitude 10, left or right."""
+    """Moves by `translate` pixels at magnitude 10, left or right."""
     return _moved(image, [1.0, 0.0, draw.direction * _distance(settings), 0.0, 1.0, 0.0])
 
 
 def translate_y(image, settings, draw):
-    """By `translate` pixels at magnitude 10, up or down."""
+    """Moves by `translate` pixels at magnitude 10, up or down."""
     return _moved(image, [1.0, 0.0, 0.0, 0.0, 1.0, draw.direction * _distance(settings)])
 
 
 def cutout(image, settings, draw):
-    """A grey square, `cutout` pixels to each side of its centre at magnitude 10."""
+    """Paints a grey square, `cutout` pixels to each side of its centre at magnitude 10."""
     reach = int(settings['cutout'] * _strength(settings))
-    inside = [
-        (places >= centre - reach) & (places < centre + reach)
-        for places, centre in (
-            (tf.range(side), centre % side)
-            for side, centre in zip(
-                tf.unstack(tf.shape(image, tf.int64)[:2]), tf.unstack(draw.centre), strict=True
-            )
-        )
-    ]
-    outside = tf.cast(~(inside[0][:, None] & inside[1]), tf.uint8)[..., None]
+
+    def is_near(side, number):
+        """Whether each place along a side of the image belongs to the square."""
+        centre = number % side
+        places = tf.range(side)
+        return (places >= centre - reach) & (places < centre + reach)
+
+    height, width = tf.unstack(tf.shape(image, tf.int64)[:2])
+    row_number, column_number = tf.unstack(draw.centre)
+    inside = is_near(height, row_number)[:, None] & is_near(width, column_number)
+    outside = tf.cast(~inside, tf.uint8)[..., None]
     return image * outside + GREY * (1 - outside)
 
 
-OPERATIONS: dict[str, Callable] = {  # (image, settings, draw) -> image, both uint8 as above
+# Functions (image, settings, draw) -> image; both images are uint8 [height, width, 3].
+OPERATIONS: dict[str, Callable] = {
     operation.__name__: operation
     for operation in (
         auto_contrast,
@@ -230,14 +241,18 @@ def _distance(settings) -> float:
 
 
 def _blend(start, end, settings):
-    """The image from `start` through `end`, and beyond it where the factor is above 1."""
+    """Goes from `start` towards `end`, and beyond `end` if the factor is above 1."""
     factor = _strength(settings) * 1.8 + 0.1
-    start, end = tf.cast(start, tf.float32), tf.cast(end, tf.float32)
+    start = tf.cast(start, tf.float32)
+    end = tf.cast(end, tf.float32)
     return tf.saturate_cast(start + factor * (end - start), tf.uint8)
 
 
 def _moved(image, matrix):
-    """The nearest pixels at places that `matrix`, two rows of three numbers, says of (x, y, 1)."""
+    """An image whose pixel (x, y) is the nearest one at matrix @ (x, y, 1) of the old image.
+
+    `matrix` has two rows of three numbers, as a list of six.
+    """
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.stack([*matrix, 0.0, 0.0])[None],

@@ -1,13 +1,13 @@
-"""How an image is brought to the size that a model takes, in NumPy: geometry and filters.
+"""Resizing and cropping an image to the input size of a model, in NumPy: geometry and filters.
 
-`preprocess.fit` says which chain: 'cover' and 'squash' are those of Google's code bases (big_vision
-and vision_transformer), 'torchvision' is timm's, 'transformers' Hugging Face's. Those that keep the
-shape of an image differ in how they round, by a pixel.
+`preprocess.fit` selects the geometry: 'cover' (big_vision), 'squash' (vision_transformer),
+'torchvision' (timm) or 'transformers' (Hugging Face). All except 'squash' keep the aspect ratio of
+an image, and differ by a pixel because they round differently.
 
-`preprocess.uint8_resize` says how numbers are rounded on the way. timm, torchvision and
-transformers give the image to Pillow, which resizes one side after the other and rounds each result
-to a whole number from 0 to 255: there, what a bicubic filter overshoots is cut off. TensorFlow
-computes with fractions and cuts off nothing.
+`preprocess.uint8_resize` selects the rounding. timm, torchvision and transformers resize with
+Pillow, one side after the other, and Pillow rounds each result to a whole number from 0 to 255.
+This cuts off the overshoot of a bicubic filter. TensorFlow computes with fractions and cuts off
+nothing.
 """
 
 import math
@@ -24,32 +24,39 @@ RESAMPLING = {
     'lanczos3': Image.Resampling.LANCZOS,
 }
 
-# What is antialiased is resized as a whole, unless that takes this many times the pixels of the
-# crop.
+# An image is resized as a whole before it is cropped, unless the whole has more than this many
+# times the pixels of the crop.
 THIN = 32
-# From this version on, Pillow resizes the height of a tall image first.
+# From version 13 on, Pillow resizes the height of a tall image first.
 _RESIZES_TALL_IMAGES_DOWNWARDS_FIRST = int(PIL.__version__.split('.')[0]) >= 13
 
 
 def target_size(image_size: tuple[int, int], preprocess: Mapping) -> tuple[int, int]:
-    """The (height, width) of which the middle is cropped, where an image has just that shape."""
-    # The ratio of two whole numbers may come out a little too small.
-    rounded = round if preprocess['fit'] == 'cover' else lambda x: math.floor(x + 1e-6)
-    height, width = (rounded(side / preprocess['crop_ratio']) for side in image_size)
-    return height, width
+    """The (height, width) before the central crop, for an image with the shape of `image_size`."""
+
+    def rounded(x):
+        if preprocess['fit'] == 'cover':
+            return round(x)
+        return math.floor(x + 1e-6)  # the ratio of two whole numbers may be a little too small
+
+    height, width = image_size
+    crop_ratio = preprocess['crop_ratio']
+    return rounded(height / crop_ratio), rounded(width / crop_ratio)
 
 
 def fitted_size(height, width, image_size: tuple[int, int], preprocess: Mapping, larger=max):
-    """The (height, width) to which evaluation resizes an image before it crops the middle.
+    """The (height, width) to which evaluation resizes an image before the central crop.
 
-    A squashed image gets image_size / crop_ratio. Others keep their aspect ratio and just cover it.
-    Computed in integers, so that Python and TensorFlow, whose `larger` is tf.maximum, agree.
+    'squash' resizes to image_size / crop_ratio. The other values of `fit` keep the aspect ratio and
+    choose the smallest size that covers image_size / crop_ratio. Sizes are computed in integers, so
+    that Python and TensorFlow agree; for TensorFlow, `larger` is tf.maximum.
     """
     fit = preprocess['fit']
     target_h, target_w = target_size(image_size, preprocess)
     if fit == 'squash':
         return target_h, target_w
-    half_h, half_w = (height, width) if fit == 'cover' else (0, 0)  # rounds to the nearest, or down
+    half_h = height if fit == 'cover' else 0  # rounds to the nearest, or down
+    half_w = width if fit == 'cover' else 0
     return (
         larger((2 * height * target_w + half_w) // (2 * width), target_h),
         larger((2 * width * target_h + half_h) // (2 * height), target_w),
@@ -57,28 +64,35 @@ def fitted_size(height, width, image_size: tuple[int, int], preprocess: Mapping,
 
 
 def crop_offset(difference, fit: str):
-    """Where the middle begins in a side that is longer by `difference`, an integer or a tensor."""
-    # torchvision, which squashes for timm too, rounds half a pixel to even numbers, others down.
-    return (difference + (difference // 2 % 2 if fit in ('torchvision', 'squash') else 0)) // 2
+    """The begin of the middle part of a side that is longer by `difference`, int or tensor."""
+    if fit in ('torchvision', 'squash'):
+        # torchvision rounds half a pixel to even numbers. timm also squashes with torchvision.
+        return (difference + difference // 2 % 2) // 2
+    return difference // 2
 
 
 def resize_and_central_crop(
     image: Num[np.ndarray, 'rows columns 3'], size: tuple[int, int], preprocess: Mapping
 ) -> Float[np.ndarray, 'height width 3']:
-    """Like `data.preprocess.eval_image`; float32 in 0..255.
+    """Resizes and crops one image for evaluation, as `data.preprocess.eval_image` does.
 
     Args:
-      image: of values in 0..255; uint8 for `uint8_resize`.
+      image: values in 0..255; uint8 if `uint8_resize` is set.
       size: (height, width) of the result.
-      preprocess: fields fit, crop_ratio, resize, antialias and uint8_resize of `config.preprocess`.
+      preprocess: has the fields fit, crop_ratio, resize, antialias and uint8_resize of
+        `config.preprocess`.
+
+    Returns:
+      float32 values in 0..255.
     """
     rows, columns = image.shape[:2]
+    height, width = size
     new_size = fitted_size(rows, columns, size, preprocess)
-    top, left = (
-        crop_offset(new - side, preprocess['fit']) for new, side in zip(new_size, size, strict=True)
-    )
+    new_height, new_width = new_size
+    top = crop_offset(new_height - height, preprocess['fit'])
+    left = crop_offset(new_width - width, preprocess['fit'])
     if new_size == (rows, columns):
-        return image[top : top + size[0], left : left + size[1]].astype(np.float32)
+        return image[top : top + height, left : left + width].astype(np.float32)
     method = preprocess['resize']
     if is_uint8_resize(preprocess):
         return uint8_resized(image, new_size, (top, left), size, method).astype(np.float32)
@@ -87,7 +101,7 @@ def resize_and_central_crop(
 
 
 def is_uint8_resize(preprocess: Mapping) -> bool:
-    """The field `uint8_resize`, which records of earlier versions do not have."""
+    """The field `uint8_resize`; False in records of earlier versions, which do not have it."""
     return preprocess.get('uint8_resize', False)
 
 
@@ -98,10 +112,16 @@ def uint8_resized(
     size: Sequence[int],
     method: str,
 ) -> UInt8[np.ndarray, 'height width 3']:
-    """The part from `begin` on of the image at new_size, as Pillow itself resizes it.
+    """A part of the resized image, with the pixels that Pillow itself computes.
 
-    The order of the two passes, which tall images show where a filter overshoots, is that of the
-    installed Pillow: version 13 has another one than version 12.
+    The two sides are resized in the order of the installed version of Pillow, which differs between
+    versions 12 and 13. The order matters for tall images where a filter overshoots.
+
+    Args:
+      new_size: (height, width) of the whole resized image.
+      begin: (top, left) of the part.
+      size: (height, width) of the part.
+      method: one of RESAMPLING.
     """
     top, left = (int(x) for x in begin)
     height, width = (int(x) for x in size)
@@ -111,39 +131,47 @@ def uint8_resized(
     if new_height * new_width <= THIN * height * width:
         resized = whole.resize((new_width, new_height), resampling)
         return np.asarray(resized.crop((left, top, left + width, top + height)))
-    # Only the part, one side after the other, in the order in which the whole would be resized.
-    x, y = whole.width / new_width, whole.height / new_height
-    sides = [
-        lambda part: part.resize(
-            (width, part.height), resampling, (left * x, 0, (left + width) * x, part.height)
-        ),
-        lambda part: part.resize(
-            (part.width, height), resampling, (0, top * y, part.width, (top + height) * y)
-        ),
-    ]
+    # Only the part is resized, one side after the other, in the order for the whole image.
+    x_scale = whole.width / new_width
+    y_scale = whole.height / new_height
+
+    def resize_width(part):
+        box = (left * x_scale, 0, (left + width) * x_scale, part.height)
+        return part.resize((width, part.height), resampling, box)
+
+    def resize_height(part):
+        box = (0, top * y_scale, part.width, (top + height) * y_scale)
+        return part.resize((part.width, height), resampling, box)
+
     if is_height_first(image.shape[:2], (new_height, new_width)):
-        sides.reverse()
-    for resize_side in sides:
-        whole = resize_side(whole)
-    return np.asarray(whole)
+        return np.asarray(resize_width(resize_height(whole)))
+    return np.asarray(resize_height(resize_width(whole)))
 
 
 def is_height_first(old_size: Sequence[int], new_size: Sequence[int]) -> bool:
     """Whether Pillow resizes the height of an image first; sizes are (height, width)."""
-    rows = old_size[0] - new_size[0]
-    columns = old_size[1] - new_size[1]
-    return _RESIZES_TALL_IMAGES_DOWNWARDS_FIRST and rows > 0 and rows > 2 * columns
+    removed_rows = old_size[0] - new_size[0]
+    removed_columns = old_size[1] - new_size[1]
+    is_tall = removed_rows > 0 and removed_rows > 2 * removed_columns
+    return _RESIZES_TALL_IMAGES_DOWNWARDS_FIRST and is_tall
 
 
 def _antialiased(image, new_size, begin, size, method):
-    """That part of the image at new_size; pixels are weighted over the area of the new ones."""
-    (top, left), (height, width) = begin, size
-    window, box = (left, top, left + width, top + height), None  # of the whole image
+    """A part of the resized image, from all old pixels in the area of each new one.
+
+    Arguments are as for `uint8_resized`.
+    """
+    top, left = begin
+    height, width = size
+    window = (left, top, left + width, top + height)  # of the whole resized image
+    box = None  # resizes the whole image
     if new_size[0] * new_size[1] > THIN * height * width:
-        y, x = (old / new for old, new in zip(image.shape, new_size, strict=False))
-        box = (window[0] * x, window[1] * y, window[2] * x, window[3] * y)
-        new_size, window = size, (0, 0, width, height)
-    # Channel by channel, because Pillow has no colours in floats, and to take less memory.
+        y_scale = image.shape[0] / new_size[0]
+        x_scale = image.shape[1] / new_size[1]
+        box = (left * x_scale, top * y_scale, window[2] * x_scale, window[3] * y_scale)
+        new_size = size
+        window = (0, 0, width, height)
+    # Channel by channel, because Pillow has no colours in floats, and because it needs less memory.
     channels = [
         Image.fromarray(channel.astype(np.float32)).resize(new_size[::-1], RESAMPLING[method], box)
         for channel in np.moveaxis(image, -1, 0)
@@ -158,20 +186,25 @@ def interpolated(
     size: Sequence[int],
     method: str,
 ) -> Float[np.ndarray, 'height width 3']:
-    """The part from `begin` on of the image at new_size, from the nearest pixels alone.
+    """A part of the resized image, interpolated between the nearest old pixels.
 
-    That is what tf.image.resize does by default. By 'area' a pixel is the mean over its area.
+    tf.image.resize does the same by default. With the method 'area', a new pixel is the mean of its
+    area. Arguments are as for `uint8_resized`.
     """
-    # First the axis that leaves less: an image may be a thousand times as wide as high.
+    # The axis that shrinks more comes first: an image may be a thousand times as wide as high.
     for axis in sorted((0, 1), key=lambda axis: size[axis] / image.shape[axis]):
         places, weights = _taps(image.shape[axis], new_size[axis], begin[axis], size[axis], method)
-        taken = np.take(image, places, axis).astype(np.float32)  # places: [new, taps]
-        image = np.einsum('nt...,nt->n...' if axis == 0 else 'rnt...,nt->rn...', taken, weights)
+        pixels = np.take(image, places, axis).astype(np.float32)  # [new, taps] instead of [old]
+        weighted_sum = 'nt...,nt->n...' if axis == 0 else 'rnt...,nt->rn...'
+        image = np.einsum(weighted_sum, pixels, weights)
     return image
 
 
 def _taps(old, new, begin, count, method):
-    """Pixels that each of `count` new ones from `begin` on is made of, and their weights."""
+    """The old pixels of each of `count` new pixels from `begin` on, and their weights.
+
+    Both arrays are [count, taps].
+    """
     if method == 'area':
         edges = ((begin + np.arange(count + 1)) * (old / new))[:, None]
         places = np.floor(edges[:-1]).astype(int) + np.arange(math.ceil(old / new) + 1)
@@ -187,7 +220,7 @@ def _taps(old, new, begin, count, method):
 
 
 def _bicubic(x):
-    """Keys, Cubic convolution interpolation, 1981, with a = -1/2."""
+    """The kernel of Keys, Cubic convolution interpolation, 1981, with a = -1/2."""
     x = np.abs(x)
     return np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2)
 

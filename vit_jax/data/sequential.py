@@ -1,9 +1,9 @@
-"""Reading record files in a shuffled order that can be entered at any position.
+"""Reading record files in a shuffled order that can start at any position.
 
-In a tfrecord file, records can only be skipped one by one, so the order consists of three parts,
-none of which depends on what came before: the files are permuted for each epoch; groups of them
-(segments) are read interleaved, each to its end, so that a segment's length is known; and the
-stream is cut into windows that are permuted in memory.
+In a tfrecord file, records can only be skipped one by one. The order therefore consists of three
+independent parts. The files are permuted for each epoch. Groups of files (segments) are read
+interleaved, each to its end, so that the length of a segment is known. The stream is cut into
+windows that are permuted in memory.
 """
 
 from collections.abc import Callable
@@ -15,23 +15,30 @@ from jaxtyping import Int64, Shaped
 from vit_jax.data import order
 from vit_jax.data.host_tensorflow import tf
 
-# Shuffling has up to so many windows in memory: the one in use, the next one, and the copy that
-# permutes it.
+# Shuffling has up to this many windows in memory: the window in use, the next window, and its
+# permuted copy.
 WINDOWS_IN_MEMORY = 3
 
-_FILE_ORDER = -1  # takes the place of a window's number in the key of the order of files
+_FILE_ORDER = -1  # replaces the number of a window in the key of the order of files
 
 
 class Pieces(NamedTuple):
-    """Runs of records in files; each array has one entry per run."""
+    """Runs of records in files; each array has one entry per run.
+
+    Attributes:
+      filename: the file of the run.
+      skip: records of the file before the run.
+      take: records of the run.
+      first: index in the split of the first example of the run.
+    """
 
     filename: Shaped[np.ndarray, ' runs']
-    skip: Int64[np.ndarray, ' runs']  # records of the file before the run
-    take: Int64[np.ndarray, ' runs']  # records of the run
-    first: Int64[np.ndarray, ' runs']  # index in the split of its first example
+    skip: Int64[np.ndarray, ' runs']
+    take: Int64[np.ndarray, ' runs']
+    first: Int64[np.ndarray, ' runs']
 
     def share(self, process: int, num_processes: int) -> 'Pieces':
-        """The part of one process: contiguous, disjoint, equal in length up to one example."""
+        """The part of one process. Parts are contiguous, disjoint and equal up to one example."""
         total = int(self.take.sum())
         begin = total * process // num_processes
         end = total * (process + 1) // num_processes
@@ -39,15 +46,18 @@ class Pieces(NamedTuple):
         take = np.minimum(self.first + self.take, end) - (self.first + cut)
         keep = take > 0
         return Pieces(
-            self.filename[keep], (self.skip + cut)[keep], take[keep], (self.first + cut)[keep]
+            filename=self.filename[keep],
+            skip=(self.skip + cut)[keep],
+            take=take[keep],
+            first=(self.first + cut)[keep],
         )
 
 
 def bytes_per_record(pieces: Pieces) -> float:
     """Mean size of a record, from the first 32 records of up to eight runs of records."""
-    chosen = np.linspace(0, len(pieces.take) - 1, min(8, len(pieces.take)), dtype=int)
+    num_runs = len(pieces.take)
     sizes = []
-    for run in chosen:
+    for run in np.linspace(0, num_runs - 1, min(8, num_runs), dtype=int):
         records = tf.data.TFRecordDataset(pieces.filename[run])
         records = records.skip(pieces.skip[run]).take(min(32, pieces.take[run]))
         sizes += [len(record) for record in records.as_numpy_iterator()]
@@ -55,7 +65,7 @@ def bytes_per_record(pieces: Pieces) -> float:
 
 
 def in_order(pieces: Pieces, start: int, files_at_once: int) -> tf.data.Dataset:
-    """Items {'record', 'index'} of the pieces, once each, without the first `start`."""
+    """Items {'record', 'index'} of the pieces, each once, from item number `start` on."""
     files = tf.range(len(pieces.take), dtype=tf.int64)
     return _read(pieces, files, tf.constant(start, tf.int64), files_at_once)
 
@@ -69,12 +79,16 @@ def shuffled(
     files_at_once: int,
     replace: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.data.Dataset:
-    """Endless items {'record', 'index'} of shuffled epochs, without the first `start`.
+    """Endless items {'record', 'index'} of shuffled epochs, from item number `start` on.
 
-    `window` records are permuted in memory, `files_at_once` files are read interleaved. `replace`
-    takes the indices of a window's rows, int64 [k], to the row shown in place of each, int64 [k].
+    Args:
+      window: records that are permuted in memory.
+      files_at_once: files that are read interleaved.
+      replace: from the indices of the rows of a window, int64 [k], to the row that is shown in
+        place of each of them, int64 [k].
     """
-    total, num_pieces = int(pieces.take.sum()), len(pieces.take)
+    total = int(pieces.take.sum())
+    num_pieces = len(pieces.take)
 
     def epoch_items(epoch):
         skip = tf.where(epoch == start // total, tf.constant(start % total, tf.int64), 0)
@@ -98,12 +112,13 @@ def shuffled(
 
 
 def _read(pieces, files, skip, files_at_once):
-    """Items of the pieces in the order `files` (int64 [pieces]) without the first `skip`."""
+    """Items of the pieces in the order `files` (int64 [pieces]), without the first `skip` items."""
     filename, first_record, take, first_index = map(tf.constant, pieces)
-    number = tf.range(len(pieces.take), dtype=tf.int64)
-    lengths = tf.math.segment_sum(tf.gather(take, files), number // files_at_once)
+    segment_of_file = tf.range(len(pieces.take), dtype=tf.int64) // files_at_once
+    lengths = tf.math.segment_sum(tf.gather(take, files), segment_of_file)
     ends = tf.cumsum(lengths)
-    # Segments before the first item are not opened; the rest is skipped without parsing.
+    # Segments before the first item are not opened. Within its segment, records are skipped without
+    # parsing.
     first_segment = tf.searchsorted(ends, [skip], side='right', out_type=tf.int64)[0]
     skip -= tf.reduce_sum(lengths[:first_segment])
 

@@ -1,4 +1,4 @@
-"""What a source of examples is, and a source that changes something of another one."""
+"""The interface of a source of examples, and a wrapper that changes parts of another source."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -17,46 +17,52 @@ class Source(Protocol):
 
     A source with random access has `fetch`. A source that is read in sequence has `pieces` instead,
     the runs of records in its files, and its items are {'record': serialised example}.
+
+    Attributes:
+      labels: the label of each example; None if labels are known only when examples are read.
+      label_lists: the labels of each example of a multi-label source, where they are known.
+      stratified: whether slices of the split have every class in proportion.
+      unreadable: for the examples that are broken from the start, by index, the reason.
     """
 
     num_examples: int
     class_names: tuple[str, ...]
     multi_label: bool
     pieces: Pieces | None
-    labels: Int32[np.ndarray, ' num_examples'] | None  # None: known when they are read
-    label_lists: Sequence[Sequence[int]] | None  # of several labels, where they are known
-    stratified: bool  # whether slices of the split have every class in proportion
-    unreadable: dict[int, str]  # known from the start: why, by index
+    labels: Int32[np.ndarray, ' num_examples'] | None
+    label_lists: Sequence[Sequence[int]] | None
+    stratified: bool
+    unreadable: dict[int, str]
 
     def fetch(self, indices: Int64[tf.Tensor, ' k']) -> Item:
-        """The items of examples, as tensors [k]."""
+        """The items of k examples, as a dict of tensors [k]."""
 
     def load(self, item: Item) -> tuple[tf.Tensor, tf.Tensor]:
-        """Encoded image (string scalar) and label of one item, inside the input graph.
+        """The encoded image (string scalar) and the label of one item, inside the input graph.
 
-        The label is an int32 scalar or, if `multi_label`, float32 [classes] of 0 and 1.
+        The label is an int32 scalar or, if `multi_label`, float32 [classes] with values 0 and 1.
         """
 
     def name_of(self, index: int) -> str:
         """The name of an example in messages."""
 
     def restore(self, index: int) -> bool:
-        """Makes again what data/cached.py keeps of an example, if it is damaged.
+        """Rebuilds the file that data/cached.py keeps for an example, if it is damaged.
 
-        Returns whether it did; False for a source that keeps nothing.
+        Returns whether it rebuilt the file; False for a source without such files.
         """
 
     def listing(self) -> Iterator[tuple[str, str, int]]:
-        """(class, name, size in bytes) of every image of the split, by its index.
+        """(class, name, size in bytes) of every image of the split, in the order of the indices.
 
-        It tells whether the images are still the same; see workdir/data_record.py. Names do not
-        depend on where a directory is. Of TFDS sets it is what their metadata tell of the files.
-        A subset of a split has the listing of the whole split.
+        The listing shows whether the images are still the same; see workdir/data_record.py. Names
+        do not depend on the location of a directory. TFDS sets list their files, as described by
+        their metadata. A subset of a split has the listing of the whole split.
         """
 
 
 class WrappedSource:
-    """A source that answers as another one, its `source`. Subclasses change some of the answers."""
+    """A source that forwards to another one, its `source`. Subclasses override some parts."""
 
     def __init__(self, source: Source):
         self.source = source
@@ -86,7 +92,7 @@ class WrappedSource:
 
 
 def has_local_files(source: Source) -> bool:
-    """Whether the examples of a source are files of this machine."""
+    """Whether the examples of a source are files on this machine."""
     if source.pieces is not None:
         return False
     return 'path' in source.fetch(tf.zeros([0], tf.int64)) and '://' not in source.name_of(0)

@@ -23,11 +23,11 @@ from vit_jax.data.source import Source
 from vit_jax.errors import UserError, some
 
 logger = logging.getLogger('vit_jax.data')
-# A split is opened several times: for slices of it, and by each run of a sweep.
+# A split is opened several times: for its slices, and by each run of a sweep.
 _warn_once = functools.cache(logger.warning)
-# Requests for the sizes of files: file servers answer many at the same time.
-_STATS_AT_ONCE = 16
-_STATS_IN_A_PART = 500
+# Parallel requests for the sizes of files, because file servers answer many at the same time.
+_STAT_THREADS = 16
+_FILES_PER_STAT_TASK = 500
 
 
 def open_source(
@@ -38,31 +38,40 @@ def open_source(
     label: str = '',
     stratify: bool = True,
 ) -> Source:
-    """Opens a split of a data set; UserError if it does not exist or cannot be used.
+    """Opens a split of a data set.
 
     Args:
-      name: 'digits', a directory or a TFDS name.
-      split: 'train', 'train[:90%]', 'train[100:200]' ...; of a TFDS set also sums of these, as in
-        'train[:800]+validation[:200]'.
-      data_dir: where TFDS sets are; '' is TFDS's own default.
-      class_names: for a directory, the classes in the order of their labels; give those of the
-        training split when opening another one.
-      label: of a TFDS set, see tfds_labels.image_and_label; '' is its own.
-      stratify: of a directory, see DirectorySource.
+      name: 'digits', a directory or the name of a TFDS set.
+      split: 'train', 'train[:90%]', 'train[100:200]' ...; TFDS sets also accept sums of slices,
+        such as 'train[:800]+validation[:200]'.
+      data_dir: the directory of the TFDS sets; '' is the default of TFDS.
+      class_names: for a directory, the classes in the order of their labels. Pass the classes of
+        the training split when opening another split.
+      label: the label of a TFDS set, see tfds_labels.image_and_label; '' is the set's own label.
+      stratify: for a directory, see DirectorySource.
+
+    Raises:
+      UserError: if the split does not exist or cannot be used.
     """
     if not name:
         raise UserError(
-            'dataset.name is empty: add --config.dataset.name=DIRECTORY_OR_TFDS_NAME, where the '
-            'directory has SPLIT/CLASS/image files'
+            'dataset.name is empty: expected a directory with SPLIT/CLASS/image files, or the name '
+            'of a TFDS set. Add --config.dataset.name=DIRECTORY_OR_TFDS_NAME.',
+            kind='missing',
+            field='dataset.name',
         )
-    is_directory = name != 'digits' and _is_directory(name)
-    if label and (is_directory or name == 'digits'):
+    is_digits = name == 'digits'
+    is_directory = not is_digits and _is_directory(name)
+    if label and (is_directory or is_digits):
         raise UserError(
-            f'dataset.label (--label) is {label!r}, and only TFDS sets have several to '
-            f"choose from: leave it empty for '{name}'."
+            f'dataset.label (--label) is {label!r}: only TFDS sets have a choice of labels. Leave '
+            f"it empty for '{name}'.",
+            kind='inapplicable',
+            field='dataset.label',
+            value=label,
         )
     source: Source
-    if name == 'digits':
+    if is_digits:
         source = DigitsSource(split)
     elif is_directory:
         source = DirectorySource(os.path.expanduser(name), split, class_names, stratify)
@@ -71,12 +80,16 @@ def open_source(
 
         source = tfds_source.TfdsSource(name, data_dir, split, label)
     if not source.num_examples:
-        raise UserError(f"split '{split}' of '{name}' has no examples; take a larger slice")
+        raise UserError(
+            f"the split '{split}' of '{name}' has no examples. Use a larger slice.",
+            kind='value',
+            value=split,
+        )
     return source
 
 
 def open_split(dataset: Mapping, split: str, class_names: Sequence[str] | None = None) -> Source:
-    """A split of what `dataset`, that section of a config, names; the rest is as in open_source."""
+    """Opens a split of the data set in `dataset`, a `config.dataset`; otherwise as open_source."""
     return open_source(
         dataset['name'],
         split,
@@ -110,7 +123,7 @@ def examples_per_class(source: Source) -> Int64[np.ndarray, ' classes'] | None:
 
 
 def classes_without_examples(source: Source) -> list[str]:
-    """The names of the classes that have none; [] if labels are known only when they are read."""
+    """The names of the empty classes; [] if labels are known only when they are read."""
     counts = examples_per_class(source)
     if counts is None:
         return []
@@ -118,26 +131,32 @@ def classes_without_examples(source: Source) -> list[str]:
 
 
 def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
-    """The number of examples of each class, which `field` needs.
+    """The number of examples of each class, which the config field `field` needs.
 
-    Raises UserError where labels are not known before they are read, or a class has no example.
+    Raises:
+      UserError: if labels are known only when they are read, or a class has no example.
     """
     if source.labels is None:
-        reason = (
-            'images have several labels'
-            if source.multi_label
-            else 'those of TFDS sets are known when they are read'
-        )
+        if source.multi_label:
+            reason = 'images have several labels'
+        else:
+            reason = 'TFDS sets have labels only when they are read'
         raise UserError(
-            f'{field} needs the label of every training image, and {reason}. Take a '
-            'directory SPLIT/CLASS/images, or loss.class_weights=NUMBER,... for each '
-            'class, without dataset.balance.'
+            f'{field} needs the label of every training image, but {reason}. Use a directory '
+            'SPLIT/CLASS/images, or loss.class_weights=NUMBER,... for each class without '
+            'dataset.balance.',
+            kind='inapplicable',
+            field=field,
         )
-    if empty := classes_without_examples(source):
+    empty_classes = classes_without_examples(source)
+    if empty_classes:
         raise UserError(
-            f'{field} needs examples of every class, and {len(empty)} of '
-            f'{len(source.class_names)} have none: {some(empty)}. Take a larger split, or remove '
-            'empty folders.'
+            f'{field} needs examples of every class, but {len(empty_classes)} of '
+            f'{len(source.class_names)} classes have none: {some(empty_classes)}. Use a larger '
+            'split, or remove empty folders.',
+            kind='missing',
+            field=field,
+            value=empty_classes,
         )
     counts = examples_per_class(source)
     assert counts is not None  # the labels are known
@@ -145,61 +164,81 @@ def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
 
 
 def split_name(split: str) -> str:
-    """The split of which 'train[:90%]' is a slice; UserError if it is not written like that."""
+    """The split that contains a slice: 'train' for 'train[:90%]'.
+
+    Raises:
+      UserError: if `split` has another form.
+    """
     return _parse_split(split)[0]
 
 
 def split_range(split: str, num_examples: int) -> tuple[int, int]:
     """First and last + 1 example of a slice, as in TFDS (percentages round to the nearest)."""
-
-    def number(text):
-        if text and text.endswith('%'):
-            return round(int(text[:-1]) * num_examples / 100)
-        return text and int(text)
-
-    first, last, _ = slice(*map(number, _parse_split(split)[1:])).indices(num_examples)
+    _, begin, end = _parse_split(split)
+    bounds = slice(_bound(begin, num_examples), _bound(end, num_examples))
+    first, last, _ = bounds.indices(num_examples)
     return first, max(first, last)
 
 
-def shared_split(split: str, other: str, opened: Callable[[str], Source]) -> str | None:
-    """The split of which both, slices or sums of slices, have some of the same examples.
+def _bound(text, num_examples):
+    """The number of examples for '100', '-100', '10%' or None in a slice."""
+    if text is None:
+        return None
+    if text.endswith('%'):
+        return round(int(text[:-1]) * num_examples / 100)
+    return int(text)
 
-    None if there is none. `opened` opens a whole split by its name, to see how many it has.
+
+def shared_split(split: str, other: str, opened: Callable[[str], Source]) -> str | None:
+    """The split in which two slices, or sums of slices, have examples in common; None without one.
+
+    `opened` opens a whole split by its name, for its number of examples.
     """
-    for parts in itertools.product(split.split('+'), other.split('+')):
-        name, other_name = map(split_name, parts)
-        if name == other_name:
-            total = opened(name).num_examples
-            (first, last), (begin, end) = (split_range(part, total) for part in parts)
-            if max(first, begin) < min(last, end):
-                return name
+    for part, other_part in itertools.product(split.split('+'), other.split('+')):
+        name = split_name(part)
+        if name != split_name(other_part):
+            continue
+        total = opened(name).num_examples
+        first, last = split_range(part, total)
+        other_first, other_last = split_range(other_part, total)
+        if max(first, other_first) < min(last, other_last):
+            return name
     return None
 
 
 def _parse_split(split):
-    if not (match := re.fullmatch(r'([^\[\]+]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?', split)):
+    """(name, begin, end) of 'name[begin:end]'; begin and end are None where they are missing."""
+    match = re.fullmatch(r'([^\[\]+]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?', split)
+    if match is None:
         raise UserError(
-            f"split '{split}' cannot be read; write 'train', 'train[:90%]' or 'train[100:200]'"
+            f"the split '{split}' cannot be read: expected a form such as 'train', 'train[:90%]' "
+            "or 'train[100:200]'.",
+            kind='value',
+            value=split,
         )
     return match.groups()
 
 
 class _Table:
-    """A source with random access whose items are the rows of a table of tensors.
-
-    `label` is one label or a list of them for each.
-    """
+    """A source with random access whose items are the rows of a table of tensors."""
 
     pieces: Pieces | None = None
     multi_label = False
     stratified = False
 
     def __init__(self, label, **columns):
-        self.num_examples, self.unreadable = len(label), {}
-        self.labels = None if self.multi_label else np.asarray(label, np.int32)
-        self.label_lists = label if self.multi_label else None
-        label = label_lists.pack(label) if self.multi_label else tf.constant(label, tf.int32)
-        self._columns = {**columns, 'label': label}
+        """`label` has one label, or for a multi-label source a list of labels, for each row."""
+        self.num_examples = len(label)
+        self.unreadable = {}
+        if self.multi_label:
+            self.labels = None
+            self.label_lists = label
+            label_column = label_lists.pack(label)
+        else:
+            self.labels = np.asarray(label, np.int32)
+            self.label_lists = None
+            label_column = tf.constant(label, tf.int32)
+        self._columns = {**columns, 'label': label_column}
 
     def fetch(self, indices):
         return {name: tf.gather(column, indices) for name, column in self._columns.items()}
@@ -211,7 +250,7 @@ class _Table:
 class DigitsSource(_Table):
     """The 1797 handwritten digits that come with scikit-learn, as PNG files in memory.
 
-    Every fifth example is split 'test' (360), the rest 'train' (1437).
+    Every fifth example is in the split 'test' (360), the others are in 'train' (1437).
     """
 
     class_names = tuple('0123456789')
@@ -220,15 +259,20 @@ class DigitsSource(_Table):
         from sklearn.datasets import load_digits  # here, because the import is slow
 
         digits = load_digits()
-        held_out = np.arange(len(digits.target)) % 5 == 0
-        splits = {'train': ~held_out, 'test': held_out}
+        is_test = np.arange(len(digits.target)) % 5 == 0
+        splits = {'train': ~is_test, 'test': is_test}
         name = split_name(split)
         if name not in splits:
-            raise UserError(f"'digits' has no split '{name}'; it has 'train' and 'test'")
-        chosen = np.flatnonzero(splits[name])[slice(*split_range(split, splits[name].sum()))]
-        # The grey levels are 0..16; those of a byte are 0..255.
-        grey = np.round(digits.images[chosen] * (255 / 16)).astype(np.uint8)
-        super().__init__(digits.target[chosen], encoded=tf.io.encode_png(grey[..., None]))
+            raise UserError(
+                f"'digits' has no split '{name}'; it has 'train' and 'test'.",
+                kind='unknown',
+                value=name,
+            )
+        first, last = split_range(split, splits[name].sum())
+        rows = np.flatnonzero(splits[name])[first:last]
+        # Grey levels are 0..16 in scikit-learn and 0..255 in a PNG file.
+        grey = np.round(digits.images[rows] * (255 / 16)).astype(np.uint8)
+        super().__init__(digits.target[rows], encoded=tf.io.encode_png(grey[..., None]))
 
     def load(self, item):
         return item['encoded'], item['label']
@@ -241,44 +285,49 @@ class DigitsSource(_Table):
 
 
 class DirectorySource(_Table):
-    """Image files in DIR/SPLIT/CLASS/, or DIR/CLASS/; only their paths are held in memory.
+    """Image files in DIR/SPLIT/CLASS/, or DIR/CLASS/; only their paths are in memory.
 
     Labels are positions in `class_names`, by default all class folders of the split in sorted
-    order, including empty ones. Without class folders DIR/SPLIT/labels.csv has the labels, see
+    order, including empty folders. Without class folders DIR/SPLIT/labels.csv has the labels, see
     label_lists.
 
-    The order of the files depends on the names and labels of all files of the split. Files of one
-    class are in a pseudo-random order that depends on their names only. Where every file has one
-    label and `stratify` is set, the classes are mixed as in stratify.stratified_order, so that
-    slices have every class in proportion: a new file moves others of its class by up to one place
-    among these, and so a few files across a cut. Otherwise all files are in the pseudo-random
-    order, in which a new file moves no other, and a slice may lack a class.
+    The order of the files depends only on the names and labels of all files of the split. The files
+    of one class are in a pseudo-random order, which depends on their names only. If every file has
+    one label and `stratify` is set, the classes are mixed as in stratify.stratified_order, so that
+    slices have every class in proportion. A new file then moves other files of its class by up to
+    one place among the files of the class, and so moves a few files across a cut. Otherwise all
+    files are in the pseudo-random order: a new file moves no other file, but a slice may miss a
+    class.
     """
 
     def __init__(self, root, split, class_names=None, stratify=True):
         folder = folders.split_folder(root, split_name(split))
-        self.class_names, images, self.multi_label = (
-            label_lists.images(root, folder, class_names)
-            if label_lists.has_table(folder)
-            else (*_images_of_classes(folder, class_names), False)
-        )
+        if label_lists.has_table(folder):
+            table = label_lists.images(root, folder, class_names)
+            self.class_names, images, self.multi_label = table
+        else:
+            self.class_names, images = _images_of_classes(folder, class_names)
+            self.multi_label = False
         if not images:
             raise UserError(
-                f"no image in the {len(self.class_names)} class folder(s) of '{folder}'; expected "
-                f'files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}'
+                f"no image in the {len(self.class_names)} class folder(s) of '{folder}': "
+                f'expected files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}.',
+                kind='missing',
+                file=folder,
             )
         images.sort(key=lambda image: (hashlib.blake2b(os.fsencode(image[0])).digest(), image[0]))
         self.stratified = stratify and not self.multi_label
         if self.stratified:
             images = _stratified(images)
-        images = images[slice(*split_range(split, len(images)))]
+        first, last = split_range(split, len(images))
+        images = images[first:last]
         self._folder = folder
-        paths = [os.fsencode(os.path.join(folder, path)) for path, *_ in images]
+        paths = [os.fsencode(os.path.join(folder, path)) for path, _, _ in images]
         super().__init__([label for _, label, _ in images], path=tf.constant(paths, tf.string))
-        # Not to be opened: a pipe or a device could block for ever.
+        # These are never opened: a pipe or a device could block for ever.
         self.unreadable = {
             index: 'it is neither a file nor a link to one'
-            for index, (*_, kind) in enumerate(images)
+            for index, (_, _, kind) in enumerate(images)
             if kind == 'other'
         }
 
@@ -294,42 +343,47 @@ class DirectorySource(_Table):
     def listing(self):
         paths = self._columns['path'].numpy()
         labels = self._columns['label'].numpy()
-        sizes = _sizes(paths, self._folder)
-        before_name = len(os.fsencode(os.path.join(self._folder, '')))
-        for k in range(len(paths)):
-            name = paths[k][before_name:].decode(errors='backslashreplace')
+        sizes = _file_sizes(paths, self._folder)
+        prefix = len(os.fsencode(os.path.join(self._folder, '')))
+        for path, label, size in zip(paths, labels, sizes, strict=True):
+            name = path[prefix:].decode(errors='backslashreplace')
             if self.multi_label:
-                numbers = np.frombuffer(labels[k], np.int32)
-                label = ';'.join(self.class_names[number] for number in numbers)
-                yield '', f'{name} ({label})', int(sizes[k])
+                numbers = np.frombuffer(label, np.int32)
+                classes = ';'.join(self.class_names[number] for number in numbers)
+                yield '', f'{name} ({classes})', int(size)
             else:
-                yield self.class_names[labels[k]], name, int(sizes[k])
+                yield self.class_names[label], name, int(size)
 
 
-def _sizes(paths, folder):
-    """The size of each file in bytes; -1 for one that cannot be found, 0 on remote storage.
+def _file_sizes(paths, folder):
+    """The size of each file in bytes; -1 for a missing file, 0 for all files on remote storage.
 
-    There a request for each file would take hours.
+    A request to remote storage for each file would take hours.
     """
     if '://' in folder:
         return np.zeros(len(paths), np.int64)
-    parts = [paths[k : k + _STATS_IN_A_PART] for k in range(0, len(paths), _STATS_IN_A_PART)]
+    parts = [
+        paths[start : start + _FILES_PER_STAT_TASK]
+        for start in range(0, len(paths), _FILES_PER_STAT_TASK)
+    ]
     sizes = []
-    said = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(_STATS_AT_ONCE) as pool:
+    last_report = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
         for part in pool.map(_sizes_of_part, parts):
             sizes += part
-            if time.monotonic() - said >= folders.SILENCE:
-                said = time.monotonic()
-                logger.info("sizes of files in '%s': %d of %d", folder, len(sizes), len(paths))
+            if time.monotonic() - last_report >= folders.SILENCE:
+                last_report = time.monotonic()
+                logger.info(
+                    "Read the sizes of %d of %d files in '%s'", len(sizes), len(paths), folder
+                )
     return np.array(sizes, np.int64)
 
 
 def _sizes_of_part(paths):
-    return [_size(path) for path in paths]
+    return [_file_size(path) for path in paths]
 
 
-def _size(path):
+def _file_size(path):
     try:
         return os.stat(path).st_size
     except OSError:
@@ -344,32 +398,46 @@ def _stratified(images):
 def _images_of_classes(folder, class_names):
     """The classes, and (path, label, kind of folders.entries) of every image in their folders."""
     contents, class_of_folder = folders.class_contents(folder, class_names)
-    class_names = tuple(contents if class_names is None else class_names)
-    _warn_of_others(folder, contents)
+    if class_names is None:
+        class_names = contents
+    class_names = tuple(class_names)
+    _warn_of_skipped_entries(folder, contents)
     labels = {name: label for label, name in enumerate(class_names)}
-    return class_names, [
-        (f'{name}/{file}', labels[class_of_folder[name]], kind)
-        for name, kinds in contents.items()
-        for file, kind in kinds.items()
-        if kind != 'folder' and is_image(file)
-    ]
+    images = []
+    for name, kinds in contents.items():
+        label = labels[class_of_folder[name]]
+        images += [
+            (f'{name}/{file}', label, kind)
+            for file, kind in kinds.items()
+            if _is_image_file(file, kind)
+        ]
+    return class_names, images
 
 
-def _warn_of_others(folder, contents):
-    """Says what is left out of the class folders."""
-    others = Counter(
-        'folder' if kind == 'folder' else os.path.splitext(name)[1] or 'without ending'
-        for kinds in contents.values()
-        for name, kind in kinds.items()
-        if kind == 'folder' or not is_image(name)
-    )
-    if not others:
+def _is_image_file(name, kind):
+    return kind != 'folder' and is_image(name)
+
+
+def _warn_of_skipped_entries(folder, contents):
+    """Warns of entries of the class folders that are not images, and of folders without images."""
+    skipped: Counter[str] = Counter()
+    without_images = []
+    for class_folder, kinds in contents.items():
+        skipped_here = [
+            (name, kind) for name, kind in kinds.items() if not _is_image_file(name, kind)
+        ]
+        skipped.update(_ending(name, kind) for name, kind in skipped_here)
+        if kinds and len(skipped_here) == len(kinds):
+            without_images.append(class_folder)
+    if not skipped:
         return
-    text = ', '.join(f'{count} {ending}' for ending, count in others.most_common())
-    if empty := [
-        name
-        for name, kinds in contents.items()
-        if kinds and not any(kind != 'folder' and is_image(file) for file, kind in kinds.items())
-    ]:
-        text += f'. Class folder(s) without any image: {", ".join(empty)}'
-    _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; left out: {text}")
+    text = ', '.join(f'{count} {ending}' for ending, count in skipped.most_common())
+    if without_images:
+        text += f'. Class folder(s) without any image: {", ".join(without_images)}'
+    _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; skipped: {text}")
+
+
+def _ending(name, kind):
+    if kind == 'folder':
+        return 'folder'
+    return os.path.splitext(name)[1] or 'without ending'

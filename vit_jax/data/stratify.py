@@ -1,4 +1,4 @@
-"""An order of images whose slices have every class in proportion to its number of images."""
+"""An order of images in which every slice has each class in proportion."""
 
 import numpy as np
 from jaxtyping import Int, Int64
@@ -7,11 +7,13 @@ from jaxtyping import Int, Int64
 def stratified_order(labels: Int[np.ndarray, ' examples']) -> Int64[np.ndarray, ' examples']:
     """The indices of all examples, in an order whose slices are stratified.
 
-    Example k of a class with n examples stands at the place (k + 1/2) / n between 0 and 1, its
-    first example at 0 and its last at 1. A slice has a class in proportion, rounded up or down, as
-    far as the number of examples in the slice allows. The order begins with one example of each
-    class and ends with one of each class that has two or more. Both sides of a cut therefore have
-    every class of two or more examples, unless a side has fewer examples than there are classes.
+    Example k of a class with n examples has the place (k + 1/2) / n between 0 and 1. The first
+    example of a class has the place 0, the last one 1. Examples are sorted by place.
+
+    A slice has each class in proportion, rounded up or down, as far as the number of examples in
+    the slice allows. The order begins with one example of each class. It ends with one example of
+    each class that has two or more. Both sides of a cut therefore have every class of two or more
+    examples, unless a side has fewer examples than there are classes.
 
     Args:
       labels: the class of each example. Examples of one class keep their order, and so do examples
@@ -24,5 +26,5 @@ def stratified_order(labels: Int[np.ndarray, ' examples']) -> Int64[np.ndarray, 
     rank = np.arange(len(labels)) - first_of_class[labels[by_class]]
     place = (rank + 0.5) / size
     place[rank == size - 1] = 1.0
-    place[rank == 0] = 0.0  # after the last one: the only example of a class is the first
+    place[rank == 0] = 0.0  # set after the last: the only example of a class counts as the first
     return by_class[np.lexsort((by_class, place))]

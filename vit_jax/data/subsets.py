@@ -1,4 +1,4 @@
-"""Parts of a training split by a fixed order, in which a smaller one is contained in a larger."""
+"""Nested subsets of a training split: a larger subset contains every smaller one."""
 
 import numpy as np
 from jaxtyping import Int64
@@ -9,17 +9,23 @@ from vit_jax.data.sequential import Pieces
 from vit_jax.data.source import Source, WrappedSource
 from vit_jax.errors import UserError
 
-# Of the permutation; any numbers would do, and others would change every subset.
+# The key of the permutation. Its numbers are arbitrary, but a change would change every subset.
 _KEY = (1_523_766_341, -822_190_767, 417_089_203)
 
 
 def subset(source: Source, size: str, split: str) -> Source:
-    """The first examples of a permutation that only depends on how many there are.
+    """The first examples of a permutation that depends only on the number of examples.
 
-    Of a stratified source they are the first of stratify.stratified_order, in which every class is
-    in proportion. Of files that are read in sequence, they are the first of each file in proportion
-    to its length: TFDS has shuffled them when it wrote them. `size` is '1000' or '10%', '' for all,
-    and `split` a name for messages. Raises UserError where these are none, or more than there are.
+    A stratified source uses stratify.stratified_order instead, in which every class is in
+    proportion. A source that is read in sequence uses the first records of each file, in proportion
+    to its length: TFDS shuffled the records when it wrote them.
+
+    Args:
+      size: a number of examples such as '1000', a share such as '10%', or '' for all.
+      split: the name of the split, for messages.
+
+    Raises:
+      UserError: if the subset is empty or larger than the split.
     """
     if not size:
         return source
@@ -28,41 +34,53 @@ def subset(source: Source, size: str, split: str) -> Source:
     count = round(float(size[:-1]) * total / 100) if size.endswith('%') else int(size)
     if not 1 <= count <= total:
         raise UserError(
-            f'dataset.subset is {size}, which are {count} images, and {split} has '
-            f'{total}: expected 1 to {total}, or a share of them.'
+            f'dataset.subset is {size}, or {count} images: expected 1 to {total}, the number of '
+            f'images in {split}, or a share such as 10%.',
+            kind='value',
+            field='dataset.subset',
+            value=size,
         )
     if source.stratified:
-        assert source.labels is not None  # by which it is stratified
+        assert source.labels is not None  # a stratified source has them
         return Subset(source, stratify.stratified_order(source.labels)[:count], None)
     if pieces is None:
         permuted = order.permute(tf.range(count, dtype=tf.int64), _KEY, total).numpy()
         return Subset(source, permuted, None)
-    take = _shares(pieces.take, count)
+    take = _numbers_in_proportion(pieces.take, count)
     first = np.cumsum(take) - take
-    shorter = Pieces(*(x[take > 0] for x in (pieces.filename, pieces.skip, take, first)))
-    return Subset(source, np.arange(count) + np.repeat(pieces.first - first, take), shorter)
+    keep = take > 0
+    shorter_pieces = Pieces(
+        filename=pieces.filename[keep], skip=pieces.skip[keep], take=take[keep], first=first[keep]
+    )
+    indices = np.arange(count) + np.repeat(pieces.first - first, take)
+    return Subset(source, indices, shorter_pieces)
 
 
-def _shares(sizes, count):
-    """How many of each are taken to make `count`, in proportion; of a larger count no fewer."""
+def _numbers_in_proportion(sizes, count):
+    """Numbers in proportion to `sizes` whose sum is `count`; a larger count lowers none of them."""
 
-    def taken(share):
+    def rounded(share):
         return np.minimum(sizes, np.floor(share * sizes + 0.5).astype(np.int64))
 
-    low, high = 0.0, 2.0
-    for _ in range(100):  # until no number is between them
+    low = 0.0
+    high = 2.0
+    for _ in range(100):  # until no floating-point number is between them
         middle = (low + high) / 2
-        low, high = (middle, high) if taken(middle).sum() <= count else (low, middle)
-    found = taken(low)
-    found[np.flatnonzero(taken(high) > found)[: count - found.sum()]] += 1
-    return found
+        if rounded(middle).sum() <= count:
+            low = middle
+        else:
+            high = middle
+    numbers = rounded(low)
+    still_missing = count - numbers.sum()
+    numbers[np.flatnonzero(rounded(high) > numbers)[:still_missing]] += 1
+    return numbers
 
 
 class Subset(WrappedSource):
-    """Some examples of a source: the one of index k here has the index indices[k] there."""
+    """Some examples of a source: example k of the subset is example indices[k] of the source."""
 
     def __init__(self, source: Source, indices: Int64[np.ndarray, ' k'], pieces: Pieces | None):
-        """Pieces are those of these examples alone, None for a source with random access."""
+        """`pieces` has the runs of these examples alone; None for a source with random access."""
         super().__init__(source)
         self.num_examples = len(indices)
         self.pieces = pieces

@@ -1,9 +1,9 @@
-"""Texts as cells of a CSV table that a spreadsheet cannot take for formulas.
+"""Texts as cells of a CSV table that a spreadsheet does not execute as formulas.
 
-A spreadsheet computes a cell that begins with =, +, -, @, a tab or the end of a line: a file or a
-class of such a name could start a program. The cell gets an apostrophe in front, and a text of
-apostrophes before such a character gets one more, so that `text_of` is the exact inverse of `cell`.
-Numbers are not texts: they stay numbers.
+A spreadsheet computes a cell that begins with =, +, -, @, a tab or a line break, so a file or class
+with such a name could start a program. `cell` puts an apostrophe in front. A text with apostrophes
+before such a character gets one more, so that `text_of` is the exact inverse of `cell`. Numbers
+stay numbers.
 """
 
 import csv
@@ -16,12 +16,12 @@ _INERT = re.compile(r"'+[=+\-@\t\r\n]")
 
 
 def cell(text: str) -> str:
-    """The text as a cell, with an apostrophe in front where it could be a formula."""
+    """The text as a cell, with an apostrophe in front if it could be a formula."""
     return f"'{text}" if _FORMULA.match(text) else text
 
 
 def text_of(cell: str) -> str:
-    """The text that `cell` made a cell of; other cells are returned as they are."""
+    """The inverse of `cell`; other cells stay as they are."""
     return cell[1:] if _INERT.match(cell) else cell
 
 

@@ -1,10 +1,10 @@
-"""Errors of TensorFlow: which are the storage's, and what they say without its own additions."""
+"""Errors of TensorFlow: the classes that blame the storage, and readable messages."""
 
 import re
 
 from vit_jax.data.host_tensorflow import tf
 
-# The file may be good: an example that such an error leaves out would change the run.
+# The file may be good: skipping an example because of such an error would change the run.
 STORAGE_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
@@ -15,7 +15,7 @@ STORAGE_ERRORS = (
 
 
 def reason(error: tf.errors.OpError) -> str:
-    """The message in one line, without the names of nodes and the Python stack that it adds."""
+    """The message in one line, without the names of graph nodes and the Python stack."""
     cause = re.search(r'^(?:\w+\.)*\w*Error: (.+)$', error.message, re.MULTILINE)
     if cause:
         return cause[1]

@@ -1,4 +1,4 @@
-"""What is the label of an example of a TFDS set: one of its features, or a function of one."""
+"""The label of an example of a TFDS set: one of its features, or a function of features."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,40 +8,52 @@ import tensorflow_datasets as tfds
 from jaxtyping import Float32, Int32
 
 from vit_jax.data.host_tensorflow import tf
-from vit_jax.errors import UserError, nearest_names
+from vit_jax.errors import Kind, UserError, nearest_names
 
 
 class Label(NamedTuple):
-    """How the label of an example is computed."""
+    """How to compute the label of an example.
 
-    feature: str  # from which
+    Attributes:
+      feature: the feature that has the label.
+      of: from the value of this feature to the label.
+      multi_label: whether the label is a list of labels.
+    """
+
+    feature: str
     class_names: tuple[str, ...]
-    of: Callable[[Any], Int32[tf.Tensor, '*labels']]  # from the value of that feature
-    multi_label: bool = False  # a list of labels
+    of: Callable[[Any], Int32[tf.Tensor, '*labels']]
+    multi_label: bool = False
 
 
 class _Function(NamedTuple):
-    """A label that is computed from the features of a list of objects."""
+    """A label that is computed from the features of a list of objects.
 
-    needs: tuple[str, ...]  # features of each object
+    Attributes:
+      needs: the features of each object that the function uses.
+      of: from the features of all objects to the label.
+      meaning: a description of the label for messages.
+    """
+
+    needs: tuple[str, ...]
     class_names: tuple[str, ...]
     of: Callable[[Mapping[str, tf.Tensor]], tf.Tensor]
     meaning: str
 
 
 def _bin(value: Float32[tf.Tensor, ''], edges: Sequence[float]) -> Int32[tf.Tensor, '']:
-    """The number k with edges[k] < value <= edges[k + 1]; it may be outside of the bins."""
+    """The k with edges[k] < value <= edges[k + 1]; a value outside the edges is in no bin."""
     return tf.reduce_sum(tf.cast(tf.constant(edges, tf.float32) < value, tf.int32)) - 1
 
 
 def _closest_vehicle(objects):
-    """The distance of the closest car, van or truck, types 0 to 2; 1000 m where there is none."""
+    """The distance of the closest car, van or truck (types 0 to 2); 1000 m if there is none."""
     distance = objects['location'][:, 2][objects['type'] < 3]
     return tf.reduce_min(tf.concat([distance, [1000.0]], 0))
 
 
-# Those of the Visual Task Adaptation Benchmark: clevr.py and kitti.py of
-# google-research/task_adaptation, which also has the thresholds. KITTI's distances are in metres.
+# The labels of the Visual Task Adaptation Benchmark. The thresholds come from clevr.py and kitti.py
+# in google-research/task_adaptation. KITTI's distances are in metres.
 FUNCTIONS = {
     'clevr_count': _Function(
         ('size',),
@@ -71,48 +83,65 @@ FUNCTIONS = {
 
 
 def image_and_label(info: tfds.core.DatasetInfo, wanted: str) -> tuple[str, Label]:
-    """The name of the feature that is the image, and the label.
+    """The name of the image feature, and the label.
 
     Args:
-      wanted: FEATURE, a ClassLabel or a Sequence of them; FEATURE/N, whose classes are merged to N
-        groups of neighbours; one of FUNCTIONS; '' takes the set's own label.
+      wanted: FEATURE, a ClassLabel or a Sequence of ClassLabels; FEATURE/N, which merges its
+        classes into N groups of neighbours; one of FUNCTIONS; or '' for the set's own label.
 
-    Raises UserError, with all labels that there are, if there is none of that name.
+    Raises:
+      UserError: if the set has no label of this name. The message lists all labels.
     """
-    features, keys = info.features, info.supervised_keys or ('image', 'label')
-    image, own = (
-        keys
-        if len(keys) == 2 and all(isinstance(key, str) and key in features for key in keys)
-        else ('image', 'label')
-    )
+    features = info.features
+    image, own_label = _image_and_label_features(info)
     has_image = image in features and isinstance(features[image], tfds.features.Image)
-    if has_image and (label := _label(features, wanted or own)):
-        return image, label
-    kinds = ', '.join(f'{key} ({type(value).__name__})' for key, value in features.items())
-    possible = _possible(features)
+    if has_image:
+        label = _label(features, wanted or own_label)
+        if label is not None:
+            return image, label
+    possible = _possible_labels(features)
     if not has_image or not possible:
+        kinds = ', '.join(f'{key} ({type(value).__name__})' for key, value in features.items())
         raise UserError(
             f"data set '{info.full_name}' is not an image classification set: expected an "
-            'image (Image) and a label (ClassLabel, or a Sequence of them), its features are: '
-            f'{kinds}'
+            'image (Image) and a label (ClassLabel, or a Sequence of them), but its features are: '
+            f'{kinds}.',
+            kind='content',
+            value=info.full_name,
         )
+    if wanted:
+        kind: Kind = 'unknown'
+        problem = f"'{info.full_name}' has no label {wanted!r}. {nearest_names(wanted, possible)}"
+    else:
+        kind = 'missing'
+        problem = f"data set '{info.full_name}' does not state which feature is the label. "
     names = ', '.join(f'{name} ({meaning})' for name, meaning in possible.items())
-    problem = (
-        f"'{info.full_name}' has no label {wanted!r}. {nearest_names(wanted, possible)}"
-        if wanted
-        else f"data set '{info.full_name}' does not say which feature is the label. "
-    )
     raise UserError(
         f'{problem}dataset.label (--label of vit_jax.evaluate) is one of: {names}; '
-        'or FEATURE/N, which merges the classes of a feature to N groups of '
-        'neighbours. Other features are no classes.'
+        'or FEATURE/N, which merges the classes of a feature into N groups of '
+        'neighbours. Other features cannot be the label.',
+        kind=kind,
+        field='dataset.label',
+        value=wanted,
     )
+
+
+def _image_and_label_features(info):
+    """The names of the image and the label in the set's own (image, label) pairs.
+
+    They are 'image' and 'label' for a set without such pairs.
+    """
+    keys = info.supervised_keys or ()
+    if len(keys) == 2 and all(isinstance(key, str) and key in info.features for key in keys):
+        return keys
+    return 'image', 'label'
 
 
 def _label(features, wanted):
     """The Label of a name, None if there is none."""
     if wanted in features:
-        if not (classes := _class_label(features[wanted])):
+        classes = _class_label(features[wanted])
+        if not classes:
             return None
         return Label(
             wanted,
@@ -133,50 +162,62 @@ def _label(features, wanted):
 
 
 def _grouped(feature, names, number):
-    """Classes merged to groups of neighbours, as equal as possible (dsprites.py there)."""
+    """The label whose classes are merged into groups of neighbours, as equal as possible.
+
+    As in dsprites.py of google-research/task_adaptation.
+    """
     if not 2 <= number <= len(names):
         raise UserError(
-            f'dataset.label is {feature}/{number}: {feature} has {len(names)} classes '
-            f'to be merged, expected a number of groups from 2 to {len(names)}.'
+            f'dataset.label is {feature}/{number}: expected from 2 to {len(names)} groups, because '
+            f'{feature} has {len(names)} classes.',
+            kind='value',
+            field='dataset.label',
+            value=f'{feature}/{number}',
         )
     groups = (np.arange(len(names)) * number // len(names)).astype(np.int32)
-    members = [
-        [name for name, group in zip(names, groups, strict=True) if group == k]
-        for k in range(number)
-    ]
-    # A label below 0 or above the last stays one.
+    group_names = []
+    for group in range(number):
+        members = [name for name, k in zip(names, groups, strict=True) if k == group]
+        if len(members) == 1:
+            group_names.append(members[0])
+        else:
+            group_names.append(f'{members[0]}-{members[-1]}')
+    # The first and last entries keep labels outside the classes outside the groups.
     table = tf.constant([-1, *groups, number], tf.int32)
     return Label(
         feature,
-        tuple('-'.join(dict.fromkeys([each[0], each[-1]])) for each in members),
+        tuple(group_names),
         lambda x: tf.gather(table, tf.clip_by_value(tf.cast(x, tf.int32), -1, len(names)) + 1),
     )
 
 
-def _possible(features):
-    """What can be the label, and what it is."""
-    found = {
-        name: f'{classes.num_classes} classes'
-        for name, feature in sorted(features.items())
-        if (classes := _class_label(feature))
-    }
-    return found | {
-        name: function.meaning
-        for name, function in FUNCTIONS.items()
-        if _has_objects(features, function)
-    }
+def _possible_labels(features):
+    """The names of all labels of a set, each with its meaning."""
+    meanings = {}
+    for name, feature in sorted(features.items()):
+        classes = _class_label(feature)
+        if classes:
+            meanings[name] = f'{classes.num_classes} classes'
+    for name, function in FUNCTIONS.items():
+        if _has_objects(features, function):
+            meanings[name] = function.meaning
+    return meanings
 
 
 def _has_objects(features, function):
+    """Whether a set has a list of objects with the features that a function needs."""
     if 'objects' not in features or not isinstance(features['objects'], tfds.features.Sequence):
         return False
     inner = features['objects'].feature
-    return isinstance(inner, tfds.features.FeaturesDict) and all(
-        name in inner for name in function.needs
-    )
+    if not isinstance(inner, tfds.features.FeaturesDict):
+        return False
+    return all(name in inner for name in function.needs)
 
 
 def _class_label(feature):
-    """The ClassLabel that a feature is or has a list of, None for other features."""
-    feature = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
-    return feature if isinstance(feature, tfds.features.ClassLabel) else None
+    """The ClassLabel of a feature that is one or a list of them, None for other features."""
+    if isinstance(feature, tfds.features.Sequence):
+        feature = feature.feature
+    if isinstance(feature, tfds.features.ClassLabel):
+        return feature
+    return None

@@ -1,6 +1,6 @@
 """TFDS data sets in tfrecord files (read in sequence) or ArrayRecord files (random access).
 
-Records are read without TFDS's decoding, so that all sources share one decoder of images.
+Images are not decoded by TFDS, so that all sources share one decoder.
 """
 
 import os
@@ -16,7 +16,7 @@ from vit_jax.data.sequential import Pieces
 from vit_jax.data.tensorflow_errors import STORAGE_ERRORS
 from vit_jax.errors import MissingDataError, UserError, nearest_names
 
-_BINARY = ('dsprites',)  # sets whose pixels are 0 and 1, which is shown as white
+_BINARY = ('dsprites',)  # sets whose pixels are 0 and 1; 1 is shown as white
 
 
 def is_registered(name: str) -> bool:
@@ -25,10 +25,11 @@ def is_registered(name: str) -> bool:
 
 
 class TfdsSource:
-    """A split of a TFDS data set that is prepared and has an image and one or more class labels.
+    """A split of a prepared TFDS data set with an image and one or more class labels.
 
-    It is in ArrayRecord files, or in tfrecord files, which are read from their beginning. `label`
-    is that of tfds_labels.image_and_label.
+    Args:
+      data_dir: the directory of the TFDS sets; '' is the default of TFDS.
+      label: `wanted` of tfds_labels.image_and_label.
     """
 
     unreadable: dict[int, str] = {}
@@ -39,44 +40,25 @@ class TfdsSource:
     def __init__(self, name: str, data_dir: str, split: str, label: str):
         info = _builder(name, os.path.expanduser(data_dir) or None).info
         self._image_key, self._label = tfds_labels.image_and_label(info, label)
-        # Only these two are parsed: other features may be large.
+        # Only these two features are parsed: others may be large.
         self._features = tfds.features.FeaturesDict(
             {key: info.features[key] for key in (self._image_key, self._label.feature)}
         )
-        self.multi_label, self.class_names = self._label.multi_label, self._label.class_names
+        self.multi_label = self._label.multi_label
+        self.class_names = self._label.class_names
         self._is_binary = info.name in _BINARY
-        try:
-            files = info.splits[split].file_instructions
-        except (KeyError, ValueError) as error:
-            sizes = ', '.join(
-                f'{name} ({x.num_examples} examples)' for name, x in info.splits.items()
-            )
-            raise UserError(
-                f"no split '{split}' in '{info.full_name}'; its splits are: {sizes}, or slices of "
-                "them, such as 'train[:90%]'"
-            ) from error
-        files = [file for file in files if file.take > 0]  # of train[9:3] it is -6
-        take = np.array([file.take for file in files], np.int64)
-        self.num_examples = int(take.sum())
-        self._runs = Pieces(
-            filename=np.array([os.fspath(file.filename) for file in files], dtype=object),
-            skip=np.array([file.skip for file in files], np.int64),
-            take=take,
-            first=np.cumsum(take) - take,
-        )
-        self._metadata = (
-            info.full_name,
-            {
-                name: (part.num_bytes, list(part.shard_lengths))
-                for name, part in info.splits.items()
-            },
-        )
+        files = _files_of_split(info, split)
+        self._runs = _runs(files)
+        self.num_examples = int(self._runs.take.sum())
+        self._full_name = info.full_name
+        self._metadata_of_splits = {
+            name: (part.num_bytes, list(part.shard_lengths)) for name, part in info.splits.items()
+        }
         _check_files(self._runs.filename, info.full_name)
         self.pieces: Pieces | None = self._runs
-        # The files decide, because their format may differ from the default of the builder.
-        if take.size and all(
-            '.array_record' in os.path.basename(name) for name in self._runs.filename
-        ):
+        # The names of the files decide, because the builder may have another default format.
+        names = [os.path.basename(path) for path in self._runs.filename]
+        if names and all('.array_record' in name for name in names):
             from array_record.python import array_record_data_source
 
             self.pieces = None
@@ -84,8 +66,8 @@ class TfdsSource:
 
     def fetch(self, indices):
         def read(indices):
-            # With a dtype, because an empty list would become an array of floats.
             records = self._records.__getitems__(indices.tolist()) if indices.size else []
+            # With a dtype, because an empty list would become an array of floats.
             return np.array(records, dtype=object)
 
         records = tf.numpy_function(read, [indices], tf.string, stateful=False)
@@ -95,7 +77,8 @@ class TfdsSource:
         example = self._features.deserialize_example(
             item['record'], decoders={self._image_key: tfds.decode.SkipDecoding()}
         )
-        image, label = example[self._image_key], self._label.of(example[self._label.feature])
+        image = example[self._image_key]
+        label = self._label.of(example[self._label.feature])
         if self._is_binary:
             image = tf.io.encode_png(255 * tf.io.decode_png(image))
         if self.multi_label:
@@ -111,64 +94,99 @@ class TfdsSource:
         return False
 
     def listing(self):
-        name, splits = self._metadata
-        for split, (num_bytes, shard_lengths) in sorted(splits.items()):
-            yield name, f'records in the files of {split}: {shard_lengths}', num_bytes
-        for path, skip, take in zip(*self._runs[:3], strict=True):
-            yield name, f'{os.path.basename(path)} from record {skip}', int(take)
+        for split, (num_bytes, shard_lengths) in sorted(self._metadata_of_splits.items()):
+            name = f'records in the files of {split}: {shard_lengths}'
+            yield self._full_name, name, num_bytes
+        runs = self._runs
+        for path, skip, take in zip(runs.filename, runs.skip, runs.take, strict=True):
+            yield self._full_name, f'{os.path.basename(path)} from record {skip}', int(take)
+
+
+def _files_of_split(info, split):
+    """The files of a split, with their records to skip and to take; UserError without a split."""
+    try:
+        files = info.splits[split].file_instructions
+    except (KeyError, ValueError) as error:
+        sizes = ', '.join(
+            f'{name} ({part.num_examples} examples)' for name, part in info.splits.items()
+        )
+        raise UserError(
+            f"no split '{split}' in '{info.full_name}'; its splits are: {sizes}, or slices of "
+            "them, such as 'train[:90%]'.",
+            kind='unknown',
+            value=split,
+        ) from error
+    return [file for file in files if file.take > 0]  # train[9:3] takes -6 records
+
+
+def _runs(files):
+    take = np.array([file.take for file in files], np.int64)
+    return Pieces(
+        filename=np.array([os.fspath(file.filename) for file in files], dtype=object),
+        skip=np.array([file.skip for file in files], np.int64),
+        take=take,
+        first=np.cumsum(take) - take,
+    )
 
 
 def _check_files(paths, name):
-    """Raises MissingDataError unless all are there: reading may come to the last one much later."""
-    folders = set(map(os.path.dirname, paths))
-    there = {
-        os.path.join(folder, file) for folder in folders for file in tf.io.gfile.listdir(folder)
-    }
-    if missing := [path for path in paths if path not in there]:
+    """Raises MissingDataError unless all files exist; training may read some only hours later."""
+    existing = set()
+    for folder in set(map(os.path.dirname, paths)):
+        existing.update(os.path.join(folder, file) for file in tf.io.gfile.listdir(folder))
+    missing = [path for path in paths if path not in existing]
+    if missing:
         raise MissingDataError(
-            f"'{name}' lacks {len(missing)} of {len(paths)} files, the first of them {missing[0]}: "
-            'copy it again from where it is whole, or remove its folder and prepare it again'
+            f"'{name}' has no {missing[0]}: {len(missing)} of {len(paths)} files are missing. Copy "
+            'the data set again from an intact copy, or remove its folder and prepare it again.',
+            file=missing[0],
+            value=len(missing),
         )
 
 
 def _builder(name, data_dir):
+    """The builder of a prepared set; MissingDataError if the set is unknown or not prepared."""
     where = data_dir or tfds.core.constants.DATA_DIR
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError as error:
-        on_disk = tf.io.gfile.listdir(where) if tf.io.gfile.isdir(where) else []
         names = tfds.list_builders(with_community_datasets=False)
-        names += [entry.rstrip('/') for entry in on_disk]
+        if tf.io.gfile.isdir(where):
+            names += [entry.rstrip('/') for entry in tf.io.gfile.listdir(where)]
         raise MissingDataError(
-            f"dataset.name is '{name}': TFDS knows no data set of that name, and there is none in "
+            f"dataset.name is '{name}': TFDS has no data set with this name, and there is none in "
             f"data_dir '{where}'. {nearest_names(name, names)}dataset.name may also be a directory "
-            "with SPLIT/CLASS/image files (./NAME in the current directory) or 'digits'"
+            "with SPLIT/CLASS/image files (./NAME in the current directory) or 'digits'.",
+            field='dataset.name',
+            value=name,
         ) from error
     except STORAGE_ERRORS:
         raise
-    except Exception as error:  # of files that may be damaged, and code of others
+    except Exception as error:  # the files may be damaged, and the code of a set may raise anything
         raise MissingDataError(
             f"TFDS cannot open '{name}' in '{where}': {error}. If its files are "
             'damaged or incomplete, copy them again, or remove its folder '
-            f'and prepare it again:\n  {_preparing(name, where)}'
+            f'and prepare it again:\n  {_prepare_command(name, where)}',
+            file=where,
+            value=name,
         ) from error
     if builder.is_prepared():
         return builder
     message = (
-        f"data set '{name}' is not prepared: looked in '{builder.data_path}'. To prepare "
-        f'it, run\n  {_preparing(name, where)}\n'
-        'or set dataset.data_dir to the directory that contains it'
+        f"data set '{name}' is not prepared in '{builder.data_path}'. To prepare it, run\n"
+        f'  {_prepare_command(name, where)}\n'
+        'or set dataset.data_dir to the directory that contains it.'
     )
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         message += (
             f"\nIts files must first be downloaded by hand to '{where}/downloads/manual' "
             f'(or --manual_dir): {" ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())}'
         )
-    raise MissingDataError(message)
+    raise MissingDataError(message, file=builder.data_path, value=name)
 
 
-def _preparing(name, where):
-    """The command; that of TFDS, `tfds build`, needs Apache Beam, which few data sets do."""
+def _prepare_command(name, where):
+    """The command that prepares a set; `tfds build` would need Apache Beam, which few sets do."""
     return (
         f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
         f'data_dir={str(where)!r}).download_and_prepare()"'

@@ -1,4 +1,4 @@
-"""How batches reach the devices: which part a process reads, and when it is copied."""
+"""How batches reach the devices: the part that a process reads, and the time of the copy."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -11,41 +11,55 @@ from jaxtyping import PyTree
 from vit_jax.errors import UserError
 from vit_jax.parallel import sharding
 
-LOOKAHEAD = 1  # batches that `feed` puts on the devices before they are asked for
-# Batches on the devices besides that of the running step: the next one is asked for meanwhile.
+LOOKAHEAD = 1  # batches that `feed` copies to the devices ahead of the loop
+# Batches on the devices in addition to the batch of the running step. While this step runs, the
+# loop already requests the next batch.
 BATCHES_UNDER_WAY = LOOKAHEAD + 1
 
 
 def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
-    """Which part of every batch a process, by default this one, reads: (index, number of parts).
+    """The part of every batch that a process reads: (index of the part, number of parts).
 
     Processes whose devices hold the same examples, because the tensor axis spans them, read the
-    same part. Raises UserError when processes hold unequal parts, or parts that overlap.
+    same part.
+
+    Args:
+      process: index of the process; None is this process.
+
+    Raises:
+      UserError: if the parts of the processes are unequal or overlap.
     """
-    process = jax.process_index() if process is None else process
-    rows = mesh.devices.reshape(sharding.batch_parts(mesh), -1)
-    of_process = collections.defaultdict(set)
-    for (row, _), device in np.ndenumerate(rows):
-        of_process[device.process_index].add(row)
-    shares = sorted(set(map(frozenset, of_process.values())), key=min)
-    if sum(map(len, shares)) != len(rows) or len(set(map(len, shares))) > 1:
+    if process is None:
+        process = jax.process_index()
+    devices_by_row = mesh.devices.reshape(sharding.batch_parts(mesh), -1)
+    rows_of_process = collections.defaultdict(set)
+    for (row, _), device in np.ndenumerate(devices_by_row):
+        rows_of_process[device.process_index].add(row)
+    parts = sorted(set(map(frozenset, rows_of_process.values())), key=min)
+    overlap = sum(map(len, parts)) != len(devices_by_row)
+    are_unequal = len(set(map(len, parts))) > 1
+    if overlap or are_unequal:
         raise UserError(
-            f'mesh {dict(mesh.shape)} gives {len(of_process)} processes unequal parts '
-            'of a batch: let mesh.tensor divide the devices of a process, or be a '
-            'multiple of them.'
+            f'mesh {dict(mesh.shape)} gives {len(rows_of_process)} processes unequal parts of a '
+            'batch: expected mesh.tensor to divide the number of devices of a process, or to be a '
+            'multiple of it.',
+            kind='value',
+            field='mesh.tensor',
+            value=mesh.shape['tensor'],
         )
-    return shares.index(frozenset(of_process[process])), len(shares)
+    return parts.index(frozenset(rows_of_process[process])), len(parts)
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Puts arrays that every process has on all devices, whole."""
+    """Copies arrays that every process has to all devices, whole."""
     return jax.make_array_from_process_local_data(sharding.replicated(mesh), tree)
 
 
 def feed(batches: Iterable[PyTree], mesh: Mesh) -> Iterator[PyTree]:
-    """Batches as global arrays on the mesh, LOOKAHEAD of them made ahead.
+    """Batches as global arrays on the mesh, copied LOOKAHEAD batches ahead.
 
-    Those that are given have the rows [local, ...] of this process.
+    Args:
+      batches: the rows [local, ...] of this process.
     """
     ahead = []
     for batch in batches:

@@ -1,4 +1,4 @@
-"""A batch computed in equal parts, one after the other, each of which fits in memory or caches."""
+"""A batch computed in equal parts, one after the other, so that each fits in memory or caches."""
 
 import math
 from collections.abc import Callable
@@ -7,13 +7,16 @@ import flax.linen as nn
 import jax
 from jaxtyping import PyTree
 
-# Of each device. What a layer computes of this many stays in a CPU's caches; far fewer are slow to
-# multiply, and in training every part adds its gradients to those of the parts before. Measured
-# with 197 tokens of an image: docs/experiments.md.
-TOKENS_AT_ONCE, TRAINED_AT_ONCE = 800, 1600
-# Where a ResNet takes most of the time. Its outputs are slower in small parts; large ones take
-# less memory, and as long.
-PIXELS_OF_A_TOKEN, RESNET_TOKENS_AT_ONCE = 16 * 16, 12_800
+# Tokens of a part on each device. The outputs of a layer for this many tokens stay in the caches of
+# a CPU. With far fewer tokens, matrix products are slow, and in training every part adds its
+# gradients to the sum of the earlier parts. Measured with 197 tokens per image:
+# docs/experiments.md.
+TOKENS_AT_ONCE = 800
+TRAINED_AT_ONCE = 1600
+# For models that spend most of their time in a ResNet. Their outputs are slower in small parts;
+# large parts need less memory than the whole batch and the same time.
+RESNET_TOKENS_AT_ONCE = 12_800
+PIXELS_OF_A_TOKEN = 16 * 16  # in these models
 
 
 def fastest(
@@ -24,32 +27,44 @@ def fastest(
     platform: str = '',
     train: bool = False,
 ) -> int:
-    """The number of parts in which a batch is computed fastest; 1 is the whole.
+    """The fastest number of parts for computing a batch; 1 means the whole batch.
 
-    On a CPU a part has TOKENS_AT_ONCE tokens on each device (RESNET_TOKENS_AT_ONCE in ResNets and
-    hybrids), or fewer, down to half as many, so that the parts are equal; with `train`, for outputs
-    and gradients, TRAINED_AT_ONCE. Masked patches, which are drawn by the place in a batch, and all
-    on other platforms are computed at once. The `platform` is by default that of this process, and
-    `devices` share the batch.
+    On a CPU, a part has up to TOKENS_AT_ONCE tokens on each device (RESNET_TOKENS_AT_ONCE in
+    ResNets and hybrids), or TRAINED_AT_ONCE with `train`. It has at least half as many; otherwise,
+    no equal parts fit, and the result is 1. The result is also 1 on other platforms, and for masked
+    patches, which depend on the place of an image in the batch.
+
+    Args:
+      devices: the number of devices that share the batch.
+      platform: '' is the platform of this process.
+      train: whether gradients are computed, and not only outputs.
     """
     if (platform or jax.default_backend()) != 'cpu' or not model.rows_are_independent:
         return 1
-    has_resnet = model.resnet is not None
-    tokens = (
-        math.prod(image_size) / PIXELS_OF_A_TOKEN
-        if has_resnet
-        else math.prod(model.grid(image_size)) + model.prefix
-    )
-    outputs = RESNET_TOKENS_AT_ONCE if has_resnet else TOKENS_AT_ONCE
-    most = max(1, int((TRAINED_AT_ONCE if train else outputs) / tokens))
+    if model.resnet is not None:
+        tokens_per_image = math.prod(image_size) / PIXELS_OF_A_TOKEN
+        max_tokens = RESNET_TOKENS_AT_ONCE
+    else:
+        tokens_per_image = math.prod(model.grid(image_size)) + model.prefix
+        max_tokens = TOKENS_AT_ONCE
+    if train:
+        max_tokens = TRAINED_AT_ONCE
+    max_images = max(1, int(max_tokens / tokens_per_image))
     images = batch_size // devices
-    at_once = max(n for n in range(1, most + 1) if images % n == 0)
-    return images // at_once if 2 * at_once >= most else 1
+    images_per_part = max(n for n in range(1, max_images + 1) if images % n == 0)
+    if 2 * images_per_part < max_images:
+        return 1
+    return images // images_per_part
 
 
 def in_parts(function: Callable[[PyTree], PyTree], batch: PyTree, parts: int) -> PyTree:
-    """function(batch), of arrays [batch, ...] to arrays [batch, ...], for one part at a time."""
-    return function(batch) if parts == 1 else join(jax.lax.map(function, split(batch, parts)))
+    """function(batch), computed for one part of the batch at a time.
+
+    All arrays of the batch and of the result are [batch, ...].
+    """
+    if parts == 1:
+        return function(batch)
+    return join(jax.lax.map(function, split(batch, parts)))
 
 
 def split(batch: PyTree, parts: int) -> PyTree:

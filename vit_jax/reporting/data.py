@@ -36,20 +36,18 @@ def describe(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any
         if dataset['subset']
         else (dataset['train_split'])
     )
-    batch = next(
-        pipeline.train_batches(
-            train,
-            batch_size=SAMPLES,
-            image_size=tuple(config['image_size']),
-            seed=config['seed'],
-            augment=config['augment'],
-            preprocess=config['preprocess'],
-            shuffle_buffer=min(BUFFER, dataset['shuffle_buffer']),
-            balance=dataset['balance'],
-            files_at_once=dataset['files_at_once'],
-            max_broken_fraction=1.0,
-        )
+    settings = pipeline.TrainSettings(
+        batch_size=SAMPLES,
+        image_size=tuple(config['image_size']),
+        seed=config['seed'],
+        augment=config['augment'],
+        preprocess=config['preprocess'],
+        shuffle_buffer=min(BUFFER, dataset['shuffle_buffer']),
+        balance=dataset['balance'],
+        files_at_once=dataset['files_at_once'],
+        max_broken_fraction=1.0,
     )
+    batch = next(pipeline.train_batches(train, settings))
     images = as_pixels(batch['image'], config['preprocess'])
     return {
         'name': dataset['name'],

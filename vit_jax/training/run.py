@@ -187,11 +187,13 @@ def resolve(
     train_batches = functools.partial(
         pipeline.train_batches,
         _photos(train_data, dataset, share, check),
-        seed=config.seed,
-        augment=config.augment,
-        shuffle_buffer=dataset.shuffle_buffer,
-        balance=dataset.balance,
-        **settings,
+        pipeline.TrainSettings(
+            seed=config.seed,
+            augment=config.augment,
+            shuffle_buffer=dataset.shuffle_buffer,
+            balance=dataset.balance,
+            **settings,
+        ),
     )
     run = Run(
         workdir,
