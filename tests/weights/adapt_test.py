@@ -272,7 +272,7 @@ def test_relative_positions_of_an_unknown_grid_are_refused():
         adapted(dict(position='relative', position_at='shared'), size=(8, 16), source_grid=None)
 
 
-def test_table_of_changes():
+def test_the_table_of_changes_lists_all_but_loaded_parameters():
     old, new = models.build(SMALL, 5), models.build(SMALL, 7)
     _, changes = adapt.adapt(
         randomised(old, jnp.zeros((1, 16, 16, 3))),

@@ -21,7 +21,7 @@ from vit_jax.weights.apply import as_pixels
 GIVEN = small.make('vit')
 
 
-def test_probabilities_of_files(tmp_path):
+def test_files_give_the_probabilities_of_the_model(tmp_path):
     write_images(tmp_path, ['one'], 2, size=(20, 30))
     paths = sorted(tmp_path.glob('*/*.png'))
     batch = weights.prepare(GIVEN, paths)

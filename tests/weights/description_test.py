@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.weights import description
 
 
-def test_preprocess_of_a_command_line():
+def test_preprocess_options_are_parsed():
     assert description.parse_preprocess([]) == {}
     assert description.parse_preprocess(
         ['mean=0,0.5,1', 'std=0.2,0.3,1', 'crop_ratio=1', 'resize=bicubic', 'crop_ratio=0.9']
@@ -187,7 +187,7 @@ def test_programs_that_resize_by_pillow_round_unless_weights_say_otherwise(layou
     assert description.complete_preprocess(silent)['uint8_resize'] is True
 
 
-def test_classes_without_names(caplog):
+def test_classes_without_names_get_names(caplog):
     """1000 classes get the names of ImageNet-1k, with a warning: a daisy is no 'class 985'."""
     assert description.class_names(small.make('vit')) == small.CLASSES
     assert not caplog.records
@@ -207,7 +207,7 @@ def test_classes_without_names(caplog):
     ) in caplog.text
 
 
-def test_fields_of_the_model_of_a_command_line():
+def test_model_options_are_parsed():
     assert description.parse_model(['num_heads=3,gelu=erf', 'layer_norm_epsilon=1e-5']) == {
         'num_heads': 3,
         'gelu': 'erf',

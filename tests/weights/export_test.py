@@ -26,7 +26,7 @@ def assert_runs(given, path, to):
     'model',
     ['vit', *(pytest.param(model, marks=pytest.mark.nightly) for model in ('hybrid', 'bit'))],
 )
-def test_stablehlo(model, tmp_path):
+def test_stablehlo_gives_our_logits(model, tmp_path):
     path = str(tmp_path / 'x')
     export.save(small.make(model), path, 'stablehlo')
     assert_runs(small.make(model), path, 'stablehlo')
@@ -44,7 +44,7 @@ def test_stablehlo(model, tmp_path):
         pytest.param('axial', False, marks=pytest.mark.slow),
     ],
 )
-def test_onnx(model, large, tmp_path, monkeypatch, capfd):
+def test_onnx_gives_our_logits(model, large, tmp_path, monkeypatch, capfd):
     interop.require('jax2onnx')
     runtime = interop.require('onnxruntime')
     path = str(tmp_path / 'x.onnx')

@@ -61,7 +61,7 @@ def test_weights_in_the_cache_are_loaded(source, repository, layout, name, cache
     np.testing.assert_array_equal(found.params['cls'], given.params['cls'])
 
 
-def test_without_network_and_cache(cache):
+def test_without_network_and_cache_the_error_names_the_model(cache):
     start = time.monotonic()
     with refused('unreadable', file='hf:someone/flowers', value='someone/flowers') as error:
         weights.load('hf:someone/flowers')
@@ -194,7 +194,7 @@ def test_impossible_names_are_refused():
         weights.load('hf:a b/c')
 
 
-def test_models_in_folders_of_a_repository(tmp_path, monkeypatch):
+def test_a_model_in_a_folder_of_a_repository_is_loaded(tmp_path, monkeypatch):
     """A file can be named in its folder; other folders do not matter."""
     repository = tmp_path / 'repository'
     for folder, layout, name in (

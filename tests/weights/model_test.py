@@ -14,14 +14,14 @@ from vit_jax.weights import array_files
 from vit_jax.weights.model import guess_heads
 
 
-def test_grid_of_positions_in_every_layer(tmp_path):
+def test_the_grid_is_known_with_positions_in_every_layer(tmp_path):
     given = small.make('vit', position_at='every_layer')
     _, found = through(given, 'vit_jax', tmp_path / 'x.safetensors')
     found = dataclasses.replace(found, preprocess=None)
     assert (found.grid(), found.image_size()) == ((2, 2), (16, 16))
 
 
-def test_grid_and_image_size(tmp_path):
+def test_grid_and_image_size_follow_the_positions(tmp_path):
     given, found = through(small.make('rectangle'), 'google', tmp_path / 'x.npz')
     assert (given.grid(), given.image_size(), given.channels()) == ((2, 3), (16, 12), 5)
     assert found.grid() is None
@@ -56,7 +56,7 @@ def test_kernels_and_loops_of_the_training_are_not_stored(tmp_path):
     assert found.model['attention_kernel'] == found.model['linear_kernel'] == 'auto'
 
 
-def test_number_of_heads_of_published_sizes():
+def test_published_sizes_have_their_number_of_heads():
     sizes = dict(hidden_size=1280, num_layers=32, mlp_dim=5120)
     assert guess_heads(sizes) == 16
     assert guess_heads(sizes | dict(num_layers=3)) == 20

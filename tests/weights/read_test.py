@@ -16,7 +16,7 @@ from vit_jax.weights import array_files, verify
 @pytest.mark.parametrize(
     'prefix', ['module.', '_orig_mod.', 'module._orig_mod.', '_orig_mod.module.']
 )
-def test_prefixes_of_pytorch(prefix, tmp_path):
+def test_prefixes_of_pytorch_are_removed(prefix, tmp_path):
     _, found = through(small.make('vit'), 'timm', tmp_path / 'x.safetensors')
     arrays, _ = array_files.read(str(tmp_path / 'x.safetensors'))
     arrays = {prefix + name: x for name, x in arrays.items()}

@@ -15,7 +15,7 @@ ENTRIES = [
 ]
 
 
-def test_names_and_axes():
+def test_names_and_axes_are_translated():
     x, y = np.arange(6).reshape(2, 3), np.arange(8).reshape(2, 4)
     ours = {'a/0/9/x': x, 'a/0/9/y': y, 'b': np.ones(2)}
     theirs = table.to_theirs(ours, ENTRIES)
@@ -65,7 +65,7 @@ def test_entries_within_a_prefix():
     ]
 
 
-def test_modules_of_pytorch():
+def test_modules_of_pytorch_become_entries():
     assert table.torch_modules({'norm': 'ln', 'x/query key': 'in_proj_'}) == [
         Entry(('norm/scale',), 'ln.weight'),
         Entry(('norm/bias',), 'ln.bias'),
@@ -85,7 +85,7 @@ def test_modules_of_pytorch():
 
 
 @pytest.mark.parametrize('model', ['vit', 'hybrid', 'bit'])
-def test_stacked_and_single_layers(model):
+def test_stacking_inverts_unstacking(model):
     flat = flatten(small.make(model).params)
     again = table.stack(table.unstack(flat), flat)
     assert again.keys() == flat.keys()

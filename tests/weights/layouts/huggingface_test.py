@@ -1,4 +1,4 @@
-"""transformers loads our directories, and we load those of transformers."""
+"""transformers loads our directories, and we load directories of transformers."""
 
 import dataclasses
 import json

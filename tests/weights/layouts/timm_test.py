@@ -42,7 +42,7 @@ from vit_jax.weights.layouts.timm import architecture, model_arguments
     ],
 )
 def test_timm_loads_files(model, name, tmp_path):
-    """The arrays are equal to those of an independent conversion."""
+    """The arrays are equal to an independent conversion."""
     torch = interop.require('torch')
     given, _ = weights.approximate(small.make(model), str(tmp_path / name), 'timm')
     weights.save(given, str(tmp_path / name), 'timm')
@@ -435,7 +435,7 @@ def test_message_about_an_unsupported_pooling(tmp_path):
 
 @pytest.mark.parametrize('mode', ['center', 'squash'])
 @pytest.mark.parametrize('size', [(36, 24), (24, 37), (16, 16), (9, 12)], ids=str)
-def test_photos_look_as_timm_shows_them(mode, size, tmp_path, caplog):
+def test_photos_have_the_pixels_of_timm(mode, size, tmp_path, caplog):
     """Compared with timm's transforms of evaluation, written with Pillow, without torchvision."""
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'timm')
     file = tmp_path / 'x/config.json'
