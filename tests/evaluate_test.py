@@ -665,7 +665,7 @@ def test_order_counts_where_names_are_others(
     assert list(found['classes']) == ['ant', 'bee', 'cat']
     assert found['eval/accuracy'] == scored['eval/accuracy']
     assert found['eval/loss'] == pytest.approx(scored['eval/loss'], rel=1e-5)
-    assert ': the order is taken to be the same' in caplog.text
+    assert ': the same order is assumed' in caplog.text
 
 
 def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, capsys):

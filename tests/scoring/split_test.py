@@ -28,7 +28,7 @@ def test_a_mapping_takes_a_thousand_classes_without_names_for_those_of_imagenet(
     source = split.open_mapped_source(
         dataset, dataclasses.replace(GIVEN, num_classes=1000), str(mapping)
     )
-    assert 'they are taken for those of ImageNet-1k' in caplog.text
+    assert 'the names of ImageNet-1k are used' in caplog.text
     found = {}
     for k in range(source.num_examples):
         item = {name: x[0] for name, x in source.fetch([k]).items()} | {'index': k}

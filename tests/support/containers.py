@@ -1,4 +1,4 @@
-"""Arrays of every kind, and files that are not what they seem."""
+"""Arrays of every dtype, and damaged or malicious files."""
 
 import os
 import pickle
@@ -6,9 +6,8 @@ import zipfile
 
 import ml_dtypes
 import numpy as np
-import pytest
 
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.weights import array_files
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int32, bool)
@@ -31,10 +30,16 @@ def assert_same(found, expected):
         assert found[name].tobytes() == x.tobytes(), name
 
 
-def refused(path):
-    with pytest.raises(UserError) as error:
+def read_error(path, kind='content'):
+    """The error, of a kind and about the file, that reading it raises."""
+    with refused(kind, file=path) as error:
         array_files.read(str(path))
-    return str(error.value)
+    return error.value
+
+
+def reason(path):
+    """The message of the error about the content of a file."""
+    return str(read_error(path))
 
 
 def write_pickle(path, value):
@@ -65,7 +70,7 @@ def tensor(shape, strides=(1,), key=b'X\x01\x00\x00\x00w'):
 
 
 class Touch:
-    """What creates a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = str(path)

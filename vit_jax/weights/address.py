@@ -1,4 +1,4 @@
-"""Weights at an address, such as Google's in a public bucket: downloaded once, and kept."""
+"""Weights at a web address, such as Google's in a public bucket: downloaded once, then cached."""
 
 import hashlib
 import http.client
@@ -15,24 +15,31 @@ from vit_jax.weights import array_files
 log = logging.getLogger(__name__)
 
 BUCKETS = 'https://storage.googleapis.com/'  # gs://BUCKET/FILE is BUCKET/FILE there
-SECONDS = 60  # without a byte, after which nobody answers
+SECONDS = 60  # without a byte until a download is given up
 
 
 def fetch(source: str) -> str:
-    """The local path of 'gs://BUCKET/FILE', 'https://HOST/FILE' or 'http://'; of others, `source`.
+    """The local path of 'gs://BUCKET/FILE', 'https://HOST/FILE' or 'http://HOST/FILE'.
 
-    Files are kept in vit_jax/weights of $XDG_CACHE_HOME, else of ~/.cache, and may be deleted at
-    any time. Raises UserError for what cannot be downloaded or kept.
+    Other sources are returned unchanged. Files are cached in vit_jax/weights of $XDG_CACHE_HOME,
+    else of ~/.cache; the user may delete them at any time. Raises UserError if the file cannot be
+    downloaded or cached.
     """
     if not source.startswith(('gs://', 'https://', 'http://')):
         return source
     scheme, _, rest = source.partition('://')
-    url = BUCKETS + urllib.parse.quote(rest) if scheme == 'gs' else source
-    name = os.path.basename(urllib.parse.unquote(url.partition('?')[0]))  # %2F is no way out
+    url = source
+    if scheme == 'gs':
+        url = BUCKETS + urllib.parse.quote(rest)
+    # After unquoting, %2F is a slash that basename removes: the file stays in the cache.
+    name = os.path.basename(urllib.parse.unquote(url.partition('?')[0]))
     if not (name.endswith(array_files.WEIGHT_FILES) and name.isprintable()):
         raise UserError(
             f'{source}: expected the address of a file that ends in '
-            f'{", ".join(array_files.WEIGHT_FILES)}.'
+            f'{", ".join(array_files.WEIGHT_FILES)}.',
+            kind='value',
+            file=source,
+            value=name,
         )
     path = str(cache_folder('weights', hashlib.sha256(url.encode()).hexdigest()[:16], name))
     if not os.path.exists(path):
@@ -47,13 +54,21 @@ def _download(url, source, path):
     try:
         with urllib.request.urlopen(url, timeout=SECONDS) as response, open(path, 'wb') as file:
             size = int(response.headers.get('Content-Length') or 0)
-            log.info('%s is downloaded, once%s', source, f': {size / 1e6:.0f} MB' * bool(size))
+            log.info('Downloading %s (%s) to the cache', source, _size_in_words(size))
             shutil.copyfileobj(response, file)
             if file.tell() < size:
-                raise ConnectionError(f'only {file.tell()} of {size} bytes came')
+                raise ConnectionError(f'only {file.tell()} of {size} bytes arrived')
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: odd addresses
         raise UserError(
             f'{source} cannot be downloaded to {os.path.dirname(path)} ({error}): '
             'check the address, try again with a network, or download it elsewhere '
-            'and name the file.'
+            'and name the file.',
+            kind='unreadable',
+            file=source,
         ) from error
+
+
+def _size_in_words(size):
+    if not size:
+        return 'of unknown size'
+    return f'{size / 1e6:.0f} MB'

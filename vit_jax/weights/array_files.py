@@ -1,4 +1,4 @@
-"""Containers of arrays: .npz, .safetensors and PyTorch's .pth, told apart by their content."""
+"""Files of arrays: .npz, .safetensors and PyTorch's .pth, which are recognised by content."""
 
 import contextlib
 import os
@@ -19,8 +19,10 @@ from vit_jax.files import named, require_file, special_kind
 from vit_jax.weights import limits, npz_file, sidecars, torch_file
 
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
-# Beginnings of files beside models: of OpenCLIP's, and of the state of transformers' Trainer.
+# How the names of other files in the directory of a model begin: OpenCLIP's copy of the model, and
+# the state of transformers' Trainer.
 _OTHERS = ('open_clip_model.', 'training_args.', 'optimizer.', 'scheduler.', 'scaler.', 'rng_state')
+# Names of the supported dtypes in .safetensors files.
 _DTYPES = (
     'F64',
     'F32',
@@ -35,9 +37,9 @@ _DTYPES = (
     'U16',
     'U8',
     'BOOL',
-)  # of .safetensors
+)
 SIDECARS = ('config.json', 'preprocessor_config.json')
-WRITTEN = ('model.safetensors', *SIDECARS)  # into directories with one model
+WRITTEN = ('model.safetensors', *SIDECARS)  # the files of a directory with one model
 
 
 class _Index(msgspec.Struct):
@@ -47,17 +49,23 @@ class _Index(msgspec.Struct):
 
 
 class Contents(NamedTuple):
-    """What a file or a directory with one model holds."""
+    """The contents of a file or of a directory with one model.
+
+    Attributes:
+      arrays: by name.
+      metadata: metadata of a .safetensors file, {} for other files.
+      sidecars: config.json and preprocessor_config.json, where they exist.
+    """
 
     arrays: dict[str, np.ndarray]
-    metadata: dict[str, str]  # of a .safetensors file, {} of others
-    sidecars: dict[str, dict]  # config.json and preprocessor_config.json, where they exist
+    metadata: dict[str, str]
+    sidecars: dict[str, dict]
 
 
 def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Arrays by name as they are in a file, and the metadata of a .safetensors file.
+    """Arrays by name, and the metadata of a .safetensors file.
 
-    Raises UserError if the file is missing, damaged, of an unknown kind or holds more than arrays.
+    Raises UserError if the file is missing, damaged, of an unknown kind or has more than arrays.
     """
     require_file(path)
     try:
@@ -76,14 +84,20 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             file=path,
         ) from None
     except UserError as error:
-        raise UserError(f'{path} was refused: {error}.', kind='content', file=path) from error
+        raise UserError(
+            f'{path} was refused: {error}.',
+            kind='content',
+            field=error.field,
+            file=path,
+            value=error.value,
+        ) from error
     except MemoryError:
         raise
     except OSError as error:
         raise UserError(
             f'{path!r} cannot be read: {error.strerror or error}.', kind='unreadable', file=path
         ) from error
-    except Exception as error:  # zip, NumPy and pickle raise any kind for a broken file
+    except Exception as error:  # zip, NumPy and pickle raise any exception for a broken file
         raise UserError(
             f'{path} is damaged or cut short ({error}): copy or download it again.',
             kind='content',
@@ -91,18 +105,19 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         ) from error
     if start.startswith(b'\x80'):
         raise UserError(
-            f'{path} is a bare pickle, as PyTorch wrote before version 1.6, which is '
-            'not read: it can run any command. If you trust it, write it again with '
-            "torch.save(torch.load(..., weights_only=True), ...) of today's PyTorch.",
+            f'{path} is a bare pickle, the format of PyTorch before version 1.6. vit_jax does not '
+            'read it, because it can run any command. If you trust it, write it again with '
+            'torch.save(torch.load(..., weights_only=True), ...) of a current PyTorch.',
             kind='content',
             file=path,
         )
     raise UserError(
         f'{path} is not a weights file: it begins with {start!r}, expected an .npz, '
-        '.safetensors or .pth file (whatever its name). Programs (ONNX, StableHLO) '
-        'are written only: read the weights that they were made of.',
+        '.safetensors or .pth file (whatever its name). vit_jax writes programs (ONNX, StableHLO) '
+        'and does not read them: name the weights that a program was made from.',
         kind='content',
         file=path,
+        value=start,
     )
 
 
@@ -111,7 +126,7 @@ def _read_zip(path):
         if any(name.endswith('data.pkl') for name in file.namelist()):
             return torch_file.read(file)
         if not any(name.endswith('.npy') for name in file.namelist()):
-            raise UserError('it is a zip file without arrays')
+            raise UserError('it is a zip file without arrays', kind='content')
         return npz_file.read(file)
 
 
@@ -124,7 +139,10 @@ def _read_safetensors(path):
                 raise UserError(
                     f'{name} has dtype {dtype}, which is not supported: expected one '
                     f'of {", ".join(_DTYPES)}. Convert it with the program that wrote '
-                    'it'
+                    'it',
+                    kind='content',
+                    field=name,
+                    value=dtype,
                 )
             arrays[name] = file.get_tensor(name)
         return arrays, file.metadata() or {}
@@ -135,16 +153,16 @@ def write(
 ) -> None:
     """Writes arrays as `kind`, one of WEIGHT_FILES; equal arrays give equal bytes.
 
-    Raises UserError if the kind is one of PyTorch's and PyTorch is not installed.
+    Raises UserError if the kind is PyTorch's and PyTorch is not installed.
     """
     arrays = {name: np.asarray(x, order='C') for name, x in sorted(arrays.items())}
     if kind == '.npz':
-        with open(path, 'wb') as file:  # or NumPy would add .npz to the name
+        with open(path, 'wb') as file:  # NumPy would add .npz to a path
             np.savez(file, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
     elif kind == '.safetensors':
         new = pathlib.Path(path)
         new.touch()
-        mode = new.stat().st_mode  # of new files here; the library makes its own private
+        mode = new.stat().st_mode  # the mode of new files; the library would make it private
         try:
             safetensors.numpy.save_file(arrays, path, metadata)
         except safetensors.SafetensorError as error:
@@ -159,101 +177,136 @@ def read_path(path: str) -> Contents:
 
     Raises UserError as `read` does, and if there is no weights file or there are several.
     """
-    directory = path if os.path.isdir(path) else os.path.dirname(path)
+    if os.path.isdir(path):
+        directory = path
+        files = _files_of_model(path)
+    else:
+        directory = os.path.dirname(path)
+        files = [path]
     arrays: dict[str, np.ndarray] = {}
     metadata: dict[str, str] = {}
-    for file in _files_of_model(path) if os.path.isdir(path) else [path]:
-        more, metadata = read(file)
-        if both := arrays.keys() & more.keys():
+    for file in files:
+        more_arrays, metadata = read(file)
+        repeated = arrays.keys() & more_arrays.keys()
+        if repeated:
             raise UserError(
-                f'{file} and another file of the model both have {min(both)}: remove '
-                'the one that does not belong to it.'
+                f'{file} and another file of the model both have {min(repeated)}: remove '
+                'the file that does not belong to it.',
+                kind='content',
+                file=file,
+                value=min(repeated),
             )
-        arrays |= more
-    beside = {
-        name: sidecars.read(file)
-        for name in SIDECARS
-        if os.path.isfile(file := os.path.join(directory, name))
-    }
-    return Contents(arrays, metadata, beside)
+        arrays |= more_arrays
+    objects = {}
+    for name in SIDECARS:
+        file = os.path.join(directory, name)
+        if os.path.isfile(file):
+            objects[name] = sidecars.read(file)
+    return Contents(arrays, metadata, objects)
 
 
 def _files_of_model(path):
+    """The weights files of a directory; UserError if it has none, or several models."""
     names = sorted(os.listdir(path))
-    kinds = ('model.safetensors', 'model.safetensors.index.json', *WEIGHT_FILES)  # best first
-    found = next(
-        (
-            files
-            for kind in kinds
-            if (files := [n for n in names if n.endswith(kind) and not n.startswith(_OTHERS)])
-        ),
-        [],
-    )
-    if len(found) != 1:
-        what = (
-            f'several: {", ".join(found)}. Name one of them'
-            if found
-            else (f'none, but {", ".join(names[:8])}' if names else 'none: the directory is empty')
-        )
+    candidates = _candidates(names)
+    if len(candidates) != 1:
+        if candidates:
+            found = f'several: {", ".join(candidates)}. Name one of them'
+        elif names:
+            found = f'none, but {", ".join(names[:8])}'
+        else:
+            found = 'none: the directory is empty'
         raise UserError(
             f'{path}: expected one weights file ({", ".join(WEIGHT_FILES)}) or a '
-            f'workdir with checkpoints/, found {what}.'
+            f'workdir with checkpoints/, found {found}.',
+            kind='conflict' if candidates else 'missing',
+            file=path,
         )
-    file = os.path.join(path, found[0])
-    return _shards(path, file) if file.endswith('.json') else [file]
+    file = os.path.join(path, candidates[0])
+    if file.endswith('.json'):
+        return _shards(path, file)
+    return [file]
+
+
+def _candidates(names):
+    """The names of weights files of the best kind that there is."""
+    for ending in ('model.safetensors', 'model.safetensors.index.json', *WEIGHT_FILES):
+        candidates = [n for n in names if n.endswith(ending) and not n.startswith(_OTHERS)]
+        if candidates:
+            return candidates
+    return []
 
 
 def _shards(directory, index):
     """The files that an index names, all of them in its directory."""
     require_file(index)
-    names = sorted(set(sidecars.checked(_Index, sidecars.read(index), index).weight_map.values()))
+    weight_map = sidecars.checked(_Index, sidecars.read(index), index).weight_map
+    names = sorted(set(weight_map.values()))
     for name in names:
         if name != os.path.basename(name) or not name.endswith('.safetensors'):
             raise UserError(
                 f'{index}: weight_map names the file {name!r:.80}: expected '
-                '.safetensors files of the same directory.'
+                '.safetensors files of the same directory.',
+                kind='content',
+                field='weight_map',
+                file=index,
+                value=name,
             )
-        if not os.path.exists(os.path.join(directory, name)):
+        path = os.path.join(directory, name)
+        if not os.path.exists(path):
             raise UserError(
-                f'there is no file {os.path.join(directory, name)!r}, which {index} '
-                f'names: copy or download the missing one of {len(names)} files.'
+                f'there is no file {path!r}, which {index} '
+                f'names: copy or download the missing one of {len(names)} files.',
+                kind='missing',
+                file=path,
             )
     return [os.path.join(directory, name) for name in names]
 
 
 def is_directory(path: str) -> bool:
-    """Whether weights written to `path` go into a directory: its name is not of a weights file."""
+    """Whether weights written to `path` become a directory: it has no ending of a weights file."""
     return not path.endswith(WEIGHT_FILES)
 
 
 def check_replaceable(path: str, written: Collection[str] = WRITTEN) -> None:
-    """Raises UserError for a directory with others than the files `written`, a device and so on."""
-    if (kind := special_kind(path)) and not os.path.isdir(path):
+    """Raises UserError unless weights may replace what exists at `path`.
+
+    Files and nothing may be replaced, and a directory that has no other files than `written`; a
+    device, a pipe or a socket may not.
+    """
+    kind = special_kind(path)
+    is_existing_directory = os.path.isdir(path)
+    if kind and not is_existing_directory:
         raise UserError(
             f'{path!r} is {kind}: name another destination.', kind='unwritable', file=path
         )
-    found = os.listdir(path) if os.path.isdir(path) else ()
-    if others := set(found) - set(written):
+    names = os.listdir(path) if is_existing_directory else ()
+    others = sorted(set(names) - set(written))
+    if others:
         raise UserError(
-            f'{path} is a directory that holds more than what is to be written there '
-            f'({", ".join(sorted(others)[:3])}): name another destination.'
+            f'{path} is a directory with other files than those to be written '
+            f'({", ".join(others[:3])}): name another destination.',
+            kind='conflict',
+            file=path,
         )
 
 
 @contextlib.contextmanager
 def replacing(path: str, written: Collection[str] = WRITTEN) -> Iterator[str]:
-    """The name for a new file or directory, which then takes the place of what is at `path`."""
+    """A context with the name for a new file or directory, which then replaces `path`."""
     check_replaceable(path, written)
-    path = os.path.realpath(path)  # a link stays one
-    # Hosts that share a home may have processes of the same number.
-    temporary, old = (f'{path}.{word}-{uuid.uuid4().hex[:8]}' for word in ('writing', 'replaced'))
+    path = os.path.realpath(path)  # a link stays a link
+    # Random, because hosts that share a home may have processes of the same number.
+    suffix = uuid.uuid4().hex[:8]
+    temporary = f'{path}.writing-{suffix}'
+    old = f'{path}.replaced-{suffix}'
     try:
         with named(path):
             yield temporary
-            if os.path.isdir(path):  # which cannot be replaced in one step
+            if os.path.isdir(path):  # os.replace does not replace a directory that has files
                 os.rename(path, old)
             os.replace(temporary, path)
             shutil.rmtree(old, ignore_errors=True)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # which leaves a file alone
+        shutil.rmtree(temporary, ignore_errors=True)  # does nothing to a file
         pathlib.Path(temporary).unlink(missing_ok=True)

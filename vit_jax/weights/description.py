@@ -1,4 +1,4 @@
-"""How images are prepared and what classes are called: from weights, command line or defaults."""
+"""The preparation of images and the names of classes: from weights, command line or defaults."""
 
 import collections
 import dataclasses
@@ -18,8 +18,8 @@ from vit_jax.weights.model import Weights
 
 log = logging.getLogger(__name__)
 
-# Layouts of programs that resize photos by Pillow, or as it does: in none of them can a file say
-# that fractions are kept.
+# Layouts of programs that resize photos with Pillow, or like Pillow. Files of these layouts cannot
+# state that fractions are kept.
 _RESIZE_UINT8 = ('timm', 'torchvision', 'huggingface')
 
 
@@ -29,77 +29,119 @@ def described(
     classes: str | None = None,
     loss: str | None = None,
 ) -> Weights:
-    """The weights with the fields of --preprocess, the names in the file of --classes, and --loss.
+    """The weights, completed or corrected by the options --preprocess, --classes and --loss.
 
-    `preprocess` is, for example, ['resize=bicubic', 'mean=0.485,0.456,0.406']; it may have
-    image_size, where position embeddings do not tell it. A fit of torchvision or transformers sets
-    uint8_resize, and what Pillow cannot do, antialias=False and resize=area, unsets it, unless it
-    is given.
+    Args:
+      loaded: the weights.
+      preprocess: for example ['resize=bicubic', 'mean=0.485,0.456,0.406']. image_size is possible
+        where position embeddings do not determine it. fit=torchvision and fit=transformers set
+        uint8_resize; antialias=False and resize=area, which Pillow cannot do, unset it, unless it
+        is given.
+      classes: a file with the names of the classes.
+      loss: 'softmax' or 'sigmoid'.
 
-    Raises UserError if a field or value is impossible, or there are not as many names as classes.
+    Raises:
+      UserError: a field or value is impossible, or the file has more or fewer names than classes.
     """
     if preprocess:
-        values = parse_preprocess(preprocess)
-        before, grid = loaded, loaded.grid()
-        stated = (loaded.preprocess or {}) | values
-        if 'uint8_resize' not in values:
-            stated |= _implied_uint8_resize(values, stated)
-        config.check_uint8_resize(stated, f'--preprocess of {loaded.source}')
-        loaded = dataclasses.replace(loaded, preprocess=stated)
-        # As many patches in other rows and columns would have the positions of one another.
-        other = grid and grid == before.stated_grid() != loaded.stated_grid()
-        if 'image_size' in values:
-            size = as_pair(values['image_size'])
-            found = (before if other else loaded).image_size()
-            if found != size:
-                raise UserError(
-                    '--preprocess image_size={},{}: {} is for images of {},{}. Fine-tuning '
-                    'makes it one for others.'.format(*size, loaded.source, *found)
-                )
+        loaded = _with_preprocess(loaded, parse_preprocess(preprocess))
     if classes:
-        names = read_names(classes)
-        if len(names) != loaded.num_classes:
-            raise UserError(
-                f'--classes={classes} has {len(names)} names; {loaded.source} has '
-                f'{loaded.num_classes} classes.'
-            )
-        loaded = dataclasses.replace(loaded, classes=names)
+        loaded = _with_class_names(loaded, classes)
     if loss:
         check_choice('--loss', loss, config.FIELDS['loss.name'].values.choices)
         loaded = dataclasses.replace(loaded, loss=loss)
     return loaded
 
 
+def _with_preprocess(loaded, values):
+    stated = (loaded.preprocess or {}) | values
+    if 'uint8_resize' not in values:
+        stated |= _implied_uint8_resize(values, stated)
+    config.check_uint8_resize(stated, f'--preprocess of {loaded.source}')
+    changed = dataclasses.replace(loaded, preprocess=stated)
+    if 'image_size' in values:
+        _check_image_size(loaded, changed, as_pair(values['image_size']))
+    return changed
+
+
+def _check_image_size(loaded, changed, size):
+    """Raises UserError unless `size`, which is new in `changed`, fits the position embeddings."""
+    grid = loaded.grid()
+    # In a grid with other rows and columns, patches would get the positions of other patches.
+    is_other_grid = grid and grid == loaded.stated_grid() and grid != changed.stated_grid()
+    expected = loaded.image_size() if is_other_grid else changed.image_size()
+    if expected != size:
+        raise UserError(
+            f'--preprocess image_size is {size[0]},{size[1]}: {loaded.source} is for images of '
+            f'{expected[0]},{expected[1]}. Fine-tune it on images of another size.',
+            kind='value',
+            field='--preprocess image_size',
+            file=loaded.source,
+            value=size,
+        )
+
+
+def _implied_uint8_resize(values, stated):
+    """The value of uint8_resize that the new values imply, as a dict; `stated` has all fields."""
+    if stated.get('antialias') is False or stated.get('resize') == 'area':
+        return {'uint8_resize': False}
+    if values.get('fit') in ('torchvision', 'transformers'):
+        return {'uint8_resize': True}
+    return {}
+
+
+def _with_class_names(loaded, path):
+    names = read_names(path)
+    if len(names) != loaded.num_classes:
+        raise UserError(
+            f'--classes={path} has {len(names)} names: expected {loaded.num_classes}, one for each '
+            f'class of {loaded.source}.',
+            kind='value',
+            field='--classes',
+            file=path,
+            value=len(names),
+        )
+    return dataclasses.replace(loaded, classes=names)
+
+
 def with_image_size(loaded: Weights, size: Sequence[int], field: str) -> Weights:
     """The weights with the size of the images that their position embeddings are for.
 
     Args:
-      loaded: the weights, which may not say it.
+      loaded: the weights, which may not state it.
       size: (height, width) in pixels.
-      field: where the size is from, for messages.
+      field: the origin of the size, for messages.
 
-    Raises UserError if the embeddings do not have as many patches, or the weights say another size.
+    Raises:
+      UserError: the embeddings have another number of patches, or the weights state another size.
     """
-    given = dataclasses.replace(
+    changed = dataclasses.replace(
         loaded, preprocess=(loaded.preprocess or {}) | {'image_size': as_pair(size)}
     )
-    grid, stated = loaded.grid(), loaded.stated_grid()
-    if grid and grid == stated and given.stated_grid() != grid:
+    grid = loaded.grid()
+    if grid and grid == loaded.stated_grid() and changed.stated_grid() != grid:
+        height, width = loaded.image_size()
         raise UserError(
-            f'{field} is {size[0]},{size[1]}, and {loaded.source} says that its position '
-            'embeddings are for images of {},{}: leave the field out.'.format(*loaded.image_size())
+            f'{field} is {size[0]},{size[1]}, and {loaded.source} states that its position '
+            f'embeddings are for images of {height},{width}: leave the field out.',
+            kind='value',
+            field=field,
+            value=size,
         )
-    if given.stated_grid() is None or given.grid() != given.stated_grid():
+    if changed.stated_grid() is None or changed.grid() != changed.stated_grid():
         raise UserError(
             f'{field} is {size[0]},{size[1]}: {loaded.source} has no position embeddings of as '
             f'many patches as such images have. Expected the size of the images that it was '
-            'trained on.'
+            'trained on.',
+            kind='value',
+            field=field,
+            value=size,
         )
-    return given
+    return changed
 
 
 def log_assumed_grid(loaded: Weights, grid: tuple[int, int], remedy: str) -> None:
-    """Says of which grid position embeddings are taken to be, if the weights do not say it.
+    """Logs the grid that position embeddings are assumed to have, if the weights do not state it.
 
     Args:
       loaded: the weights.
@@ -109,39 +151,31 @@ def log_assumed_grid(loaded: Weights, grid: tuple[int, int], remedy: str) -> Non
     assumed = loaded.grid()
     if assumed is None or assumed == loaded.stated_grid():
         return
-    doubtful = assumed != grid and math.prod(assumed) == math.prod(grid)
+    action = 'not resized' if assumed == grid else f'resized to {grid[0]}x{grid[1]}'
+    is_doubtful = assumed != grid and math.prod(assumed) == math.prod(grid)
     log.log(
-        logging.WARNING if doubtful else logging.INFO,
-        '%s does not say for which images its position embeddings are: they are taken to be of '
-        '%dx%d patches and %s. If they are of other rows and columns, %s.',
+        logging.WARNING if is_doubtful else logging.INFO,
+        '%s does not say for which images its position embeddings are. They are assumed to have '
+        '%dx%d patches, and are %s. If they have other rows and columns, %s.',
         loaded.source,
         *assumed,
-        'not resized' if assumed == grid else 'resized to {}x{}'.format(*grid),
+        action,
         remedy,
     )
-
-
-def _implied_uint8_resize(given, stated):
-    """What the fields that are given imply for uint8_resize; `stated` are all."""
-    if stated.get('antialias') is False or stated.get('resize') == 'area':
-        return {'uint8_resize': False}
-    if given.get('fit') in ('torchvision', 'transformers'):
-        return {'uint8_resize': True}
-    return {}
 
 
 def class_names(loaded: Weights) -> list[str]:
     """A name for each class: from the weights, else ImageNet-1k's for 1000, else 'class 0', ...
 
-    A warning says that names are taken from ImageNet-1k.
+    A warning says that names are from ImageNet-1k.
     """
     if loaded.classes:
         return loaded.classes
     if loaded.num_classes != 1000:
         return [f'class {k}' for k in range(loaded.num_classes)]
     log.warning(
-        '%s does not name its 1000 classes: they are taken for those of ImageNet-1k. If '
-        'they are others, add --classes=FILE.',
+        '%s does not name its 1000 classes: the names of ImageNet-1k are used. If the classes are '
+        'others, add --classes=FILE.',
         loaded.source,
     )
     text = importlib.resources.files('vit_jax.weights').joinpath('imagenet1k.txt').read_text()
@@ -149,68 +183,91 @@ def class_names(loaded: Weights) -> list[str]:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names; those that several classes have, as ImageNet's 'crane', with the class's number.
+    """The names; a name of several classes, as ImageNet's 'crane', gets the number of each class.
 
-    The number is in parentheses behind the name.
+    The number follows the name, in parentheses.
     """
     counts = collections.Counter(names)
-    return [name if counts[name] == 1 else f'{name} ({k})' for k, name in enumerate(names)]
+    unique = list(names)
+    for k, name in enumerate(names):
+        if counts[name] > 1:
+            unique[k] = f'{name} ({k})'
+    return unique
 
 
 def names_tell(loaded: Weights, names: Sequence[str]) -> bool:
-    """Whether the classes of the weights are named as those of some data are.
+    """Whether the class names of the weights are reliable and comparable with `names`.
 
-    Names do not tell if one occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights.
+    They are not if a name occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights, or
+    if other programs gave all classes other names.
     """
     unique = set(map(composed, loaded.classes or ()))
-    return len(unique) == loaded.num_classes > 0 and (
-        loaded.layout in ('workdir', 'vit_jax') or not unique.isdisjoint(map(composed, names))
-    )
+    if not unique or len(unique) != loaded.num_classes:
+        return False
+    is_own = loaded.layout in ('workdir', 'vit_jax')
+    return is_own or not unique.isdisjoint(map(composed, names))
 
 
 def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
-    """Raises UserError unless `names`, the classes of `data`, are those of the weights.
+    """Raises UserError unless `names`, the classes of `data`, are the classes of the weights.
 
-    Where names do not tell, their order is trusted, and a warning says so. Names that differ in
-    Unicode normalisation only are the same.
+    If names are not comparable (see names_tell), a warning says that the same order is assumed.
+    Names that differ only in Unicode normalisation are equal.
     """
     if len(names) != loaded.num_classes:
         raise UserError(
             f'{loaded.source} has {loaded.num_classes} classes and {data} has '
-            f'{len(names)}: take the data set that the head was trained for, or '
-            'fine-tune on this one first (configs/finetune.py).'
+            f'{len(names)}: choose the data set that the head was trained for, or '
+            'fine-tune on this one first (configs/finetune.py).',
+            kind='value',
+            field='num_classes',
+            file=loaded.source,
+            value=len(names),
         )
     classes = loaded.classes or names
-    forms = [composed(str(name)) for name in names]
-    known = [composed(str(name)) for name in classes]
-    differing = [k for k, name in enumerate(forms) if name != known[k]]
-    if differing:
-        unique = set(known)
-        k = next((k for k in differing if forms[k] in unique), differing[0])
-        text = f'class {k} is {classes[k]!r} in {loaded.source} and {names[k]!r} in {data}'
-        if names_tell(loaded, names) or forms[k] in unique:
-            raise UserError(f'{text}: they are not the same classes in the same order.')
-        log.warning('%s: the order is taken to be the same', text)
+    data_names = [composed(str(name)) for name in names]
+    weights_names = [composed(str(name)) for name in classes]
+    differing = [k for k in range(len(names)) if data_names[k] != weights_names[k]]
+    if not differing:
+        return
+    known = set(weights_names)
+    moved = [k for k in differing if data_names[k] in known]  # classes with another number
+    k = (moved or differing)[0]
+    difference = f'class {k} is {classes[k]!r} in {loaded.source} and {names[k]!r} in {data}'
+    if moved or names_tell(loaded, names):
+        raise UserError(
+            f'{difference}: they are not the same classes in the same order.',
+            kind='value',
+            field='classes',
+            file=loaded.source,
+            value=names[k],
+        )
+    log.warning('%s: the same order is assumed', difference)
 
 
 def check_rgb(loaded: Weights) -> None:
-    """Raises UserError unless the model takes the RGB images that are read from files."""
-    if loaded.channels() != 3:
+    """Raises UserError unless the model accepts RGB images, as image files are read."""
+    channels = loaded.channels()
+    if channels != 3:
         raise UserError(
-            f'{loaded.source} takes images of {loaded.channels()} channels; image '
-            'files are read as the 3 of RGB. Take weights of a model of RGB images.'
+            f'{loaded.source} takes images of {channels} channels; image files have 3 (RGB). '
+            'Choose weights of a model of RGB images.',
+            kind='inapplicable',
+            file=loaded.source,
+            value=channels,
         )
 
 
 def complete_preprocess(loaded: Weights) -> dict:
-    """All fields of `preprocess`; warns of the defaults of those that the weights do not state.
+    """All fields of `preprocess`; a warning lists the defaults of fields that are not stated.
 
-    Raises UserError if `fit` or `resize` is not one of the known methods, or the fields do not fit
-    together.
+    Raises UserError if `fit` or `resize` is unknown, or if the fields do not fit together.
     """
-    defaults, stated = dict(config.base().preprocess), loaded.preprocess or {}
+    stated = loaded.preprocess or {}
+    defaults = dict(config.base().preprocess)
     defaults['uint8_resize'] = loaded.layout in _RESIZE_UINT8
-    if missing := sorted(defaults.keys() - stated.keys()):
+    missing = sorted(defaults.keys() - stated.keys())
+    if missing:
         log.warning(
             '%s does not say %s of images: the defaults %s are used. To change that, add '
             '--preprocess FIELD=VALUE; from Python: weights.described(w, [...]).%s',
@@ -233,10 +290,11 @@ def complete_preprocess(loaded: Weights) -> dict:
 def completed(loaded: Weights) -> Weights:
     """The weights with all fields of `preprocess` and a name for each class.
 
-    Both are as complete_preprocess and class_names give them, with their warnings. A model of other
-    images than RGB keeps what it says of images.
+    Both are from complete_preprocess and class_names, with their warnings. A model of other images
+    than RGB keeps its `preprocess`.
     """
-    preprocess, classes = loaded.preprocess, loaded.classes
+    preprocess = loaded.preprocess
+    classes = loaded.classes
     if loaded.channels() == 3:
         preprocess = {'image_size': loaded.image_size(), **complete_preprocess(loaded)}
     if loaded.num_classes:
@@ -245,78 +303,93 @@ def completed(loaded: Weights) -> Weights:
 
 
 def log_other_pixels(weights: Weights, fit: str) -> None:
-    """Warns of what a program that prepares images as `fit` says, or squashes them, does not do."""
-    given = weights.preprocess or {}
-    if given.get('antialias') is False:
+    """Warns where a program prepares photos differently from the weights.
+
+    Args:
+      weights: the weights.
+      fit: the value of preprocess.fit that describes the program, unless it squashes photos.
+    """
+    preprocess = weights.preprocess or {}
+    has_overshoot = preprocess.get('resize') in ('bicubic', 'lanczos3')
+    if preprocess.get('antialias') is False:
         log.warning(
-            'preprocess.antialias is False, and there images are resized with it: large '
+            'preprocess.antialias is False, but the program resizes with antialiasing: large '
             'photos look smoother.'
         )
-    elif given.get('uint8_resize') is False and given.get('resize') in ('bicubic', 'lanczos3'):
+    elif preprocess.get('uint8_resize') is False and has_overshoot:
         log.warning(
-            'preprocess.uint8_resize is False, and there each pass of resizing rounds and cuts '
-            'off at 0 and 255: photos with hard edges may look a little different.'
+            'preprocess.uint8_resize is False, but the program rounds and cuts off at 0 and 255 '
+            'after each pass of resizing: photos with hard edges may look a little different.'
         )
-    if given.get('resize') == 'area':
+    if preprocess.get('resize') == 'area':
         log.warning(
-            "preprocess.resize is 'area', and there whole pixels are averaged (box): "
+            "preprocess.resize is 'area', but the program averages whole pixels (box): "
             'photos may look a little different.'
         )
-    if given.get('fit', fit) not in (fit, 'squash'):
+    if preprocess.get('fit', fit) not in (fit, 'squash'):
         log.warning(
-            'preprocess.fit is %r, there it is %r: photos may be cut a pixel aside.',
-            given['fit'],
+            'preprocess.fit is %r, but the program has %r: photos may be cropped one pixel aside.',
+            preprocess['fit'],
             fit,
         )
 
 
-# The fields of the model that arrays do not show; models.build checks how they fit.
+# The fields of the model that arrays do not show; models.build checks whether they fit.
 _OF_MODEL = ('num_heads', 'layer_norm_epsilon', 'gelu')
 
 
-def parse_preprocess(given: Sequence[str]) -> dict:
-    """Fields of `preprocess` from ['crop_ratio=1,resize=bicubic', 'mean=0,0,0']; the last counts.
+def parse_preprocess(options: Sequence[str]) -> dict:
+    """Fields of `preprocess` from ['crop_ratio=1,resize=bicubic', 'mean=0,0,0'].
 
-    Raises UserError if a field is unknown or cannot have the value.
+    The last value of a field counts. Raises UserError if a field or value is impossible.
     """
-    table = {name: f'preprocess.{name}' for name in config.base().preprocess}
-    return _read_options('--preprocess', given, table | {'image_size': 'image_size'})
+    config_fields = {name: f'preprocess.{name}' for name in config.base().preprocess}
+    return _read_options('--preprocess', options, config_fields | {'image_size': 'image_size'})
 
 
-def parse_model(given: Sequence[str]) -> dict:
-    """Fields of the model for weights.load from ['num_heads=3,gelu=erf']; the last counts.
+def parse_model(options: Sequence[str]) -> dict:
+    """Fields of the model for weights.load from ['num_heads=3,gelu=erf'].
 
-    Raises UserError if a field is unknown or cannot have the value.
+    The last value of a field counts. Raises UserError if a field or value is impossible.
     """
-    return _read_options('--model', given, {name: f'model.{name}' for name in _OF_MODEL})
+    return _read_options('--model', options, {name: f'model.{name}' for name in _OF_MODEL})
 
 
-def _read_options(option, given, table):
-    """The values of NAME=VALUE,... by name; `table` has the field of the config for each name."""
+def _read_options(name_of_option, options, config_fields):
+    """Values by name from texts NAME=VALUE,...; `config_fields` has the config's field by name."""
     declared = config.all_fields()
-    found = {}
-    for name, text in fields.assignments(given).items():
-        check_choice(f'the field of {option}', name, table)
-        found[name] = fields.read(f'{option} {name}', declared[table[name]].values, text)
-    return found
+    values = {}
+    for name, text in fields.assignments(options).items():
+        check_choice(f'the field of {name_of_option}', name, config_fields)
+        field = declared[config_fields[name]]
+        values[name] = fields.read(f'{name_of_option} {name}', field.values, text)
+    return values
 
 
 def read_names(path: str) -> list[str]:
-    """Names of classes from a file with one per line, or a JSON array.
+    """Class names from a file with one per line, or with a JSON array; class 0 is first.
 
-    Lines may be cells of a table, see data/table_cells.py.
+    A line may be a cell of a table, see data/table_cells.py.
     """
     try:
-        text = read_text(path).removeprefix('\ufeff').strip()  # of Windows' editors
+        text = read_text(path).removeprefix('\ufeff').strip()  # a mark of editors on Windows
         if text.startswith(('[', '{')):
             names = json.loads(text)
         else:
             names = [table_cells.text_of(line) for line in text.splitlines()]
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f'--classes={path} cannot be read: {error}') from error
+        raise UserError(
+            f'--classes={path} cannot be read: {error}',
+            kind='unreadable',
+            field='--classes',
+            file=path,
+        ) from error
     if not isinstance(names, list):
         raise UserError(
             f'--classes={path} is a JSON object: expected an array, or a name per '
-            'line, class 0 first.'
+            'line, class 0 first.',
+            kind='content',
+            field='--classes',
+            file=path,
         )
     return [str(name) for name in names]

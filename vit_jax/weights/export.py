@@ -1,7 +1,7 @@
-"""Programs that need no vit_jax: StableHLO through jax.export, and ONNX.
+"""Programs that run without vit_jax: StableHLO through jax.export, and ONNX.
 
-Both take normalised images float32 [batch, height, width, channels] of any batch size and give
-logits [batch, classes], computed in float32; the parameters are in the file.
+Both take normalised images, float32 [batch, height, width, channels] of any batch size, and give
+logits, float32 [batch, classes]. They compute in float32 and include the parameters.
 """
 
 import importlib
@@ -24,19 +24,23 @@ from vit_jax.weights.model import Weights
 
 FORMATS = ('stablehlo', 'onnx')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
-LARGEST_FILE = 1.9e9  # bytes; of parameters in an ONNX file, which ends at 2 GiB
+LARGEST_FILE = 1.9e9  # bytes of parameters in an ONNX file, whose limit is 2 GiB
 
 
 def save(weights: Weights, path: str, to: str) -> None:
     """Writes the model as one of FORMATS; read it with jax.export.deserialize or an ONNX runtime.
 
-    An ONNX file has preparation.metadata, too. It cannot exceed 2 GiB: the parameters of larger
-    models go into PATH.data.
-    Raises UserError if jax2onnx is needed and not installed, or cannot convert the model.
+    An ONNX file also has preparation.metadata. It cannot exceed 2 GiB: the parameters of larger
+    models are written to PATH.data. Raises UserError if jax2onnx is needed and not installed, or
+    cannot convert the model.
     """
     if to == 'onnx':
         _save_onnx(weights, path)
-        return
+    else:
+        _save_stablehlo(weights, path)
+
+
+def _save_stablehlo(weights, path):
     with array_files.replacing(path) as temporary:
         (batch,) = jax.export.symbolic_shape('batch')
         images = jax.ShapeDtypeStruct((batch, *_image_shape(weights)), jnp.float32)
@@ -45,17 +49,9 @@ def save(weights: Weights, path: str, to: str) -> None:
 
 
 def _save_onnx(weights, path):
-    jax2onnx, onnx = _import('jax2onnx'), _import('onnx')
-    if weights.model['resnet']:
-        raise UserError(
-            'jax2onnx cannot convert the max-pooling of a ResNet for batches of any '
-            'size: hybrids and ResNets go to stablehlo only.'
-        )
-    if any(x.dtype == np.float16 for x in jax.tree.leaves(weights.params)):
-        raise UserError(
-            'jax2onnx writes float16 arrays with the type of float32: add '
-            '--dtype=float32 or --dtype=bfloat16.'
-        )
+    jax2onnx = _import('jax2onnx')
+    onnx = _import('onnx')
+    _check_onnx(weights)
     for name in ('jax2onnx', 'onnx_ir'):  # their warnings do not concern users
         logging.getLogger(name).setLevel(logging.ERROR)
     program = jax2onnx.to_onnx(
@@ -67,25 +63,51 @@ def _save_onnx(weights, path):
     )
     _drop_unused(program.graph)
     onnx.helper.set_model_props(program, preparation.metadata(weights))
-    large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
+    is_large = sum(x.nbytes for x in jax.tree.leaves(weights.params)) > LARGEST_FILE
     folder, name = os.path.split(path)
-    # Both names are in the file.
-    with named(path), tempfile.TemporaryDirectory(dir=folder or '.') as made:
+    # A temporary folder, because the file contains the name of PATH.data.
+    with named(path), tempfile.TemporaryDirectory(dir=folder or '.') as new:
         onnx.save_model(
-            program, f'{made}/{name}', save_as_external_data=large, location=f'{name}.data'
+            program, f'{new}/{name}', save_as_external_data=is_large, location=f'{name}.data'
         )
-        if large:
-            os.replace(f'{made}/{name}.data', f'{path}.data')
-        elif os.path.exists(path):
-            pathlib.Path(f'{path}.data').unlink(missing_ok=True)  # of the model that is replaced
-        os.replace(f'{made}/{name}', path)
+        if is_large:
+            os.replace(f'{new}/{name}.data', f'{path}.data')
+        elif os.path.exists(path):  # the model that is replaced may have had a second file
+            pathlib.Path(f'{path}.data').unlink(missing_ok=True)
+        os.replace(f'{new}/{name}', path)
+
+
+def _check_onnx(weights):
+    """Raises UserError for a model that jax2onnx cannot convert."""
+    if weights.model['resnet']:
+        raise UserError(
+            'jax2onnx cannot convert the max-pooling of a ResNet for batches of any '
+            'size: hybrids and ResNets go to stablehlo only.',
+            kind='inapplicable',
+            field='--to',
+            value='onnx',
+        )
+    if any(x.dtype == np.float16 for x in jax.tree.leaves(weights.params)):
+        raise UserError(
+            'jax2onnx writes float16 arrays with the type of float32: add '
+            '--dtype=float32 or --dtype=bfloat16.',
+            kind='inapplicable',
+            field='--dtype',
+            value='float16',
+        )
 
 
 def _drop_unused(graph):
-    """Removes constants that no node takes, of which onnxruntime warns; returns the names taken."""
-    used = {output.name for output in graph.output}.union(*(node.input for node in graph.node))
+    """Removes constants that no node uses, because onnxruntime warns of them.
+
+    Returns the names that the graph uses.
+    """
+    used = {output.name for output in graph.output}
     for node in graph.node:
-        used = used.union(*(_drop_unused(x.g) for x in node.attribute if x.HasField('g')))
+        used.update(node.input)
+        for attribute in node.attribute:
+            if attribute.HasField('g'):
+                used |= _drop_unused(attribute.g)
     for k in reversed(range(len(graph.initializer))):
         if graph.initializer[k].name not in used:
             del graph.initializer[k]
@@ -97,10 +119,10 @@ def _image_shape(weights):
 
 
 def function(weights: Weights) -> Callable[[jax.Array], jax.Array]:
-    """Images to logits, without a trace of Flax.
+    """A function from images to logits that has no trace of Flax.
 
-    The model sees a single image and vmap adds the batch, whose size is unknown. jax2onnx would
-    replace Flax's layers by operations of its own, which have no vmap.
+    The model sees a single image, and vmap adds the batch, whose size is unknown. jax2onnx would
+    replace Flax's layers by its own operations, which have no vmap.
     """
     model = models.build(weights.model, weights.num_classes, dtype='float32')
     params = jax.tree.map(jnp.asarray, weights.params)
@@ -112,7 +134,7 @@ def function(weights: Weights) -> Callable[[jax.Array], jax.Array]:
 
 
 def run(path: str, to: str, images: np.ndarray) -> tuple[np.ndarray, str]:
-    """Logits that the file gives, and which program ran it; ONNX needs onnxruntime."""
+    """Logits of the file, and the program that ran it; ONNX needs onnxruntime."""
     if to == 'onnx':
         runtime = _import('onnxruntime')
         options = runtime.SessionOptions()
@@ -127,4 +149,8 @@ def _import(name):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f'ONNX needs more ({error}): pip install -e ".[onnx]"') from error
+        raise UserError(
+            f'ONNX needs a package that cannot be imported ({error}): pip install -e ".[onnx]"',
+            kind='missing',
+            value=name,
+        ) from error

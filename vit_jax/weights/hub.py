@@ -1,11 +1,11 @@
-"""Weights from the Hugging Face hub, downloaded once; later its cache is enough."""
+"""Weights from the Hugging Face hub, downloaded once; afterwards its cache is enough."""
 
 import os
 
 from vit_jax.errors import UserError
 from vit_jax.weights import array_files
 
-# The first kind that a repository has is taken.
+# File patterns, best first: the first kind that a repository has is downloaded.
 _KINDS = (
     ['model.safetensors', 'model-*.safetensors', 'model.safetensors.index.json'],
     ['*.safetensors'],
@@ -15,35 +15,55 @@ _KINDS = (
 
 
 def fetch(source: str) -> str:
-    """The local path of 'hf:ORG/NAME', 'hf:ORG/NAME/FILE' or 'timm:NAME'; of others, `source`.
+    """The local path of 'hf:ORG/NAME', 'hf:ORG/NAME/FILE' or 'timm:NAME'; other sources unchanged.
 
-    Raises UserError if the hub has no such model, or cannot be reached and the cache lacks it.
+    Raises UserError if the hub has no such model, or if the hub cannot be reached and its cache on
+    this machine lacks the model.
     """
     if not source.startswith(('hf:', 'timm:')):
         return source
-    kind, _, name = source.partition(':')
-    parts = (name if kind == 'hf' else f'timm/{name}').split('/', 2)
-    if len(parts) < 2 or not all(parts):
-        raise UserError(
-            f'{source!r}: expected hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/FILE or '
-            'timm:NAME, as in hf:google/vit-base-patch16-224.'
-        )
-    repository, file = '/'.join(parts[:2]), parts[2:]
+    repository, file = _parse(source)
     if file:
-        beside = [os.path.join(os.path.dirname(*file), name) for name in array_files.SIDECARS]
-        return os.path.join(_download(source, repository, [*file, *beside]), *file)
+        return _fetch_file(source, repository, file)
     for patterns in _KINDS:
         folder = _download(source, repository, [*patterns, *array_files.SIDECARS])
-        names = os.listdir(folder) if os.path.isdir(folder) else ()  # no directory without files
+        names = os.listdir(folder) if os.path.isdir(folder) else ()  # it exists only with files
         if any(name.endswith(array_files.WEIGHT_FILES) for name in names):
             return folder
     raise UserError(
-        f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz file.'
+        f'{source}: the repository has no .safetensors, pytorch_model.bin or .npz file.',
+        kind='content',
+        file=source,
     )
 
 
+def _parse(source):
+    """(repository, path of a file in it, or '')."""
+    kind, _, name = source.partition(':')
+    if kind == 'timm':
+        name = f'timm/{name}'
+    parts = name.split('/', 2)
+    if len(parts) < 2 or not all(parts):
+        raise UserError(
+            f'{source!r}: expected hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/FILE or '
+            'timm:NAME, as in hf:google/vit-base-patch16-224.',
+            kind='value',
+            value=source,
+        )
+    organisation, model, *file = parts
+    return f'{organisation}/{model}', ''.join(file)
+
+
+def _fetch_file(source, repository, file):
+    """The local path of one file; JSON files in its directory are downloaded as well."""
+    directory = os.path.dirname(file)
+    sidecars = [os.path.join(directory, name) for name in array_files.SIDECARS]
+    folder = _download(source, repository, [file, *sidecars])
+    return os.path.join(folder, file)
+
+
 def _download(source, repository, patterns):
-    import huggingface_hub  # half a second that local files need not wait for
+    import huggingface_hub  # importing it takes 0.5 s, which local files do not need
     from huggingface_hub import errors
 
     try:
@@ -51,12 +71,18 @@ def _download(source, repository, patterns):
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise UserError(
             f'{source}: the Hugging Face hub has no public model {repository!r}; for '
-            'a private one set HF_TOKEN.'
+            'a private one set HF_TOKEN.',
+            kind='unknown',
+            file=source,
+            value=repository,
         ) from error
     except (errors.HTTPError, errors.OfflineModeIsEnabled, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f'{source}: the Hugging Face hub cannot be reached and its cache on this '
             f'machine lacks {repository!r} ({reason:.200}). Try again with a network, '
-            'or download the files elsewhere and name their directory.'
+            'or download the files elsewhere and name their directory.',
+            kind='unreadable',
+            file=source,
+            value=repository,
         ) from error

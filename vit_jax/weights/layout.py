@@ -1,4 +1,4 @@
-"""What a layout of weights is: the one type whose values the modules of layouts/ define."""
+"""The type of a layout of weights; each module of layouts/ defines one value of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,11 +13,12 @@ Arrays = dict[str, np.ndarray]
 
 
 def only(fields: Mapping) -> dict[str, tuple]:
-    """Allowed values of fields that can have no other values than these."""
+    """Allowed values of fields that can have no other values than in `fields`."""
     return {name: (value,) for name, value in fields.items()}
 
 
-# What all programs have; only ours has axial attention and position embeddings in other places.
+# Values that all programs have. Only vit_jax has axial attention and position embeddings in other
+# places than the stem.
 PLAIN = only(
     dict(
         attention='full',
@@ -35,39 +36,60 @@ PLAIN = only(
 
 
 class Reading(NamedTuple):
-    """What a layout makes of the contents of a file or directory."""
+    """The model that a layout finds in the contents of a file or directory.
 
-    arrays: Arrays  # by the names in `table`
-    fields: Mapping  # of the model: those that arrays do not show (see model.describe), or all
-    table: Sequence[Entry]  # with all names that the layout has had
-    num_classes: int | None = None  # if native; others show it in the arrays of their head
-    classes: list[str] | None = None  # this and the next two as in Weights
+    Attributes:
+      arrays: by the names in `table`.
+      fields: fields of the model. All of them if the layout is native, otherwise those that arrays
+        do not show (see model.describe).
+      table: entries for all names that versions of the layout have had.
+      num_classes: only if the layout is native; otherwise the head shows it.
+      classes: as in Weights.
+      preprocess: as in Weights.
+      loss: as in Weights.
+      assumed: names in `fields` whose values are defaults of the layout's program, because the
+        source does not state them.
+      doubt: a warning about the function gelu; it continues a sentence that begins with the source.
+    """
+
+    arrays: Arrays
+    fields: Mapping
+    table: Sequence[Entry]
+    num_classes: int | None = None
+    classes: list[str] | None = None
     preprocess: dict | None = None
     loss: str | None = None
-    # Of `fields`, those that the source does not state: defaults of the layout's program.
     assumed: Sequence[str] = ()
-    doubt: str = ''  # a warning of the function gelu, behind the name of the source
+    doubt: str = ''
 
 
 class Layout(NamedTuple):
-    """How a program stores a model."""
+    """How a program stores a model.
 
-    mark: str  # regular expression of the names of arrays by which the layout is recognised
-    suffixes: tuple[str, ...]  # endings of the files that are written; '' is a directory with JSON
-    read: Callable[[Contents], Reading]  # UserError for a model that cannot be expressed here
-    # Whether arrays have our names and shapes, repeated layers stacked, so that no table is needed.
+    Attributes:
+      mark: regular expression; a file is in this layout if it has an array of such a name.
+      suffixes: endings of the files that the layout can be written to; '' is a directory with JSON.
+      read: contents -> the model; raises UserError for a model that vit_jax does not have.
+      native: whether arrays have our names and shapes, layers stacked, and need no table.
+      table: fields of a model -> an entry for each array that is written.
+      allowed_values: fields of a model, path -> the values that each field may have.
+      refusals: weights with allowed values, path -> reasons why they cannot be written.
+      finish: arrays by their names in the layout, weights -> the arrays to write.
+      usual_preprocess: weights that do not state how images are prepared -> a reason, and the
+        usual fields of `preprocess`; None if nothing is certain.
+      sidecars: weights -> JSON objects of a directory, by file name.
+      metadata: weights -> metadata of a .safetensors file. With 'format', transformers reads it as
+        PyTorch's.
+    """
+
+    mark: str
+    suffixes: tuple[str, ...]
+    read: Callable[[Contents], Reading]
     native: bool = False
-    # From a model's fields: which array is written for which parameter.
     table: Callable[[Mapping], Sequence[Entry]] = lambda model: ()
-    # From a model's fields and the path: the values that each field may have.
     allowed_values: Callable[[Mapping, str], dict[str, tuple]] = lambda model, path: {}
-    # From weights with allowed values and the path: why they cannot be written.
     refusals: Callable[[Weights, str], list[str]] = lambda weights, path: []
-    # From the arrays by their names in the layout and the weights: the arrays to write.
     finish: Callable[[Arrays, Weights], Arrays] = lambda arrays, weights: arrays
-    # From weights that do not say how images are prepared: how they are, and a reason to think so.
     usual_preprocess: Callable[[Weights], tuple[str, dict] | None] = lambda weights: None
-    # The JSON objects of a directory, by file name.
     sidecars: Callable[[Weights], dict[str, dict]] = lambda weights: {}
-    # Of a .safetensors file; 'format' makes transformers take it for PyTorch's.
     metadata: Callable[[Weights], dict[str, str]] = lambda weights: {'format': 'pt'}

@@ -1,4 +1,4 @@
-"""What a file of weights may ask for, checked before memory is taken for it."""
+"""Limits on the arrays that a file of weights declares, checked before memory is allocated."""
 
 import math
 import os
@@ -17,36 +17,48 @@ STAGES = 16  # of a ResNet; each halves the image
 
 
 def check_header(name: str, size: int, most: int = HEADER) -> None:
-    """Raises UserError if the part that lists the arrays is larger than that of any model."""
+    """Raises UserError if the list of arrays in a file is larger than any model needs."""
     if size > most:
         raise UserError(
-            f'its {name} takes {size:,} bytes; at most {most:,} are read, enough for '
-            'the names and shapes of any model'
+            f'its {name} has {size:,} bytes: expected at most {most:,}, which are enough for '
+            'the names and shapes of any model',
+            kind='content',
         )
 
 
 def check_arrays(path: str, arrays: Iterable[tuple[str, tuple[int, ...], int]]) -> None:
-    """Raises UserError if a small file asks for much memory.
+    """Raises UserError if the arrays of a small file would take much memory.
 
-    `arrays` are names, shapes and bytes per number. An axis of length 0 counts as one of 1: it must
-    not hide the lengths of others.
+    Args:
+      path: the file.
+      arrays: names, shapes and bytes per number. An axis of length 0 counts as length 1, so that it
+        cannot hide the lengths of other axes.
     """
-    total, largest = 0, (0, '')
+    total = 0
+    largest = (0, '')
     for name, shape, itemsize in arrays:
         if len(shape) > AXES:
-            raise UserError(f'{name} has {len(shape)} axes: expected at most {AXES}')
+            raise UserError(
+                f'{name} has {len(shape)} axes: expected at most {AXES}', kind='content'
+            )
         size = itemsize * math.prod(n or 1 for n in shape)
-        total, largest = total + size, max(largest, (size, f'{name} {shape}'))
-    found = os.path.getsize(path)
-    if total > max(GROWTH_FREE, GROWTH * found):
+        total += size
+        largest = max(largest, (size, f'{name} {shape}'))
+    file_size = os.path.getsize(path)
+    if total > max(GROWTH_FREE, GROWTH * file_size):
         raise UserError(
-            f'its {found:,} bytes become {total:,} in memory, most of them as '
-            f'{largest[1]}; at most {GROWTH} times as much is read. If that is right, '
-            'save it without compression and without expanded arrays'
+            f'its {file_size:,} bytes become {total:,} in memory, most of them in '
+            f'{largest[1]}: expected at most {GROWTH} times the size of the file. If the arrays '
+            'are right, save them without compression and without expanded arrays',
+            kind='content',
         )
 
 
-def check_count(what: str, count: int, most: int = LAYERS) -> None:
+def check_count(noun: str, count: int, most: int = LAYERS) -> None:
     """Raises UserError for more layers, stages or patches than any model has."""
     if count > most:
-        raise UserError(f'there are said to be {count:,} {what}: expected at most {most:,}.')
+        raise UserError(
+            f'the weights have {count:,} {noun}: expected at most {most:,}.',
+            kind='content',
+            value=count,
+        )

@@ -1,4 +1,4 @@
-"""Weights that are ready to be applied."""
+"""Weights with a module and parameters, ready to be applied."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from vit_jax.weights.model import Weights
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """Weights, the module that they are for, and its parameters as float32."""
+    """Weights, a module that computes their model, and its parameters as float32."""
 
     weights: Weights
     module: nn.Module
@@ -21,12 +21,12 @@ class Loaded:
 
 
 def build(weights: Weights) -> Loaded:
-    """The weights with a module that the fastest kernels of this machine compute."""
+    """The weights with a module that uses the fastest kernels of this machine."""
     return Loaded(weights, fastest_model(weights), weights.float32_params())
 
 
 def fastest_model(weights: Weights) -> nn.Module:
-    """The model that the weights are for, computed by the fastest kernels of this machine."""
+    """A module for the model of the weights that uses the fastest kernels of this machine."""
     return models.build(
         weights.model,
         weights.num_classes,

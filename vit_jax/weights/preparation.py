@@ -1,6 +1,6 @@
-"""What a program without vit_jax must know to run an exported model: a record, and lines of Python.
+"""Instructions for programs without vit_jax that run an exported model.
 
-The record is in the metadata of ONNX files. The lines need Pillow and NumPy.
+They are a record in the metadata of ONNX files, and lines of Python that need Pillow and NumPy.
 """
 
 import json
@@ -16,7 +16,7 @@ CLASSES = 'vit_jax.classes'
 LOSS = 'vit_jax.loss'
 
 _PILLOW_NAMES = {'bilinear': 'BILINEAR', 'bicubic': 'BICUBIC', 'lanczos3': 'LANCZOS'}
-# The weight of an old pixel by its distance x, in NumPy; those of data/resizing.py.
+# The weight of an old pixel by its distance x, in NumPy, as in data/resizing.py.
 _KERNELS = {
     'bilinear': 'np.maximum(1 - x, 0)',
     'bicubic': 'np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, '
@@ -26,28 +26,27 @@ _KERNELS = {
 
 
 def metadata(weights: Weights) -> dict[str, str]:
-    """Text by key: how images are prepared, what classes are called, and the loss.
+    """Text by key: how images are prepared, the names of the classes, and the loss.
 
-    A model of other images than RGB has no record of how files are prepared; a model without
-    classes has the names of none. Warns of defaults, as description.complete_preprocess and
-    class_names do.
+    A model of other images than RGB has no record of the preparation; a model without classes has
+    no names and no loss. Warns of defaults, as description.complete_preprocess and class_names do.
     """
-    found = {}
+    texts = {}
     if weights.channels() == 3:
         preprocess = description.complete_preprocess(weights)
-        found[PREPROCESS] = json.dumps({'image_size': weights.image_size(), **preprocess})
+        texts[PREPROCESS] = json.dumps({'image_size': weights.image_size(), **preprocess})
     if weights.num_classes:
         names = description.class_names(weights)
-        found[CLASSES] = json.dumps(names, ensure_ascii=False)
-        found[LOSS] = weights.loss or 'softmax'
-    return found
+        texts[CLASSES] = json.dumps(names, ensure_ascii=False)
+        texts[LOSS] = weights.loss or 'softmax'
+    return texts
 
 
 def python_lines(weights: Weights, path: str, to: str) -> str:
     """Python that prepares `photo.jpg` and runs the program at `path`, one of export.FORMATS.
 
-    Its pixels are those of prediction: exactly where Pillow resizes (`uint8_resize`), otherwise
-    within rounding. Raises UserError for a model of other images than RGB.
+    Its pixels are equal to the pixels of vit_jax.predict where Pillow resizes (`uint8_resize`),
+    otherwise within rounding. Raises UserError for a model of other images than RGB.
     """
     description.check_rgb(weights)
     preprocess = description.complete_preprocess(weights)
@@ -71,30 +70,28 @@ def python_lines(weights: Weights, path: str, to: str) -> str:
 def _resizing_lines(preprocess: Mapping, image_size):
     """From `photo` to `pixels`, float [height, width, 3] of 0 to 255."""
     height, width = image_size
-    is_whole = preprocess['fit'] == 'squash' and preprocess['crop_ratio'] == 1
-    if is_whole and resizing.is_uint8_resize(preprocess):
+    is_uncropped = preprocess['fit'] == 'squash' and preprocess['crop_ratio'] == 1
+    has_pillow = resizing.is_uint8_resize(preprocess)
+    if is_uncropped and has_pillow:
         name = _PILLOW_NAMES[preprocess['resize']]
         return [
             f'photo = photo.resize(({width}, {height}), Image.Resampling.{name})',
             'pixels = np.asarray(photo, np.float32)',
         ]
+    top = _crop_offset('new_height', height, preprocess['fit'])
+    left = _crop_offset('new_width', width, preprocess['fit'])
     size = _size_lines(preprocess, image_size)
-    corner = [
-        _middle(f'new_{side}', length, preprocess['fit'])
-        for side, length in (('height', height), ('width', width))
-    ]
-    slices = f'top : top + {height}, left : left + {width}'
-    if resizing.is_uint8_resize(preprocess):
+    if has_pillow:
         name = _PILLOW_NAMES[preprocess['resize']]
         return [
             *size,
             f'photo = photo.resize((new_width, new_height), Image.Resampling.{name})',
-            f'top, left = {corner[0]}, {corner[1]}',
-            f'pixels = np.asarray(photo, np.float32)[{slices}]',
+            f'top, left = {top}, {left}',
+            f'pixels = np.asarray(photo, np.float32)[top : top + {height}, left : left + {width}]',
         ]
     return [
         *size,
-        f'top, left = {corner[0]}, {corner[1]}',
+        f'top, left = {top}, {left}',
         'def weights_of(old, new):  # [new, old]: which pixels a new one is made of',
         *_weights_lines(preprocess),
         '    return weights / weights.sum(1, keepdims=True)',
@@ -105,11 +102,11 @@ def _resizing_lines(preprocess: Mapping, image_size):
 
 
 def _size_lines(preprocess, image_size):
-    """The lines that compute what resizing.fitted_size gives."""
+    """From `photo` to `new_height` and `new_width`, as in resizing.fitted_size."""
     height, width = resizing.target_size(image_size, preprocess)
     if preprocess['fit'] == 'squash':
         return [f'new_height, new_width = {height}, {width}']
-    if preprocess['fit'] == 'cover':  # which rounds to the nearest
+    if preprocess['fit'] == 'cover':  # rounds to the nearest
         new_height = f'(2 * {width} * photo.height + photo.width) // (2 * photo.width)'
         new_width = f'(2 * {height} * photo.width + photo.height) // (2 * photo.height)'
     else:
@@ -121,14 +118,15 @@ def _size_lines(preprocess, image_size):
     ]
 
 
-def _middle(name, length, fit):
-    """What resizing.crop_offset gives."""
-    if fit in ('torchvision', 'squash'):  # half a pixel is rounded to an even number
+def _crop_offset(name, length, fit):
+    """An expression for resizing.crop_offset, from a variable of that name to a length."""
+    if fit in ('torchvision', 'squash'):  # rounds half a pixel to an even number
         return f'round(({name} - {length}) / 2)'
     return f'({name} - {length}) // 2'
 
 
 def _weights_lines(preprocess):
+    """From `old` and `new`, two lengths, to `weights`, [new, old]."""
     if preprocess['resize'] == 'area':
         return [
             '    edges = np.arange(new + 1) * old / new',
@@ -146,6 +144,7 @@ def _weights_lines(preprocess):
 
 
 def _running_lines(path, to):
+    """From `images` to `logits`."""
     if to == 'onnx':
         return [
             'import onnxruntime',

@@ -19,8 +19,9 @@ from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
 
-# Prefixes that all names may have, one after another; arrays without them are not of the model.
-# big_vision's models of images and texts have img/; PyTorch's two nest either way.
+# Prefixes that the names of a model's arrays may have, in this order; arrays without a prefix that
+# others have are not part of the model. big_vision's models of images and texts have img/.
+# PyTorch's module. (data parallelism) may be inside or outside of _orig_mod. (compilation).
 _PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
 
 
@@ -31,169 +32,206 @@ def load(
     step: int | None = None,
     allow_nonfinite: bool = False,
 ) -> Weights:
-    """Loads a file, a directory with one model, a workdir (`step` of it) or one checkpoint.
+    """Loads weights from a file, directory, run, address or name on the Hugging Face hub.
 
-    From the Hugging Face hub it loads 'hf:ORGANISATION/NAME' or 'timm:NAME', from the web
-    'https://HOST/FILE' and 'gs://BUCKET/FILE' of a public bucket. `fields` are of the model: what
-    arrays do not show (num_heads, gelu, layer_norm_epsilon) and the source does not state, or
-    states wrongly. Raises UserError if the source does not exist, its layout is unknown,
-    or arrays are damaged, missing, not of the model or of another shape than the others imply;
-    unless allowed, also for NaN and infinity.
+    Args:
+      source: a file, a directory with one model, a workdir or one of its checkpoints;
+        'hf:ORGANISATION/NAME' or 'timm:NAME' on the Hugging Face hub; 'https://HOST/FILE', or
+        'gs://BUCKET/FILE' in a public bucket.
+      fields: fields of the model that arrays do not show (num_heads, gelu, layer_norm_epsilon), if
+        the source does not state them or states them wrongly.
+      step: the checkpoint of a workdir, by default as in saved_params.load_params.
+      allow_nonfinite: whether parameters may be NaN or infinite.
+
+    Raises:
+      UserError: the source does not exist or has an unknown layout; arrays are damaged, missing,
+        not part of the model or of another shape than the others imply; a parameter is not finite.
     """
     source = os.fspath(source)
     path = hub.fetch(address.fetch(source))
-    if run := record.find(path):
-        _refuse(source, fields)
-        if None not in (step, run[1]) and step != run[1]:
-            raise UserError(
-                f'{source} is the checkpoint of step {run[1]}: leave out '
-                f'--step={step}, or name the workdir, {run[0]}.'
-            )
-        loaded = own.from_run(run[0], run[1] if step is None else step)
-        try:
-            _fit_native(flatten(loaded.params), loaded.model, loaded.num_classes, loaded.preprocess)
-            _check_images(loaded)
-        except UserError as error:
-            path = os.path.join(run[0], record.CONFIG)
-            raise UserError(f'{path} and {loaded.source}: {error} Restore the file.') from error
+    run = record.find(path)
+    if run:
+        _check_no_fields(source, fields)
+        loaded = _load_run(source, *run, step)
     elif step is not None:
         raise UserError(
-            f'{source} is not the workdir of a run, which alone has steps: leave out --step={step}.'
+            f'{source} is not the workdir of a run, and only runs have steps: leave out '
+            f'--step={step}.',
+            kind='inapplicable',
+            field='--step',
+            file=source,
+            value=step,
         )
     else:
-        loaded = _read(path, source, fields)
+        loaded = _load_path(path, source, fields or {})
     if not allow_nonfinite:
         _check_finite(loaded)
     return loaded
 
 
 def kind_of(source: str) -> str:
-    """'workdir' or 'pretrained' for what `load` probably reads, '' for anything else.
+    """'workdir' or 'pretrained' for a source that `load` probably reads, otherwise ''.
 
-    Files are told by the ends of their names; nothing is read or downloaded.
+    Files are recognised by the endings of their names; nothing is read or downloaded.
     """
     if record.find(source):
         return 'workdir'
     has_address = re.match(r'(hf|timm):|(gs|https?)://', source)
-    return 'pretrained' if has_address or source.endswith(array_files.WEIGHT_FILES) else ''
+    if has_address or source.endswith(array_files.WEIGHT_FILES):
+        return 'pretrained'
+    return ''
 
 
-def _with_partial_patches(loaded):
-    """Other programs drop what is left of an image of 384x384 by patches of 14x14."""
-    dropping = dataclasses.replace(loaded, model=loaded.model | {'partial_patches': 'drop'})
-    stated = dropping.stated_grid()
-    return (
-        dropping
-        if stated and not loaded.stated_grid() and (dropping.grid() in (None, stated))
-        else loaded
-    )
-
-
-def _check_finite(loaded):
-    """Raises UserError, with counts by array, for values that float32 does not have as numbers."""
-    found = []
-    for name, x in flatten(loaded.params).items():
-        with np.errstate(over='ignore'):
-            bad = x.size - np.count_nonzero(np.isfinite(np.asarray(x, np.float32)))
-        found += [f'{bad:,} of {x.size:,} in {name}'] * bool(bad)
-    if found:
+def _check_no_fields(source, fields):
+    if fields:
         raise UserError(
-            f'{loaded.source} has values that are not finite: {some(found, 4)}. Its '
-            'training diverged, or the file is damaged: take an earlier checkpoint, '
-            'or copy or download it again. To go on with them, evaluate, '
-            'predict and convert have --allow-nonfinite.'
+            f'{source} states all fields of its model: leave out {", ".join(fields)}.',
+            kind='inapplicable',
+            field=next(iter(fields)),
+            file=source,
         )
 
 
-def _read(path, source, fields):
+def _load_run(source, workdir, path_step, step):
+    """Weights of a run; `path_step` is the step of the source, None if it is the workdir."""
+    if path_step is not None and step not in (None, path_step):
+        raise UserError(
+            f'{source} is the checkpoint of step {path_step}: leave out '
+            f'--step={step}, or name the workdir, {workdir}.',
+            kind='value',
+            field='--step',
+            file=source,
+            value=step,
+        )
+    if path_step is not None:
+        step = path_step
+    loaded = own.from_run(workdir, step)
+    try:
+        _fit_native(flatten(loaded.params), loaded.model, loaded.num_classes, loaded.preprocess)
+        _check_images(loaded)
+    except UserError as error:
+        config = os.path.join(workdir, record.CONFIG)
+        raise UserError(
+            f'{config} and {loaded.source}: {error} Restore the file.',
+            kind=error.kind,
+            field=error.field,
+            file=config,
+            value=error.value,
+        ) from error
+    return loaded
+
+
+def _load_path(path, source, fields):
+    """Weights in a file or directory on this machine; `source` is the user's name for it."""
     contents = array_files.read_path(path)
     arrays = contents.arrays
     for prefix in _PREFIXES:
-        arrays = {
-            name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)
-        } or arrays
+        arrays = _without_prefix(arrays, prefix)
     layout = detect(arrays, path)
     try:
-        return _build(contents._replace(arrays=arrays), layout, source, fields or {})
+        return _build(contents._replace(arrays=arrays), layout, source, fields)
     except UserError as error:
-        raise UserError(f'{source} (layout {layout}): {error}') from error
-
-
-def _refuse(source, fields):
-    if fields:
         raise UserError(
-            f'{source} states all fields of its model: {", ".join(fields)} cannot be given.'
-        )
+            f'{source} (layout {layout}): {error}',
+            kind=error.kind,
+            field=error.field,
+            file=source,
+            value=error.value,
+        ) from error
 
 
-def _build(contents, name, source, fields):
-    layout = LAYOUTS[name]
+def _without_prefix(arrays, prefix):
+    """The arrays with the prefix, without it in their names; all arrays if none has it."""
+    matching = {name: x for name, x in arrays.items() if name.startswith(prefix)}
+    if not matching:
+        return arrays
+    return {name.removeprefix(prefix): x for name, x in matching.items()}
+
+
+def _build(contents, layout_name, source, fields):
+    """Weights from the contents of a file, completed as far as the layout determines them."""
+    layout = LAYOUTS[layout_name]
     reading = layout.read(contents)
     if layout.native:
-        _refuse(source, fields)
-        model, num_classes = reading.fields, reading.num_classes
+        _check_no_fields(source, fields)
+        model = reading.fields
+        num_classes = reading.num_classes
         flat = _fit_native(reading.arrays, model, num_classes, reading.preprocess)
     else:
-        found, unknown = table.translate(reading.arrays, reading.table)
-        parameters = table.parameters(found)
-        model, num_classes = model_lib.describe(parameters, {**reading.fields, **fields})
-        templates = model_lib.templates(model, num_classes, parameters, reading.preprocess)
-        single = table.fit(found, unknown, table.unstack(templates), layout.table(model))
-        flat = table.stack(single, templates)
-        if unknown := _unknown(parameters, model, num_classes, reading, fields):
-            log.warning(
-                '%s does not say %s of its model, which arrays do not show, and no '
-                'published model has its sizes: %s is taken. For other values add --model '
-                'FIELD=VALUE; for training, to vit_jax.convert.',
-                source,
-                ' and '.join(unknown),
-                ', '.join(f'{field}={model[field]}' for field in unknown),
-            )
+        model, num_classes, flat = _fit(reading, layout, source, fields)
     if reading.doubt and 'gelu' not in fields:
         log.warning('%s %s', source, reading.doubt)
-    classes = reading.classes
-    if classes is not None and len(classes) != num_classes:
-        log.warning(
-            '%s names %d classes and its head has %d: the names are left out',
-            source,
-            len(classes),
-            num_classes,
-        )
-        classes = None
-    params = flax.traverse_util.unflatten_dict(flat, sep='/')
-    loaded = _with_partial_patches(
-        _with_preprocess(
-            Weights(
-                params, model, num_classes, classes, reading.preprocess, name, source, reading.loss
-            ),
-            layout,
-        )
+    loaded = Weights(
+        flax.traverse_util.unflatten_dict(flat, sep='/'),
+        model,
+        num_classes,
+        _known_classes(reading.classes, num_classes, source),
+        reading.preprocess,
+        layout_name,
+        source,
+        reading.loss,
     )
+    loaded = _with_partial_patches(_with_usual_preprocess(loaded, layout))
     _check_images(loaded)
     return loaded
 
 
 def _fit_native(arrays, model, num_classes, preprocess):
-    """Arrays with our names and shapes; UserError unless they are those of the model."""
+    """Arrays with our names and shapes; UserError unless they are the parameters of the model."""
     templates = model_lib.templates(model, num_classes, arrays, preprocess)
-    found = [(table.Entry((name,), name), x) for name, x in arrays.items()]
-    return table.fit(found, [], templates, ())
+    matches = [(table.Entry((name,), name), x) for name, x in arrays.items()]
+    return table.fit(matches, [], templates, ())
 
 
-def _check_images(loaded):
-    """Raises UserError unless means and deviations are for the channels of the images."""
-    for field in ('mean', 'std'):
-        numbers = (loaded.preprocess or {}).get(field)
-        if numbers and len(numbers) not in (3, loaded.channels()):
-            raise UserError(
-                f'{field} of its images is {numbers}: expected a number for each of '
-                f'{loaded.channels()} channels.'
-            )
+def _fit(reading, layout, source, fields):
+    """(fields of the model, number of classes, parameters by flat name, layers stacked)."""
+    matches, unknown = table.translate(reading.arrays, reading.table)
+    parameters = table.parameters(matches)
+    model, num_classes = model_lib.describe(parameters, {**reading.fields, **fields})
+    templates = model_lib.templates(model, num_classes, parameters, reading.preprocess)
+    single = table.fit(matches, unknown, table.unstack(templates), layout.table(model))
+    flat = table.stack(single, templates)
+    guessed = _guessed_fields(parameters, model, num_classes, reading, fields)
+    if guessed:
+        log.warning(
+            '%s does not say %s of its model, which arrays do not show, and no published model has '
+            'its sizes: the program assumes %s. For other values add --model FIELD=VALUE; for '
+            'training, to vit_jax.convert.',
+            source,
+            ' and '.join(guessed),
+            ', '.join(f'{field}={model[field]}' for field in guessed),
+        )
+    return model, num_classes, flat
 
 
-def _with_preprocess(loaded, layout):
-    """If nothing is stated, takes what the program or model surely uses, and says so."""
-    if loaded.preprocess or not (usual := layout.usual_preprocess(loaded)):
+def _guessed_fields(parameters, model, num_classes, reading, fields):
+    """Names of fields that are guessed: neither given, stated nor shown by arrays or sizes."""
+    query = parameters.get('blocks/0/attention/query/kernel')
+    if query is None or query.ndim > 2 or model_lib.heads_are_published(model, num_classes):
+        return []
+    names = list(reading.assumed)
+    if 'num_heads' not in reading.fields:
+        names.insert(0, 'num_heads')
+    return [name for name in names if name not in fields]
+
+
+def _known_classes(classes, num_classes, source):
+    """The names of the classes; None, with a warning, if their number is not the head's."""
+    if classes is None or len(classes) == num_classes:
+        return classes
+    log.warning(
+        '%s names %d classes, but its head has %d: the names are ignored',
+        source,
+        len(classes),
+        num_classes,
+    )
+    return None
+
+
+def _with_usual_preprocess(loaded, layout):
+    """If the source states no `preprocess`, uses and logs the usual one of the program or model."""
+    usual = None if loaded.preprocess else layout.usual_preprocess(loaded)
+    if not usual:
         return loaded
     reason, preprocess = usual
     log.info(
@@ -207,10 +245,47 @@ def _with_preprocess(loaded, layout):
     return dataclasses.replace(loaded, preprocess=preprocess)
 
 
-def _unknown(parameters, model, num_classes, reading, given):
-    """Fields that are a guess: neither stated nor shown, and the sizes are of no released model."""
-    query = parameters.get('blocks/0/attention/query/kernel')
-    if query is None or query.ndim > 2 or model_lib.heads_are_published(model, num_classes):
-        return []
-    heads = [] if 'num_heads' in reading.fields else ['num_heads']
-    return [field for field in [*heads, *reading.assumed] if field not in given]
+def _with_partial_patches(loaded):
+    """Drops the rest of an image if patches do not tile it, as other programs do.
+
+    For example, patches of 14x14 pixels leave a rest of images of 384x384.
+    """
+    dropping = dataclasses.replace(loaded, model=loaded.model | {'partial_patches': 'drop'})
+    stated = dropping.stated_grid()
+    is_needed = stated and not loaded.stated_grid()
+    if is_needed and dropping.grid() in (None, stated):
+        return dropping
+    return loaded
+
+
+def _check_images(loaded):
+    """Raises UserError unless means and deviations are for the channels of the images."""
+    channels = loaded.channels()
+    for field in ('mean', 'std'):
+        numbers = (loaded.preprocess or {}).get(field)
+        if numbers and len(numbers) not in (3, channels):
+            raise UserError(
+                f'preprocess.{field} is {numbers}: expected a number for each of {channels} '
+                'channels.',
+                kind='content',
+                field=f'preprocess.{field}',
+                value=numbers,
+            )
+
+
+def _check_finite(loaded):
+    """Raises UserError, with counts by array, for values that are not finite in float32."""
+    counts = []
+    for name, x in flatten(loaded.params).items():
+        with np.errstate(over='ignore'):
+            num_nonfinite = x.size - np.count_nonzero(np.isfinite(np.asarray(x, np.float32)))
+        if num_nonfinite:
+            counts.append(f'{num_nonfinite:,} of {x.size:,} in {name}')
+    if counts:
+        raise UserError(
+            f'{loaded.source} has values that are not finite: {some(counts, 4)}. Its training '
+            'diverged, or the file is damaged: choose an earlier checkpoint, or copy or download '
+            'it again. evaluate, predict and convert accept it with --allow_nonfinite.',
+            kind='content',
+            file=loaded.source,
+        )

@@ -1,6 +1,6 @@
-"""JSON beside and inside of weights: read within limits, and checked against a layout's schema.
+"""JSON files next to weights and JSON in their metadata: size limits, and checks by a schema.
 
-A schema is a msgspec.Struct; keys that it does not have are left alone.
+A schema is a msgspec.Struct; keys that it does not have are ignored.
 """
 
 import collections
@@ -16,8 +16,8 @@ from vit_jax.files import read_bytes
 
 LARGEST_FILE = 32 << 20  # bytes; the names of 21,843 classes, both ways, are 2 MB
 
-# Far above what anyone has published. What is built from a size takes no memory before arrays of
-# that size have been found.
+# Limits far above all published models. A size takes no memory until arrays of that size have been
+# found.
 Size = Annotated[int, Meta(ge=1, le=1_000_000)]
 Layers = Annotated[int, Meta(ge=1, le=1000)]
 Sides = (
@@ -26,7 +26,7 @@ Sides = (
 )
 Epsilon = Annotated[float, Meta(ge=0, le=1)]
 Ratio = Annotated[float, Meta(ge=0.01, le=1)]
-# Of channels; for values in 0..255 instead of 0..1 means and deviations are larger.
+# Of channels. Files for pixels in 0..255 instead of 0..1 have larger means and deviations.
 Means = Annotated[list[Annotated[float, Meta(ge=-1000, le=1000)]], Meta(min_length=1)]
 Deviations = Annotated[list[Annotated[float, Meta(ge=0.001, le=1000)]], Meta(min_length=1)]
 
@@ -44,7 +44,7 @@ Schema = TypeVar('Schema')
 
 
 def read(path: str) -> dict[str, Any]:
-    """The object in a JSON file; UserError if it cannot be read or is anything else."""
+    """The object in a JSON file; UserError if it cannot be read or has anything else."""
     try:
         text = read_bytes(path, LARGEST_FILE + 1)
     except OSError as error:
@@ -62,7 +62,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def parse(text: str | bytes, where: str) -> dict[str, Any]:
-    """The object that JSON describes; `where` begins the message of the UserError if none is."""
+    """The object in a JSON text; `where` is the name of the text for the UserError without one."""
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
         json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be shown
@@ -70,41 +70,62 @@ def parse(text: str | bytes, where: str) -> dict[str, Any]:
         raise UserError(
             f'{where} cannot be read as JSON ({str(error):.120}): copy or download it again.',
             kind='content',
+            file=where,
         ) from error
     if not isinstance(value, dict):
         raise UserError(
-            f'{where} holds {shown(value)}: expected an object, {{...}}.',
+            f'{where} has {shown(value)}: expected an object, {{...}}.',
             kind='content',
+            file=where,
             value=value,
         )
     return value
 
 
 def checked(schema: type[Schema], value: dict, where: str) -> Schema:
-    """`value` as the schema has it; UserError with the field, its value and what is expected."""
+    """`value` converted to the schema; UserError with the field, its value and the expected type.
+
+    `where` is the name of the file for the message.
+    """
     try:
         return msgspec.convert(value, schema, str_keys=True)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(' - at ')
-        path, found = path.split('`$')[-1].rstrip('`').partition('[...]')[0], value
-        for key, index in re.findall(r'\.(\w+)|\[(\d+)\]', path):
-            found = found[key] if key else found[int(index)]
-        expected = re.sub(r'`|, got .*', '', message).replace('Expected ', 'expected ')
-        expected = re.sub(
-            r'\b(int|float|str|array|object|bool)\b|\|', lambda match: _WORDS[match[0]], expected
-        )
+        path = path.split('`$')[-1].rstrip('`').partition('[...]')[0]
+        field = path.lstrip('.')
+        wrong_value = _at_path(value, path)
         raise UserError(
-            f'{where}: {path.lstrip(".") or "the object"} is {shown(found)}: '
-            f'{expected}. Mend the file, or download it again.'
+            f'{where}: {field or "the object"} is {shown(wrong_value)}: '
+            f'{_in_words(message)}. Fix the file, or download it again.',
+            kind='content',
+            field=field or None,
+            file=where,
+            value=wrong_value,
         ) from error
 
 
+def _at_path(value, path):
+    """The part of a JSON value at a path such as '.model.sizes[2]'."""
+    for key, index in re.findall(r'\.(\w+)|\[(\d+)\]', path):
+        value = value[int(index)] if index else value[key]
+    return value
+
+
+def _in_words(message):
+    """'Expected `int | null`, got `str`' as 'expected a whole number or null'."""
+    expected = re.sub(r'`|, got .*', '', message).replace('Expected ', 'expected ')
+    return re.sub(
+        r'\b(int|float|str|array|object|bool)\b|\|', lambda match: _WORDS[match[0]], expected
+    )
+
+
 def _unique(pairs):
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """A dict of the pairs; ValueError if a name occurs twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         ((name, count),) = collections.Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f'{name!r} stands there {count} times')
-    return found
+        raise ValueError(f'{name!r} occurs {count} times')
+    return values
 
 
 def _refuse_constant(name):
@@ -112,5 +133,5 @@ def _refuse_constant(name):
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value as JSON has it."""
+    """The beginning of a value as JSON."""
     return f'{json.dumps(value):.80}'

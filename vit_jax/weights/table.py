@@ -1,17 +1,28 @@
-"""A layout as a table: which of its arrays holds which of our parameters, its axes in what order.
+"""A layout as a table: the array that stores each of our parameters, and its axes.
 
-Between the layouts parameters have flat names, one per layer: 'blocks/{i}/norm1/scale', or
-'resnet/{s}/{j}/conv1/kernel' for unit j of stage s of a ResNet.
+Between the layouts, parameters have flat names, one per layer: 'blocks/{i}/norm1/scale' for block
+i, or 'resnet/{s}/{j}/conv1/kernel' for unit j of stage s of a ResNet.
 """
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.errors import UserError, some
+
+
+class Axes(NamedTuple):
+    """How the axes of an array change between our layout and another one.
+
+    `to_ours` leaves an array of an unexpected shape as it is, so that `fit` can report it. It does
+    not split heads from their features; `fit` does that.
+    """
+
+    to_theirs: Callable[[np.ndarray], np.ndarray]
+    to_ours: Callable[[np.ndarray], np.ndarray]
 
 
 def _same(x):
@@ -22,41 +33,84 @@ def _transposed(x):
     return x.T
 
 
+def _flat(x):
+    return x.reshape(-1)
+
+
+def _to_heads(x):
+    """[inputs, heads, head_dim] to [heads * head_dim, inputs]."""
+    return x.reshape(len(x), -1).T
+
+
+def _from_heads(x):
+    """[heads, head_dim, outputs] to [outputs, heads * head_dim]."""
+    return x.reshape(-1, x.shape[-1]).T
+
+
+def _conv_to_theirs(x):
+    """[height, width, inputs, outputs] to [outputs, inputs, height, width]."""
+    return x.transpose(3, 2, 0, 1)
+
+
 def _conv_to_ours(x):
     """[outputs, inputs, height, width] to [height, width, inputs, outputs]."""
-    return x.transpose(2, 3, 1, 0) if x.ndim == 4 else x
+    if x.ndim != 4:
+        return x
+    return x.transpose(2, 3, 1, 0)
+
+
+def _dense_as_conv_to_theirs(x):
+    """[inputs, outputs] to [outputs, inputs, 1, 1]."""
+    return x.T[..., None, None]
 
 
 def _dense_as_conv_to_ours(x):
     """[outputs, inputs, 1, 1] to [inputs, outputs]."""
-    return x[..., 0, 0].T if x.shape[2:] == (1, 1) else x
+    if x.shape[2:] != (1, 1):
+        return x
+    return x[..., 0, 0].T
+
+
+def _dense_as_google_conv_to_theirs(x):
+    """[inputs, outputs] to [1, 1, inputs, outputs]."""
+    return x[None, None]
 
 
 def _dense_as_google_conv_to_ours(x):
     """[1, 1, inputs, outputs] to [inputs, outputs]."""
-    return x[0, 0] if x.shape[:2] == (1, 1) else x
+    if x.shape[:2] != (1, 1):
+        return x
+    return x[0, 0]
 
 
-# How ours becomes theirs, and theirs ours except for the axes of heads, which `fit` splits. What
-# has another shape than theirs should have stays as it is, for `fit` to complain of it.
-KINDS = {
-    'same': (_same, _same),
-    'flat': (lambda x: x.reshape(-1), _same),
-    'dense': (_transposed, _transposed),
-    'to_heads': (lambda x: x.reshape(len(x), -1).T, _transposed),
-    'from_heads': (lambda x: x.reshape(-1, x.shape[-1]).T, _transposed),
-    'conv': (lambda x: x.transpose(3, 2, 0, 1), _conv_to_ours),
-    'dense_as_conv': (lambda x: x.T[..., None, None], _dense_as_conv_to_ours),
-    'dense_as_google_conv': (lambda x: x[None, None], _dense_as_google_conv_to_ours),
-    'four_axes': (lambda x: x.reshape(1, 1, 1, -1), lambda x: x.reshape(-1)),
+def _four_axes(x):
+    """[features] to [1, 1, 1, features]."""
+    return x.reshape(1, 1, 1, -1)
+
+
+KINDS: dict[str, Axes] = {
+    'same': Axes(_same, _same),
+    'flat': Axes(_flat, _same),
+    'dense': Axes(_transposed, _transposed),
+    'to_heads': Axes(_to_heads, _transposed),
+    'from_heads': Axes(_from_heads, _transposed),
+    'conv': Axes(_conv_to_theirs, _conv_to_ours),
+    'dense_as_conv': Axes(_dense_as_conv_to_theirs, _dense_as_conv_to_ours),
+    'dense_as_google_conv': Axes(_dense_as_google_conv_to_theirs, _dense_as_google_conv_to_ours),
+    'four_axes': Axes(_four_axes, _flat),
 }
 
 
 class Entry(NamedTuple):
-    """Names of ours and theirs, and a key of KINDS; several of ours are concatenated on axis 0.
+    """One array of a layout.
 
-    Placeholders are {i}, {s} and {j}, counted from 0; {s1} and {j1} count from 1, and so does
-    {j1:02} with two digits.
+    Names may contain the placeholders {i}, {s} and {j}, which count from 0, and {s1}, {j1} and
+    {j1:02} (two digits), which count from 1.
+
+    Attributes:
+      ours: names of our parameters; the array is their concatenation along axis 0.
+      theirs: name of the array in the layout.
+      kind: a key of KINDS.
     """
 
     ours: tuple[str, ...]
@@ -64,18 +118,39 @@ class Entry(NamedTuple):
     kind: str = 'same'
 
 
-def flax_modules(modules: Mapping[str, str], norm_kind: str = 'same') -> list[Entry]:
-    """Entries of Flax modules {ours: theirs}, some without a bias; their arrays have our names."""
-    entries = []
+# (our prefix, their prefix) of all names in one group of a table, such as the names in a block.
+Prefixes = tuple[str, str]
+_TOP: Prefixes = ('', '')
+
+
+def entries(
+    names: Mapping[str, str], kind: str = 'same', *, within: Prefixes = _TOP
+) -> list[Entry]:
+    """Entries of single arrays {ours: theirs}, all of one kind."""
+    our_prefix, their_prefix = within
+    return [Entry((our_prefix + ours,), their_prefix + names[ours], kind) for ours in names]
+
+
+def flax_modules(
+    modules: Mapping[str, str], norm_kind: str = 'same', *, within: Prefixes = _TOP
+) -> list[Entry]:
+    """Entries of Flax modules {ours: theirs}, with a bias or without; arrays have our names.
+
+    `norm_kind` is a key of KINDS for the arrays in norms.
+    """
+    table = []
     for ours, theirs in modules.items():
-        is_norm = 'norm' in ours.rpartition('/')[2]
-        kind = norm_kind if is_norm else 'same'
-        for leaf in ('scale' if is_norm else 'kernel', 'bias'):
-            entries.append(Entry((f'{ours}/{leaf}',), f'{theirs}/{leaf}', kind))
-    return entries
+        bias = {f'{ours}/bias': f'{theirs}/bias'}
+        if 'norm' in ours.rpartition('/')[2]:
+            scale = {f'{ours}/scale': f'{theirs}/scale'}
+            table += entries(scale | bias, norm_kind, within=within)
+        else:
+            kernel = {f'{ours}/kernel': f'{theirs}/kernel'}
+            table += entries(kernel | bias, within=within)
+    return table
 
 
-# The kind of a module of PyTorch, by what the last part of our name contains.
+# Kind of the weight of a PyTorch module, by a pattern for the last part of our name.
 _TORCH_KINDS = {
     'norm': 'same',
     'conv|embedding': 'conv',
@@ -84,43 +159,52 @@ _TORCH_KINDS = {
 }
 
 
-def torch_modules(modules: Mapping[str, str], kind: str | None = None) -> list[Entry]:
-    """Entries of PyTorch modules {ours: theirs}, some without a bias.
+def torch_modules(
+    modules: Mapping[str, str], kind: str | None = None, *, within: Prefixes = _TOP
+) -> list[Entry]:
+    """Entries of PyTorch modules {ours: theirs}, with a bias or without.
 
-    'attention/query key value' are three of ours in one Linear; `kind` is that of the weights if
-    our name does not tell it.
+    'attention/query key value' means three of our modules in one Linear. Their name may end in '_',
+    as in PyTorch's in_proj_weight. `kind` is a key of KINDS for the weights; by default our name
+    implies it.
     """
-    entries = []
+    our_prefix, their_prefix = within
+    table = []
     for ours, theirs in modules.items():
         parent, slash, last = ours.rpartition('/')
-        names = [f'{parent}{slash}{name}' for name in last.split()]
+        names = [f'{our_prefix}{parent}{slash}{name}' for name in last.split()]
         weight_kind = kind or _torch_kind(last)
         bias_kind = 'flat' if weight_kind == 'to_heads' else 'same'
         leaf = 'scale' if weight_kind == 'same' else 'kernel'
-        prefix = theirs if theirs.endswith('_') else f'{theirs}.'
+        module = their_prefix + theirs
+        if not module.endswith('_'):
+            module += '.'
         weights = tuple(f'{name}/{leaf}' for name in names)
         biases = tuple(f'{name}/bias' for name in names)
-        entries.append(Entry(weights, f'{prefix}weight', weight_kind))
-        entries.append(Entry(biases, f'{prefix}bias', bias_kind))
-    return entries
+        table.append(Entry(weights, f'{module}weight', weight_kind))
+        table.append(Entry(biases, f'{module}bias', bias_kind))
+    return table
 
 
 def _torch_kind(name):
-    for part, kind in _TORCH_KINDS.items():
-        if re.search(part, name):
+    for pattern, kind in _TORCH_KINDS.items():
+        if re.search(pattern, name):
             return kind
     return 'dense'
 
 
-Found = list[tuple[Entry, np.ndarray]]  # arrays, each with its entry, placeholders filled in
+# Arrays of a layout, each with its entry, whose placeholders are filled in.
+Matches = list[tuple[Entry, np.ndarray]]
 
 
-def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple[Found, list[str]]:
-    """The arrays that the table has, and the names of those that it does not have."""
+def translate(
+    arrays: Mapping[str, np.ndarray], table: Iterable[Entry]
+) -> tuple[Matches, list[str]]:
+    """The arrays that are in the table, with their entries, and the names of all others."""
     known = []
     unknown = []
     for name, array in arrays.items():
-        entry = _find(name, table, lambda entry: [entry.theirs])
+        entry = _find_by_theirs(name, table)
         if entry:
             known.append((entry, array))
         else:
@@ -128,61 +212,82 @@ def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple
     return known, unknown
 
 
-def parameters(found: Found) -> dict[str, np.ndarray]:
+def parameters(matches: Matches) -> dict[str, np.ndarray]:
     """Our parameters by flat name; heads may still share an axis with their features."""
     flat: dict[str, np.ndarray] = {}
-    for entry, array in found:
-        count = len(entry.ours)
-        pieces = np.array_split(array, count) if array.ndim else [array] * count
-        flat |= dict(zip(entry.ours, map(KINDS[entry.kind][1], pieces), strict=True))
+    for entry, array in matches:
+        pieces = [array for _ in entry.ours]  # `fit` reports the shape of an array without axes
+        if array.ndim:
+            pieces = np.array_split(array, len(entry.ours))
+        to_ours = KINDS[entry.kind].to_ours
+        flat |= dict(zip(entry.ours, map(to_ours, pieces), strict=True))
     return flat
 
 
 def fit(
-    found: Found, unknown: list[str], templates: Mapping[str, np.ndarray], table: Iterable[Entry]
+    matches: Matches,
+    unknown: list[str],
+    templates: Mapping[str, np.ndarray],
+    table: Iterable[Entry],
 ) -> dict[str, np.ndarray]:
     """Our parameters by flat name, each with the shape of its template.
 
-    Raises UserError if arrays are missing (by their names in `table`), have no place in the model,
-    have another shape or are there twice, under two names.
+    Args:
+      matches: arrays of the layout with their entries.
+      unknown: names of arrays without an entry.
+      templates: arrays with the shapes of our parameters, by flat name.
+      table: gives the names of missing arrays in the layout.
+
+    Raises:
+      UserError: arrays are missing, have no place in the model, have another shape, or store the
+        same parameter twice, under two names.
     """
-    lines = [f'no place for {name:.100}' for name in unknown]
-    names: dict[tuple[str, ...], str] = {}  # of theirs, by ours
-    for entry, array in found:
-        first = names.setdefault(entry.ours, entry.theirs)
+    problems = [f'no place for {name:.100}' for name in unknown]
+    their_names: dict[tuple[str, ...], str] = {}  # by our names
+    for entry, array in matches:
+        first = their_names.setdefault(entry.ours, entry.theirs)
         if first != entry.theirs:
-            lines.append(f'{first} and {entry.theirs} are the same parameter')
+            problems.append(f'{first} and {entry.theirs} are the same parameter')
         if not all(name in templates for name in entry.ours):
-            lines.append(f'no place for {entry.theirs}')
+            problems.append(f'no place for {entry.theirs}')
             continue
         expected = _theirs(entry, templates).shape
         if array.shape != expected:
-            lines.append(f'{entry.theirs} has shape {array.shape}, expected {expected}')
-    flat = parameters(found)
-    missing = [
-        _find(name, table) or Entry((name,), name)
-        for name in sorted(templates.keys() - flat.keys())
-    ]
-    lines += dict.fromkeys(f'no {entry.theirs}' for entry in missing)
-    if lines:
+            problems.append(f'{entry.theirs} has shape {array.shape}, expected {expected}')
+    flat = parameters(matches)
+    problems += [f'no {name}' for name in _missing(templates.keys() - flat.keys(), table)]
+    if problems:
         raise UserError(
             'the arrays do not fit the model that their sizes and config.json '
-            'describe:\n  ' + some(lines, 10, '\n  ')
+            'describe:\n  ' + some(problems, 10, '\n  '),
+            kind='content',
         )
     return {name: x.reshape(templates[name].shape) for name, x in flat.items()}
 
 
+def _missing(names, table):
+    """Names that the layout has for our missing parameters, each once."""
+    theirs = {}
+    for name in sorted(names):
+        entry = _find_by_ours(name, table)
+        their_name = entry.theirs if entry else name
+        theirs[their_name] = None
+    return list(theirs)
+
+
 def to_theirs(flat: Mapping[str, np.ndarray], table: Iterable[Entry]) -> dict[str, np.ndarray]:
     """Their arrays from ours by flat name; UserError if the layout has no place for one."""
-    entries = {name: _find(name, table) for name in flat}
-    unknown = sorted(name for name, entry in entries.items() if not entry)
+    our_entries = {name: _find_by_ours(name, table) for name in flat}
+    unknown = sorted(name for name, entry in our_entries.items() if not entry)
     if unknown:
-        raise UserError(f'the layout has no place for {", ".join(unknown[:5])}.')
-    return {entry.theirs: _theirs(entry, flat) for entry in dict.fromkeys(entries.values())}
+        raise UserError(
+            f'the layout has no place for {", ".join(unknown[:5])}.', kind='inapplicable'
+        )
+    return {entry.theirs: _theirs(entry, flat) for entry in dict.fromkeys(our_entries.values())}
 
 
 def unstack(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Parameters of single layers by flat name, from those of the model, which stacks layers."""
+    """Parameters of single layers by flat name, from the model's parameters with stacked layers."""
     single = {}
     for name, x in flat.items():
         block = re.fullmatch(r'blocks/(.+)', name)
@@ -211,35 +316,53 @@ def stack(
 
 
 def _theirs(entry, flat):
-    pieces = [KINDS[entry.kind][0](flat[name]) for name in entry.ours]
-    return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    to_theirs = KINDS[entry.kind].to_theirs
+    pieces = [to_theirs(flat[name]) for name in entry.ours]
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces)
 
 
-def _find(name, table, patterns=lambda entry: entry.ours):
-    """The entry with a name among its patterns, placeholders filled in; None if there is none."""
+def _find_by_theirs(name, table):
+    """The entry of an array in the layout, with placeholders filled in; None if there is none."""
     for entry in table:
-        for pattern in patterns(entry):
-            match = _regex(pattern).fullmatch(name)
-            if not match:
-                continue
-            numbers = _numbers(match)
-            if pattern.format(**numbers) != name:
-                continue  # block 01 is not block 1: both may be there
-            return Entry(
-                tuple(ours.format(**numbers) for ours in entry.ours),
-                entry.theirs.format(**numbers),
-                entry.kind,
-            )
+        numbers = _match(entry.theirs, name)
+        if numbers is not None:
+            return _filled_in(entry, numbers)
     return None
 
 
-def _numbers(match):
-    """What a name has for {i}, {s} and {j}, and for {i1}, {s1} and {j1}, which are one more."""
+def _find_by_ours(name, table):
+    """The entry that stores our parameter, with placeholders filled in; None if there is none."""
+    for entry in table:
+        for pattern in entry.ours:
+            numbers = _match(pattern, name)
+            if numbers is not None:
+                return _filled_in(entry, numbers)
+    return None
+
+
+def _filled_in(entry, numbers):
+    return Entry(
+        tuple(name.format(**numbers) for name in entry.ours),
+        entry.theirs.format(**numbers),
+        entry.kind,
+    )
+
+
+def _match(pattern, name):
+    """Numbers that turn the pattern into the name, by placeholder; None if there are none."""
+    match = _regex(pattern).fullmatch(name)
+    if not match:
+        return None
     numbers = {}
-    for key, text in match.groupdict().items():
-        counts_from_one = len(key) > 1
-        numbers[key[0]] = int(text) - counts_from_one
-    return numbers | {f'{key}1': number + 1 for key, number in numbers.items()}
+    for placeholder, text in match.groupdict().items():
+        counts_from_one = len(placeholder) > 1
+        numbers[placeholder[0]] = int(text) - counts_from_one
+    numbers |= {f'{letter}1': number + 1 for letter, number in numbers.items()}
+    if pattern.format(**numbers) != name:
+        return None  # block 01 is not block 1: a file may have both
+    return numbers
 
 
 @functools.cache

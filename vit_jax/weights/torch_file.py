@@ -1,8 +1,8 @@
 """PyTorch's files (.pth, .bin): dictionaries of tensors in a zip file, read without PyTorch.
 
-Such a file holds a pickle, which can call any function there is. Here it is not run: its
-operations are followed one by one, they make tensors and dictionaries, and a file with others is
-refused.
+Such a file contains a pickle, which can call any function. Here a pickle is never run: its
+operations are interpreted one by one, can make tensors and dictionaries only, and any other
+operation is an error.
 """
 
 import collections
@@ -17,25 +17,22 @@ from vit_jax.errors import UserError
 from vit_jax.weights import limits
 
 STORAGES = {
-    f'{name}Storage': np.dtype(dtype)
-    for name, dtype in dict(
-        Double='float64',
-        Float='float32',
-        Half='float16',
-        BFloat16=ml_dtypes.bfloat16,
-        Long='int64',
-        Int='int32',
-        Short='int16',
-        Char='int8',
-        Byte='uint8',
-        Bool='bool',
-    ).items()
+    'DoubleStorage': np.dtype('float64'),
+    'FloatStorage': np.dtype('float32'),
+    'HalfStorage': np.dtype('float16'),
+    'BFloat16Storage': np.dtype(ml_dtypes.bfloat16),
+    'LongStorage': np.dtype('int64'),
+    'IntStorage': np.dtype('int32'),
+    'ShortStorage': np.dtype('int16'),
+    'CharStorage': np.dtype('int8'),
+    'ByteStorage': np.dtype('uint8'),
+    'BoolStorage': np.dtype('bool'),
 }
 
 _Storage = collections.namedtuple('_Storage', 'kind record')
 _Tensor = collections.namedtuple('_Tensor', 'storage offset shape strides')
 
-# What a pickle may name, as functions of the arguments that it gives them.
+# Names that a pickle may use, as functions of the arguments that it passes to them.
 _ALLOWED = {
     ('collections', 'OrderedDict'): lambda *_: {},
     ('torch._utils', '_rebuild_tensor_v2'): lambda *arguments: _Tensor(*arguments[:4]),
@@ -72,13 +69,18 @@ _VALUES = (
 )
 
 
-def _build(code):  # noqa: C901, PLR0912 - one case for each opcode
-    """The object that a pickle describes; nothing of it is run, compared or printed.
+_NUM_ITEMS = {'TUPLE1': 1, 'TUPLE2': 2, 'TUPLE3': 3, 'APPEND': 1, 'SETITEM': 2}
 
-    Python's own reader takes for ever for keys that are tuples of tuples, by computing their hash.
+
+def _build(code):  # noqa: C901, PLR0912 - one case for each opcode
+    """The object that a pickle describes; nothing in it is run, compared or printed.
+
+    Python's own reader hashes keys, which never ends for tuples of tuples of tuples.
     """
-    stack, outer, memo = [], [], {}
-    for opcode, value, _ in pickletools.genops(code):  # which checks lengths
+    stack = []
+    outer = []  # for each open MARK, the stack below it
+    memo = {}
+    for opcode, value, _ in pickletools.genops(code):  # it checks lengths
         match opcode.name:
             case 'STOP':
                 return stack.pop()
@@ -90,10 +92,11 @@ def _build(code):  # noqa: C901, PLR0912 - one case for each opcode
                 outer.append(stack)
                 stack = []
             case 'TUPLE' | 'APPENDS' | 'SETITEMS' as name:
-                items, stack = stack, outer.pop()
+                items = stack
+                stack = outer.pop()
                 _add(stack, name, items)
             case 'TUPLE1' | 'TUPLE2' | 'TUPLE3' | 'APPEND' | 'SETITEM' as name:
-                count = {'APPEND': 1, 'SETITEM': 2}.get(name) or int(name[-1])
+                count = _NUM_ITEMS[name]
                 _add(stack, name, [stack.pop() for _ in range(count)][::-1])
             case 'PUT' | 'BINPUT' | 'LONG_BINPUT' | 'MEMOIZE':
                 memo[len(memo) if value is None else value] = stack[-1]
@@ -105,7 +108,8 @@ def _build(code):  # noqa: C901, PLR0912 - one case for each opcode
                 name = stack.pop()
                 stack.append(_find(stack.pop(), name))
             case 'REDUCE':
-                arguments, function = stack.pop(), stack.pop()
+                arguments = stack.pop()
+                function = stack.pop()
                 stack.append(function(*arguments))
             case 'BUILD':
                 stack.pop()  # the version numbers of a state dict
@@ -113,13 +117,15 @@ def _build(code):  # noqa: C901, PLR0912 - one case for each opcode
                 stack.append(_Storage(*stack.pop()[1:3]))
             case name if name not in ('PROTO', 'FRAME'):
                 raise UserError(
-                    f'it is a pickle with {name}, which no file of tensors has; nothing was run'
+                    f'it is a pickle with {name}, which no file of tensors has; nothing was run',
+                    kind='content',
+                    value=name,
                 )
     raise ValueError('no end')
 
 
 def _add(stack, name, items):
-    """Adds to the stack a tuple of the items, or the items to what is the last on the stack."""
+    """Pushes a tuple of the items, or adds the items to the object at the top of the stack."""
     if name.startswith('TUPLE'):
         stack.append(tuple(items))
     elif name.startswith('APPEND'):
@@ -136,29 +142,25 @@ def _find(module, name):
         raise ValueError('a name is no text')
     if (module, name) not in _ALLOWED:
         raise UserError(
-            f'it asks for {module}.{name}, which is not part of a tensor; nothing '
-            'was run. Only take such a file from someone you trust; then load it '
-            'with PyTorch and save its state_dict() alone'
+            f'it uses {module}.{name}, which is not part of a tensor; nothing '
+            'was run. If you trust the author of the file, load it with PyTorch and save its '
+            'state_dict() alone',
+            kind='content',
+            value=f'{module}.{name}',
         )
     return _ALLOWED[module, name]
 
 
 def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
-    """Arrays by name; of a whole training state, those of its model.
+    """Arrays by name; from a whole training state, only the arrays of its model.
 
-    Raises UserError, without the file's name, if it asks for anything but tensors or holds none;
-    other exceptions if it is damaged.
+    Raises UserError, without the file's name, if it uses anything but tensors or has none; other
+    exceptions if it is damaged.
     """
-    record = next(name for name in file.namelist() if name.endswith('data.pkl'))
-    limits.check_header(record, file.getinfo(record).file_size, limits.PICKLE)
-    tree, root = _build(file.read(record)), record.removesuffix('data.pkl')
-    for key in ('state_dict', 'model_state_dict', 'model'):
-        if isinstance(tree, dict) and isinstance(tree.get(key), dict):
-            tree = tree[key]
-    items = tree.items() if isinstance(tree, dict) else ()
-    tensors = {str(name): _checked(x) for name, x in items if isinstance(x, _Tensor)}
-    if not tensors:
-        raise UserError('it holds no dictionary of tensors: save model.state_dict()')
+    pickle_name = next(name for name in file.namelist() if name.endswith('data.pkl'))
+    root = pickle_name.removesuffix('data.pkl')
+    limits.check_header(pickle_name, file.getinfo(pickle_name).file_size, limits.PICKLE)
+    tensors = _tensors(_build(file.read(pickle_name)))
     assert file.filename is not None  # it was opened by its path
     limits.check_arrays(
         file.filename,
@@ -168,27 +170,50 @@ def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
     limits.check_arrays(
         file.filename, ((info.filename, (info.file_size,), 1) for info in records.values())
     )
-    order = f'{root}byteorder'  # of the machine that wrote it; older files are little-endian
-    swap = order in file.namelist() and file.open(order).read(4) == b'big'
-    storages = {}
-    for storage, info in records.items():
-        dtype = STORAGES[storage.kind]
-        bits = np.frombuffer(file.read(info), f'u{dtype.itemsize}')
-        storages[storage] = (bits.byteswap() if swap else bits).view(dtype)
+    is_big_endian = _is_big_endian(file, f'{root}byteorder')
+    storages = {
+        storage: _read_storage(file, info, STORAGES[storage.kind], is_big_endian)
+        for storage, info in records.items()
+    }
     return {name: _array(storages[x.storage], x) for name, x in tensors.items()}
+
+
+def _is_big_endian(file, record):
+    """Whether numbers are big-endian; older files lack the record and are little-endian."""
+    return record in file.namelist() and file.open(record).read(4) == b'big'
+
+
+def _read_storage(file, info, dtype, is_big_endian):
+    numbers = np.frombuffer(file.read(info), f'u{dtype.itemsize}')
+    if is_big_endian:
+        numbers = numbers.byteswap()
+    return numbers.view(dtype)
+
+
+def _tensors(tree):
+    """The tensors in an object of a pickle by name; UserError if it has none."""
+    for key in ('state_dict', 'model_state_dict', 'model'):
+        if isinstance(tree, dict) and isinstance(tree.get(key), dict):
+            tree = tree[key]
+    tensors = {}
+    if isinstance(tree, dict):
+        tensors = {str(name): _checked(x) for name, x in tree.items() if isinstance(x, _Tensor)}
+    if not tensors:
+        raise UserError('it has no dictionary of tensors: save model.state_dict()', kind='content')
+    return tensors
 
 
 def _checked(tensor):
     """The tensor; ValueError if it is described by anything but a storage and numbers."""
     storage, offset, shape, strides = tensor
-    shape, strides = tuple(shape), tuple(strides)
-    numbers = all(type(n) is int and n >= 0 for n in (offset, *shape, *strides))
-    if (
-        not isinstance(storage, _Storage)
-        or not all(isinstance(x, str) for x in storage)
-        or (len(shape) != len(strides) or not numbers)
-    ):
-        raise ValueError('a tensor has no storage, or impossible lengths and strides')
+    shape = tuple(shape)
+    strides = tuple(strides)
+    if not isinstance(storage, _Storage):
+        raise ValueError('a tensor has no storage')
+    are_texts = all(isinstance(x, str) for x in storage)
+    are_numbers = all(type(n) is int and n >= 0 for n in (offset, *shape, *strides))
+    if not are_texts or not are_numbers or len(shape) != len(strides):
+        raise ValueError('a tensor has an impossible storage, or impossible lengths and strides')
     return tensor._replace(shape=shape, strides=strides)
 
 
@@ -203,18 +228,20 @@ def _array(storage, tensor):
 
 
 def write(path: str, arrays: dict[str, np.ndarray]) -> None:
-    """Writes torch.save(state_dict); raises UserError where PyTorch is not installed."""
+    """Writes torch.save(state_dict); raises UserError if PyTorch is not installed."""
     try:
         import torch
     except ImportError as error:
         raise UserError(
-            'PyTorch writes .pth, .pt and .bin files and cannot be imported here '
-            f'({error}): name a .safetensors file, or pip install torch.'
+            'PyTorch, which writes .pth, .pt and .bin files, cannot be imported '
+            f'({error}): name a .safetensors file, or pip install torch.',
+            kind='missing',
+            file=path,
         ) from error
-    with open(path, 'wb') as file:  # without a name that torch.save would write into it
+    with open(path, 'wb') as file:  # torch.save would write the name of a path into the file
         try:
             torch.save({name: _tensor(torch, x) for name, x in arrays.items()}, file)
-        except RuntimeError as error:  # PyTorch's own, in place of the disk's
+        except RuntimeError as error:  # PyTorch replaces the error of the disk by its own
             raise OSError(str(error.__context__ or error)) from error
 
 

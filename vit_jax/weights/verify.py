@@ -1,7 +1,6 @@
-"""Compares what was written with what it was written from, in the program it was written for."""
+"""Compares a written file with its source, in the program that the file is for."""
 
 import dataclasses
-import functools
 import logging
 import os
 from collections.abc import Callable
@@ -28,115 +27,136 @@ Logits = Float[np.ndarray, 'batch classes']
 
 
 class CannotRunError(Exception):
-    """The program is not installed, or has no such model."""
+    """The other program is not installed, or has no such model."""
 
 
 def verify(loaded: Weights, written: Weights, path: str, to: str) -> None:
-    """Compares the file at `path` with `written`, and that with `loaded`, on random images.
+    """Compares the file with `written`, and `written` with `loaded`, on random images.
 
-    `written` is `loaded` with the dtype and formulas of the file; `to` is a layout, or one of
-    export.FORMATS. Raises UserError if logits differ by more than LARGEST_DIFFERENCE.
+    Args:
+      loaded: the weights of the source.
+      written: `loaded` with the dtype and formulas of the file.
+      path: the file.
+      to: a layout, or one of export.FORMATS.
+
+    Raises:
+      UserError: logits of the file and of `written` differ by more than LARGEST_DIFFERENCE.
     """
     shape = (2, *written.image_size(), written.channels())
     batch = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     expected = logits(written, batch)
-    try:
-        found, how = (
-            export.run(path, to, batch)
-            if to in export.FORMATS
-            else other_logits(written, path, to, batch)
+    actual, program = _logits_of_file(written, path, to, batch)
+    if actual.shape != expected.shape:
+        raise UserError(
+            f'{path} gives logits of shape {actual.shape}: expected {expected.shape}.',
+            kind='content',
+            file=path,
         )
-    except CannotRunError as reason:
-        found = logits(load(path, allow_nonfinite=True), batch)
-        how = f'reading back, because {reason}'
-    if found.shape != expected.shape:
-        raise UserError(f'{path} gives logits of shape {found.shape}, expected {expected.shape}.')
-    difference = np.abs(found - expected).max()
+    difference = np.abs(actual - expected).max()
     log.info(
-        'verified by %s: largest difference of logits %.2g, largest logit %.2g',
-        how,
+        'Verified %s by %s: largest difference of logits %.2g, largest logit %.2g',
+        path,
+        program,
         difference,
         np.abs(expected).max(),
     )
     if written is not loaded:
-        change = np.abs(expected - logits(loaded, batch)).max()
+        is_same_model = written.model == loaded.model
         log.info(
             '%s changed logits by up to %.2g',
-            '--dtype' if written.model == loaded.model else '--inexact, with --dtype if given,',
-            change,
+            '--dtype' if is_same_model else '--inexact, with --dtype if given,',
+            np.abs(expected - logits(loaded, batch)).max(),
         )
     if not difference <= LARGEST_DIFFERENCE:
         raise UserError(
             f'{path} gives other logits than {loaded.source}: they differ by up to '
-            f'{difference:.2g}, at most {LARGEST_DIFFERENCE:g} was expected.'
+            f'{difference:.2g}, expected at most {LARGEST_DIFFERENCE:g}.',
+            kind='content',
+            file=path,
+            value=float(difference),
         )
-    processor = os.path.isfile(os.path.join(path, 'preprocessor_config.json'))
-    if processor and written.num_classes and written.channels() == 3:
+    has_processor = os.path.isfile(os.path.join(path, 'preprocessor_config.json'))
+    if has_processor and written.num_classes and written.channels() == 3:
         try:
             _verify_photo(written, path)
         except (ImportError, CannotRunError) as reason:
-            log.info('not verified on a photo, because %s', reason)
+            log.info('Did not verify %s on a photo, because %s', path, reason)
+
+
+def _logits_of_file(written, path, to, batch):
+    """(logits of the file, the program that computed them)."""
+    try:
+        if to in export.FORMATS:
+            return export.run(path, to, batch)
+        return other_logits(written, path, to, batch)
+    except CannotRunError as reason:
+        read_again = load(path, allow_nonfinite=True)
+        return logits(read_again, batch), f'reading it again, because {reason}'
 
 
 def _verify_photo(written, path):
-    """Compares a photo that transformers prepares with the same from ours, end to end.
+    """Compares the preparation of a photo by transformers with ours, and the logits.
 
-    A processor of transformers must give the pixels that it can give for what `written` says.
-    Where that is less than `written` says, such as another rounding of the crop, the log tells what
-    it changes.
+    The processor must give exactly the pixels that a processor of transformers can give for
+    `written`. The log reports how far these are from `written` where no processor does the same,
+    for example rounds the crop in the same way.
     """
     import transformers
     from sklearn import datasets
 
     photo = datasets.load_sample_images().filenames[0]  # 640 x 427
-    # Of the two backends of transformers, the one that every installation has.
+    # transformers has two backends of image processors; every installation has Pillow.
     processor = transformers.AutoImageProcessor.from_pretrained(path, backend='pil')
     with Image.open(photo) as image:
         theirs = processor(image, return_tensors='np')['pixel_values'].transpose(0, 2, 3, 1)
-    possible = _as_transformers_can(written)
+    possible = _possible_in_transformers(written)
     ours = _prepared(possible, photo)
     if theirs.shape != ours.shape:
         raise UserError(
-            f'transformers prepares photos for {path} in shape {theirs.shape}, '
-            f'expected {ours.shape}.'
+            f'transformers prepares photos for {path} in shape {theirs.shape}: '
+            f'expected {ours.shape}.',
+            kind='content',
+            file=path,
+            value=theirs.shape,
         )
-    others = _percent_of_other_pixels(ours, theirs, possible)
-    found, _ = other_logits(written, path, 'huggingface', theirs)
-    change = np.abs(logits(written, ours) - found).max()
+    different = _percent_of_different_pixels(ours, theirs, possible)
+    actual, _ = other_logits(written, path, 'huggingface', theirs)
     log.info(
-        'on a photo, which transformers prepared: %.2g %% of the pixels differ by more than '
-        '1 of 255 from ours; largest difference of logits %.2g',
-        others,
-        change,
+        'On a photo prepared by transformers %.2g %% of the pixels differ by more than 1 of 255 '
+        'from ours; largest difference of logits %.2g',
+        different,
+        np.abs(logits(written, ours) - actual).max(),
     )
-    if others:
+    if different:
         raise UserError(
-            f'transformers prepares photos for {path} in another way than '
-            f'{written.source} asks for: {others:.2g} % of the pixels of one differ by more than 1 '
-            'of 255.'
+            f'transformers prepares photos for {path} in another way than {written.source} '
+            f'requires: {different:.2g} % of the pixels differ by more than 1 of 255.',
+            kind='content',
+            file=path,
+            value=float(different),
         )
     source = _prepared(written, photo)
     if not np.array_equal(source, ours):
         log.info(
-            'as the source prepares that photo, %.2g %% of the pixels differ by more than 1 of '
-            '255, and logits by up to %.2g: transformers has no processor for %s',
-            _percent_of_other_pixels(ours, source, possible),
-            np.abs(logits(written, source) - found).max(),
+            'The source prepares that photo differently: %.2g %% of the pixels differ by more than '
+            '1 of 255, and logits by up to %.2g. transformers has no processor for %s',
+            _percent_of_different_pixels(ours, source, possible),
+            np.abs(logits(written, source) - actual).max(),
             published.words(written.preprocess or {}),
         )
 
 
-def _as_transformers_can(weights):
-    """The weights with the preprocessing that comes nearest to theirs in transformers."""
-    given = _complete(weights)
-    if given['resize'] not in resizing.RESAMPLING:
-        raise CannotRunError(f'transformers has no filter {given["resize"]}')
+def _possible_in_transformers(weights):
+    """The weights with the preprocessing of transformers that is closest to theirs."""
+    preprocess = _complete(weights)
+    if preprocess['resize'] not in resizing.RESAMPLING:
+        raise CannotRunError(f'transformers has no filter {preprocess["resize"]}')
     changes = {'antialias': True, 'uint8_resize': True}
-    if given['fit'] != 'squash':
-        side = weights.image_size()[0]
-        target = resizing.target_size(weights.image_size(), given)[0]
-        changes |= {'fit': 'transformers', 'crop_ratio': side / target}
-    return dataclasses.replace(weights, preprocess=given | changes)
+    if preprocess['fit'] != 'squash':
+        size = weights.image_size()
+        target = resizing.target_size(size, preprocess)
+        changes |= {'fit': 'transformers', 'crop_ratio': size[0] / target[0]}
+    return dataclasses.replace(weights, preprocess=preprocess | changes)
 
 
 def _complete(weights):
@@ -147,25 +167,26 @@ def _prepared(weights, photo):
     return images.load(photo, weights.image_size(), _complete(weights))[None]
 
 
-def _percent_of_other_pixels(ours, theirs, weights):
+def _percent_of_different_pixels(ours, theirs, weights):
     grey_levels = 255 * np.abs(ours - theirs) * np.asarray(weights.preprocess['std'])
     return 100 * np.mean(grey_levels > 1)
 
 
 def logits(weights: Weights, batch: Images) -> Logits:
-    """What our model gives, in float32."""
+    """Logits of our model, computed in float32."""
     model = models.build(weights.model, weights.num_classes, dtype='float32')
     with jax.default_matmul_precision('highest'):
         return np.asarray(jax.jit(model.apply)({'params': weights.params}, batch))
 
 
 def other_logits(weights: Weights, path: str, layout: str, batch: Images) -> tuple[Logits, str]:
-    """What the file at `path` gives in its own program, in float32, and that program's version.
+    """Logits of a file in its own program, computed in float32, and the version of the program.
 
-    `weights` is what was written there. Raises CannotRunError, which says why.
+    `weights` are the weights that were written to `path`. Raises CannotRunError with a reason if
+    the program cannot run the file.
     """
     if layout not in PROGRAMS:
-        raise CannotRunError(f"layout {layout} is this project's own")
+        raise CannotRunError(f'{layout} is a layout of vit_jax')
     try:
         import torch
 
@@ -176,6 +197,7 @@ def other_logits(weights: Weights, path: str, layout: str, batch: Images) -> tup
         ) from error
     with torch.inference_mode():
         out = model.float().eval()(torch.from_numpy(batch).permute(0, 3, 1, 2))
+    # transformers returns an object: with logits if the model has a head, else with pooled tokens.
     out = getattr(out, 'logits', out)
     return getattr(out, 'pooler_output', out).numpy(), version
 
@@ -183,23 +205,22 @@ def other_logits(weights: Weights, path: str, layout: str, batch: Images) -> tup
 def _timm(weights, path):
     import timm as package
 
-    model = (
-        package.create_model(f'local-dir:{path}', pretrained=True)
-        if array_files.is_directory(path)
-        else _with_tensors(_new_timm_model(package, weights), path)
-    )
+    if array_files.is_directory(path):
+        model = package.create_model(f'local-dir:{path}', pretrained=True)
+    else:
+        model = _with_tensors(_new_timm_model(package, weights), path)
     return model, f'timm {package.__version__}'
 
 
 def _npz_in_timm(weights, path):
-    """timm reads Google's files of models whose formulas its arguments can express."""
+    """timm reads a file of Google's if its arguments can express the formulas of the model."""
     import timm as package
 
     fields = weights.model
     if 'hidden_size' not in fields or fields['resnet'] or fields['representation_size']:
         raise CannotRunError("timm computes this model by other formulas than Google's code")
     with np.load(path) as file:
-        if any(file[name].dtype.kind == 'V' for name in file):  # NumPy's files know no bfloat16
+        if any(file[name].dtype.kind == 'V' for name in file):  # NumPy's files have no bfloat16
             raise CannotRunError('timm reads no bfloat16 from an .npz file')
         if {'cls', 'pos_embedding'} <= set(file) or 'sincos_2d' in fields['position']:
             raise CannotRunError('timm has no such position embeddings')
@@ -221,25 +242,24 @@ def _huggingface(weights, path):
     import torch
     import transformers
 
-    if not (weights.num_classes or weights.model['representation_size']):
+    if weights.num_classes:
+        model_class = transformers.AutoModelForImageClassification
+    elif weights.model['representation_size']:
+        model_class = transformers.AutoModel
+    else:
         raise CannotRunError('without a head or hidden layer transformers gives tokens')
-    kind = (
-        transformers.AutoModelForImageClassification
-        if weights.num_classes
-        else transformers.AutoModel
-    )
-    model = kind.from_pretrained(path, dtype=torch.float32)
+    model = model_class.from_pretrained(path, dtype=torch.float32)
     return model, f'transformers {transformers.__version__}'
 
 
 def _torchvision(weights, path):
     import torchvision
 
-    fields, (height, _) = weights.model, weights.image_size()
     if not weights.num_classes:
         raise CannotRunError('torchvision builds models with a head only')
+    fields = weights.model
     model = torchvision.models.VisionTransformer(
-        image_size=height,
+        image_size=weights.image_size()[0],
         patch_size=fields['patch_size'][0],
         num_layers=fields['num_layers'],
         num_heads=fields['num_heads'],
@@ -252,19 +272,19 @@ def _torchvision(weights, path):
 
 
 def _with_tensors(model, path):
+    """The PyTorch model with the tensors of a file."""
     import safetensors.torch
     import torch
 
-    load = (
-        safetensors.torch.load_file
-        if path.endswith('.safetensors')
-        else functools.partial(torch.load, weights_only=True)
-    )
-    model.load_state_dict(load(path), strict=True)
+    if path.endswith('.safetensors'):
+        tensors = safetensors.torch.load_file(path)
+    else:
+        tensors = torch.load(path, weights_only=True)
+    model.load_state_dict(tensors, strict=True)
     return model
 
 
-# By layout: (weights, path) -> the PyTorch model that holds them, and the program that made it.
+# By layout: (weights, path) -> (the PyTorch model with these weights, the program and its version).
 PROGRAMS: dict[str, Callable] = {
     'timm': _timm,
     'google': _npz_in_timm,

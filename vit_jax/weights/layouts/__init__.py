@@ -1,7 +1,19 @@
 """One module for each layout of weights.
 
-In: the arrays and JSON objects of a file. Out: a Layout for each program, which says what they are.
-A new layout is one module that defines a Layout, and its line in LAYOUTS. Imports what weights may.
+In: the arrays and JSON objects of a file. Out: a Layout for each program, which interprets them.
+Imports the same packages as weights.
+
+A new layout is one module that defines a Layout, and one line in LAYOUTS. The table of a layout
+lists {our name: their name} by block, for example:
+
+    _TABLE = [
+        *entries({'cls': 'class_token'}),
+        *torch_modules({'embedding': 'patch.proj', 'norm': 'norm', 'head': 'head'}),
+        *torch_modules(
+            {'norm1': 'ln1', 'attention/query key value': 'attn.qkv', ...},
+            within=('blocks/{i}/', 'layers.{i}.'),
+        ),
+    ]
 """
 
 import re
@@ -11,7 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.weights.layout import Layout
 from vit_jax.weights.layouts import big_vision, google, huggingface, own, timm, torchvision
 
-# In the order in which their marks are looked for.
+# `detect` tries the layouts in this order.
 LAYOUTS: dict[str, Layout] = {
     'vit_jax': own.LAYOUT,
     'google': google.LAYOUT,
@@ -31,5 +43,7 @@ def detect(names: Collection[str], source: str) -> str:
         f'{source} is of an unknown layout. It has {len(names)} arrays, among them '
         f'{", ".join(list(names)[:6])}. Expected one of {", ".join(LAYOUTS)}, recognised by names '
         'such as Transformer/encoderblock_0/LayerNorm_0/scale, patch_embed.proj.weight, '
-        'vit.embeddings.patch_embeddings.projection.weight or conv_proj.weight.'
+        'vit.embeddings.patch_embeddings.projection.weight or conv_proj.weight.',
+        kind='content',
+        file=source,
     )

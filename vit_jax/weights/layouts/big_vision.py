@@ -1,9 +1,10 @@
 """big_vision's .npz: position embeddings of patches alone, a pooling head, and two kinds of ResNet.
 
-The class token has no position embedding there. Writing adds ours to the token itself, which
-changes no logit; a model that comes back has a zero in its place. Before 2022 it had one, as all
-tokens, in `Transformer/pos_embedding`. The position embedding may be fixed (sincos_2d): then no
-array holds it. ResNets are BiT's (its models/bit_paper.py) or those of hybrids (models/bit.py).
+The class token has no position embedding in big_vision. Writing adds our embedding to the token
+itself, which changes no logit; reading gives the token an embedding of zeros. Before 2022 it had
+one, like all tokens, in `Transformer/pos_embedding`. The position embedding may be fixed
+(sincos_2d); then no array stores it. ResNets are BiT's (models/bit_paper.py in big_vision) or have
+the formulas of the hybrids (models/bit.py).
 """
 
 import logging
@@ -16,123 +17,147 @@ from vit_jax.models import variants
 from vit_jax.weights import limits
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.layouts import google
-from vit_jax.weights.table import Entry, flax_modules
+from vit_jax.weights.table import entries, flax_modules
 
 log = logging.getLogger(__name__)
 
-_STACKED = 'Transformer/encoderblock/'
 _VIT = [
     *google.SHARED,
     *google.NEWER,
-    Entry(('position/embedding',), 'pos_embedding'),
-    Entry(('pool/probe',), 'MAPHead_0/probe'),
-    *flax_modules(google.block('pool', 'MAPHead_0', 'norm', (0, 0, 0))),
+    *entries(
+        {
+            'position/embedding': 'pos_embedding',
+            'pool/probe': 'MAPHead_0/probe',
+        }
+    ),
+    *flax_modules(google.attention_and_mlp('norm'), within=('pool/', 'MAPHead_0/')),
 ]
 _HEAD = flax_modules({'head': 'head'})
 _BIT = [
     *flax_modules({'resnet/root_conv': 'conv_root', 'resnet/root_norm': 'gn_root'}),
-    *flax_modules(google.unit('unit{j1}')),
+    *flax_modules(google.UNIT, within=google.within_unit('unit{j1}')),
     *_HEAD,
 ]
 _BIT_PAPER = [
     *flax_modules(
         {'resnet/root_conv': 'root_block/conv_root', 'norm': 'norm-pre-head'}, 'four_axes'
     ),
-    *flax_modules(google.unit('unit{j1:02}'), 'four_axes'),
+    *flax_modules(google.UNIT, 'four_axes', within=google.within_unit('unit{j1:02}')),
     *_HEAD,
 ]
-# What was in another place before 2022, and what had no name of its own while ViT-G was made.
-_MOVED = [
+
+# Names of earlier versions: positions until 2022, and the pooling head while ViT-G was made.
+_RENAMED = [
     (r'Transformer/pos_embedding', 'pos_embedding'),
     (r'(probe|(MlpBlock|MultiHeadDotProductAttention|LayerNorm)_0/.+)', r'MAPHead_0/\1'),
 ]
+_STACKED = 'Transformer/encoderblock/'  # a model may store all blocks in one array
 
 
 def _read(contents):
-    """The names and shapes of today's code, and a position of zeros for the class token."""
+    """Arrays get the names and shapes of today's code, and the class token a position of zeros."""
     if any('conv_root/' in name for name in contents.arrays):
         return _read_resnet(contents.arrays)
     arrays = {}
     for name, x in contents.arrays.items():
-        new = next((re.sub(old, new, name) for old, new in _MOVED if re.fullmatch(old, name)), name)
+        new_name = _new_name(name)
         if name.startswith(_STACKED) and x.ndim:
-            limits.check_count('layers', len(x))
-            arrays |= {
-                f'Transformer/encoderblock_{i}/{name.removeprefix(_STACKED)}': x[i]
-                for i in range(len(x))
-            }
-        elif (
-            new == 'pos_embedding'
-            and 'cls' in contents.arrays
-            and x.ndim == 3
-            and (not _has_class_token(x.shape[1], old=name != new))
-        ):
-            arrays[new] = np.pad(x, ((0, 0), (1, 0), (0, 0)))
+            arrays |= _unstacked(name.removeprefix(_STACKED), x)
+        elif new_name == 'pos_embedding':
+            is_old = name != new_name
+            arrays[new_name] = _positions_of_all_tokens(x, 'cls' in contents.arrays, is_old)
         else:
-            arrays[new] = x
-    position = {} if 'pos_embedding' in arrays else {'position': 'sincos_2d'}
-    return Reading(arrays, google.FORMULAS | position, _VIT + google.OLDER)
+            arrays[new_name] = x
+    fields = dict(google.FORMULAS)
+    if 'pos_embedding' not in arrays:
+        fields['position'] = 'sincos_2d'
+    return Reading(arrays, fields, _VIT + google.OLDER)
 
 
-def _has_class_token(positions, old):
-    """As big_vision decides it for a square, and by where they are for other numbers."""
-    square, with_token = (math.isqrt(n) ** 2 == n for n in (positions, positions - 1))
-    return with_token or (old and not square)
+def _new_name(name):
+    for old, new in _RENAMED:
+        if re.fullmatch(old, name):
+            return re.sub(old, new, name)
+    return name
+
+
+def _unstacked(name, x):
+    limits.check_count('layers', len(x))
+    return {f'Transformer/encoderblock_{i}/{name}': layer for i, layer in enumerate(x)}
+
+
+def _positions_of_all_tokens(positions, has_class_token, is_old):
+    """Adds zeros for the class token if only patches have positions."""
+    if not has_class_token or positions.ndim != 3:
+        return positions
+    if _include_class_token(positions.shape[1], is_old):
+        return positions
+    return np.pad(positions, ((0, 0), (1, 0), (0, 0)))
+
+
+def _include_class_token(positions, is_old):
+    """Whether so many positions include the class token.
+
+    big_vision decides it by the square. Where neither number is a square, the older name of the
+    array decides.
+    """
+    is_square = math.isqrt(positions) ** 2 == positions
+    patches = max(0, positions - 1)
+    is_square_and_token = math.isqrt(patches) ** 2 == patches
+    return is_square_and_token or (is_old and not is_square)
 
 
 def _read_resnet(arrays):
     """GroupNorms may have one axis or four."""
-    paper = 'root_block/conv_root/kernel' in arrays
-    if paper:
+    is_paper = 'root_block/conv_root/kernel' in arrays
+    if is_paper:
         log.warning(
-            "big_vision's bit_paper.py pools the root's border as if nothing lay outside, "
-            'BiT and this program as if zeros did. Logits of weights of BiT are right; '
-            'those of weights trained in big_vision differ a little from its own.'
+            "big_vision's bit_paper.py pools the border of the root without padding; BiT and "
+            'vit_jax pad it with zeros. Logits of weights from BiT are right; logits of weights '
+            "that were trained in big_vision differ a little from big_vision's."
         )
-    shape = (1, 1, 1, -1) if paper else (-1,)
-    return Reading(
-        {
-            name: x.reshape(shape) if re.search(r'(^|/)(gn\w+|norm-pre-head)/', name) else x
-            for name, x in arrays.items()
-        },
-        {},
-        _BIT_PAPER if paper else _BIT,
-    )
+        return Reading(_with_group_norms(arrays, (1, 1, 1, -1)), {}, _BIT_PAPER)
+    return Reading(_with_group_norms(arrays, (-1,)), {}, _BIT)
+
+
+def _with_group_norms(arrays, shape):
+    """The arrays, with GroupNorms reshaped to `shape`."""
+    reshaped = dict(arrays)
+    for name, x in arrays.items():
+        if re.search(r'(^|/)(gn\w+|norm-pre-head)/', name):
+            reshaped[name] = x.reshape(shape)
+    return reshaped
 
 
 def _table(model):
-    return (
-        _VIT
-        if 'hidden_size' in model
-        else (_BIT_PAPER if model['resnet']['preactivation'] else _BIT)
-    )
+    if 'hidden_size' in model:
+        return _VIT
+    return _BIT_PAPER if model['resnet']['preactivation'] else _BIT
 
 
 def _allowed_values(model, path):
     """A transformer has no ResNet; a ResNet has the formulas of its kind."""
     if 'hidden_size' in model:
-        return (
-            PLAIN
-            | only(google.FORMULAS)
-            | dict(resnet=(None,), position=('learned_1d', 'sincos_2d'), pool=('cls', 'gap', 'map'))
+        transformer = dict(
+            resnet=(None,), position=('learned_1d', 'sincos_2d'), pool=('cls', 'gap', 'map')
         )
-    of_kind = variants.bit_resnet if model['resnet']['preactivation'] else variants.hybrid_resnet
-    return google.formulas_of(of_kind(())) | PLAIN
+        return PLAIN | only(google.FORMULAS) | transformer
+    is_paper = model['resnet']['preactivation']
+    make_resnet = variants.bit_resnet if is_paper else variants.hybrid_resnet
+    return google.formulas_of(make_resnet(())) | PLAIN
 
 
 def _refusals(weights, path):
-    """Without the position of the class token, so many patches would be taken to have it."""
+    """Refuses a number of patches that would be read as patches and a class token."""
     if not {'cls', 'position'} <= weights.params.keys():
         return []
     patches = weights.params['position']['embedding'].shape[-2] - 1
-    return (
-        [
-            f'{patches} patches, one more than a square has, would be read as a square and a class '
-            'token'
-        ]
-        if _has_class_token(patches, old=False)
-        else []
-    )
+    if not _include_class_token(patches, is_old=False):
+        return []
+    return [
+        f'{patches} patches, one more than a square has, would be read as a square and a class '
+        'token'
+    ]
 
 
 def _finish(arrays, weights):
@@ -144,12 +169,12 @@ def _finish(arrays, weights):
 
 
 def _usual_preprocess(weights):
-    """With a head as configs/vit_i1k.py, without one as those of images and texts (SigLIP, LiT)."""
+    """With a head as in configs/vit_i1k.py, otherwise as for images and texts (SigLIP, LiT)."""
     if not weights.num_classes:
         return "big_vision's configs of images and texts squash them", google.SQUASHED
     return (
         "big_vision's configs of classes resize the short side by 256/224 and crop the middle "
-        '(as --preprocess=resize=area does; this is near it)',
+        '(as --preprocess=resize=area does; the following is close to it)',
         google.SQUASHED | dict(fit='cover', crop_ratio=0.875, antialias=True),
     )
 

@@ -1,7 +1,7 @@
 """Google's .npz: Vision Transformers and hybrids of the ViT paper, and BiT's ResNets.
 
-Names of encoder blocks come in two generations. Files are written with those of the released
-files, which timm reads too.
+The names of encoder blocks have had two generations. Files are written with the older names, which
+the released files have and timm reads.
 """
 
 import re
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from vit_jax.models import variants
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
 from vit_jax.weights.model import flatten
-from vit_jax.weights.table import Entry, flax_modules
+from vit_jax.weights.table import Prefixes, entries, flax_modules
 
 FORMULAS = dict(gelu='tanh', layer_norm_epsilon=1e-6)
-# vision_transformer's and BiT's input_pipeline.py.
+# From input_pipeline.py of vision_transformer and of BiT.
 SQUASHED = dict(
     fit='squash',
     crop_ratio=1.0,
@@ -25,127 +25,141 @@ SQUASHED = dict(
 )
 
 
-def block(ours: str, theirs: str, norm: str, numbers: tuple[int, int, int]) -> dict[str, str]:
-    """Modules of an encoder block, without its first norm, or of a pooling head.
+def attention_and_mlp(
+    our_norm: str, attention: int = 0, layer_norm: int = 0, mlp: int = 0
+) -> dict[str, str]:
+    """Modules {ours: theirs} of an encoder block without its first norm, or of a pooling head.
 
-    `norm` is our name of its norm; `numbers` are in the names of its attention, norm and MLP.
+    Args:
+      our_norm: our name for the norm before the MLP.
+      attention: number in their name of the attention.
+      layer_norm: number in their name of that norm.
+      mlp: number in their name of the MLP.
     """
-    attention, layer_norm, mlp = numbers
     return {
-        **{
-            f'{ours}/attention/{name}': f'{theirs}/MultiHeadDotProductAttention_{attention}/{name}'
-            for name in ('query', 'key', 'value', 'out')
-        },
-        f'{ours}/{norm}': f'{theirs}/LayerNorm_{layer_norm}',
-        f'{ours}/mlp/dense1': f'{theirs}/MlpBlock_{mlp}/Dense_0',
-        f'{ours}/mlp/dense2': f'{theirs}/MlpBlock_{mlp}/Dense_1',
+        'attention/query': f'MultiHeadDotProductAttention_{attention}/query',
+        'attention/key': f'MultiHeadDotProductAttention_{attention}/key',
+        'attention/value': f'MultiHeadDotProductAttention_{attention}/value',
+        'attention/out': f'MultiHeadDotProductAttention_{attention}/out',
+        our_norm: f'LayerNorm_{layer_norm}',
+        'mlp/dense1': f'MlpBlock_{mlp}/Dense_0',
+        'mlp/dense2': f'MlpBlock_{mlp}/Dense_1',
     }
 
 
-_BLOCK, _THEIRS = 'blocks/{i}', 'Transformer/encoderblock_{i}'
-# Shared by both generations and big_vision, whose blocks are numbered as in the newer one.
+_BLOCK = ('blocks/{i}/', 'Transformer/encoderblock_{i}/')
+# Both generations and big_vision have these names.
 SHARED = [
-    Entry(('cls',), 'cls'),
+    *entries({'cls': 'cls'}),
     *flax_modules(
         {
             'embedding': 'embedding',
-            f'{_BLOCK}/norm1': f'{_THEIRS}/LayerNorm_0',
             'norm': 'Transformer/encoder_norm',
             'pre_logits': 'pre_logits',
             'head': 'head',
         }
     ),
+    *flax_modules({'norm1': 'LayerNorm_0'}, within=_BLOCK),
 ]
-NEWER = flax_modules(block(_BLOCK, _THEIRS, 'norm2', (0, 1, 0)))
-OLDER = flax_modules(block(_BLOCK, _THEIRS, 'norm2', (1, 2, 3)))
+# Newer code, as big_vision's, counts the modules of each class; older code counted all together.
+NEWER = flax_modules(attention_and_mlp('norm2', layer_norm=1), within=_BLOCK)
+OLDER = flax_modules(attention_and_mlp('norm2', attention=1, layer_norm=2, mlp=3), within=_BLOCK)
 
-_UNIT = 'resnet/{s}/{j}'
+# Modules {ours: theirs} of a residual unit.
+UNIT = {
+    'conv1': 'conv1',
+    'conv2': 'conv2',
+    'conv3': 'conv3',
+    'conv_proj': 'conv_proj',
+    'norm1': 'gn1',
+    'norm2': 'gn2',
+    'norm3': 'gn3',
+    'norm_proj': 'gn_proj',
+}
 
 
-def unit(theirs: str) -> dict[str, str]:
-    """Modules of a residual unit; `theirs` is its name within a stage, such as 'unit{j1}'."""
-    return {
-        f'{_UNIT}/{ours}{n}': f'block{{s1}}/{theirs}/{name}{n}'
-        for ours, name in (('conv', 'conv'), ('norm', 'gn'))
-        for n in (1, 2, 3, '_proj')
-    }
+def within_unit(name: str) -> Prefixes:
+    """Prefixes of a residual unit; `name` is its name within a stage, such as 'unit{j1}'."""
+    return 'resnet/{s}/{j}/', f'block{{s1}}/{name}/'
 
 
 _VIT = [
     *SHARED,
-    Entry(('position/embedding',), 'Transformer/posembed_input/pos_embedding'),
+    *entries({'position/embedding': 'Transformer/posembed_input/pos_embedding'}),
     *OLDER,
-    *flax_modules(
-        {'resnet/root_conv': 'conv_root', 'resnet/root_norm': 'gn_root', **unit('unit{j1}')},
-        'four_axes',
-    ),
+    *flax_modules({'resnet/root_conv': 'conv_root', 'resnet/root_norm': 'gn_root'}, 'four_axes'),
+    *flax_modules(UNIT, 'four_axes', within=within_unit('unit{j1}')),
 ]
 
-_BIT_UNIT = 'resnet/block{s1}/unit{j1:02}'
 _BIT = [
-    *(
-        Entry((f'{ours}/kernel',), f'{theirs}/standardized_conv2d/kernel')
-        for ours, theirs in {
-            'resnet/root_conv': 'resnet/root_block',
-            f'{_UNIT}/conv_proj': f'{_BIT_UNIT}/a/proj',
-            **{f'{_UNIT}/conv{n}': f'{_BIT_UNIT}/{part}' for n, part in enumerate('abc', 1)},
-        }.items()
+    *entries(
+        {
+            'resnet/root_conv/kernel': 'resnet/root_block/standardized_conv2d/kernel',
+            'norm/scale': 'resnet/group_norm/gamma',
+            'norm/bias': 'resnet/group_norm/beta',
+            'head/bias': 'resnet/head/conv2d/bias',
+        }
     ),
-    *(
-        Entry((f'{ours}/{leaf}',), f'{theirs}/group_norm/{their_leaf}')
-        for ours, theirs in {
-            'norm': 'resnet',
-            **{f'{_UNIT}/norm{n}': f'{_BIT_UNIT}/{part}' for n, part in enumerate('abc', 1)},
-        }.items()
-        for leaf, their_leaf in (('scale', 'gamma'), ('bias', 'beta'))
+    *entries({'head/kernel': 'resnet/head/conv2d/kernel'}, 'dense_as_google_conv'),
+    *entries(
+        {
+            'conv_proj/kernel': 'a/proj/standardized_conv2d/kernel',
+            'norm1/scale': 'a/group_norm/gamma',
+            'norm1/bias': 'a/group_norm/beta',
+            'conv1/kernel': 'a/standardized_conv2d/kernel',
+            'norm2/scale': 'b/group_norm/gamma',
+            'norm2/bias': 'b/group_norm/beta',
+            'conv2/kernel': 'b/standardized_conv2d/kernel',
+            'norm3/scale': 'c/group_norm/gamma',
+            'norm3/bias': 'c/group_norm/beta',
+            'conv3/kernel': 'c/standardized_conv2d/kernel',
+        },
+        within=('resnet/{s}/{j}/', 'resnet/block{s1}/unit{j1:02}/'),
     ),
-    Entry(('head/kernel',), 'resnet/head/conv2d/kernel', 'dense_as_google_conv'),
-    Entry(('head/bias',), 'resnet/head/conv2d/bias'),
 ]
 
 
 def _read(contents):
-    """GroupNorms may have one axis or four, and blocks either generation of names."""
+    """GroupNorms may have one axis or four; blocks may have the names of either generation."""
     if any('root_block/' in name for name in contents.arrays):
         return Reading(contents.arrays, {}, _BIT)
-    arrays = {
-        name: x.reshape(1, 1, 1, -1) if re.search(r'(^|/)gn\w+/', name) else x
-        for name, x in contents.arrays.items()
-    }
+    arrays = dict(contents.arrays)
+    for name, x in contents.arrays.items():
+        if re.search(r'(^|/)gn\w+/', name):
+            arrays[name] = x.reshape(1, 1, 1, -1)
     return Reading(arrays, FORMULAS, _VIT + NEWER)
 
 
 def formulas_of(resnet: Mapping) -> dict[str, tuple]:
     """Allowed values of the fields of a ResNet, which may have any sizes."""
-    return only(
-        {
-            f'resnet.{name}': value
-            for name, value in resnet.items()
-            if name not in ('units', 'width')
-        }
-    )
+    sizes = ('units', 'width')
+    return only({f'resnet.{name}': x for name, x in resnet.items() if name not in sizes})
 
 
 def _allowed_values(model, path):
-    """A ResNet has the formulas of BiT, or those of the hybrids."""
-    resnet = (variants.hybrid_resnet if 'hidden_size' in model else variants.bit_resnet)(())
-    return formulas_of(resnet) | PLAIN | only(FORMULAS) | dict(pool=('cls', 'gap'))
+    """A ResNet has the formulas of BiT, or of the hybrids."""
+    make_resnet = variants.hybrid_resnet if 'hidden_size' in model else variants.bit_resnet
+    return formulas_of(make_resnet(())) | PLAIN | only(FORMULAS) | dict(pool=('cls', 'gap'))
 
 
 def _refusals(weights, path):
     if all(x.dtype.name != 'bfloat16' for x in flatten(weights.params).values()):
         return []
     return [
-        "the arrays are bfloat16, which .npz files state as bytes of no type; Google's code "
+        "the arrays are bfloat16, which .npz files store as bytes without a type; Google's code "
         'and timm cannot read them: add --dtype=float32, or --to=big_vision, whose code can'
     ]
+
+
+def _table(model):
+    return _VIT if 'hidden_size' in model else _BIT
 
 
 LAYOUT = Layout(
     mark=r'Transformer/posembed_input/pos_embedding|(resnet/)?root_block/standardized_conv2d/kernel',
     suffixes=('.npz',),
     read=_read,
-    table=lambda model: _VIT if 'hidden_size' in model else _BIT,
+    table=_table,
     allowed_values=_allowed_values,
     refusals=_refusals,
     usual_preprocess=lambda weights: ("Google's programs of this layout squash them", SQUASHED),

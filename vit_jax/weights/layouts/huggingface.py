@@ -1,6 +1,6 @@
 """transformers' ViTForImageClassification, or ViTModel without a head: a directory.
 
-Version 5 of transformers has new names, but reads the older ones too, which are written here.
+Version 5 of transformers has new names. Files are written with the older names, which it reads.
 """
 
 import logging
@@ -15,7 +15,7 @@ from vit_jax.models.vit import as_pair
 from vit_jax.weights import description, published, sidecars
 from vit_jax.weights.layout import PLAIN, Layout, Reading
 from vit_jax.weights.sidecars import Deviations, Epsilon, Layers, Means, Ratio, Sides, Size
-from vit_jax.weights.table import Entry, torch_modules
+from vit_jax.weights.table import entries, torch_modules
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,13 @@ _GELU = {
     'gelu_fast': 'tanh',
     'quick_gelu': 'quick',
 }
+_WRITTEN_GELU = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}
 _LOSSES = {'multi_label_classification': 'sigmoid', 'single_label_classification': 'softmax'}
 _RESAMPLE = {0: 'nearest', 1: 'lanczos3', 2: 'bilinear', 3: 'bicubic', 4: 'box'}  # Pillow's
 
 
 class _Config(msgspec.Struct):
-    """config.json with transformers' defaults; sizes that it does not state, arrays show."""
+    """config.json with transformers' defaults; arrays show the sizes that are None here."""
 
     hidden_size: Size | None = None
     num_hidden_layers: Layers | None = None
@@ -58,7 +59,7 @@ class _Size(msgspec.Struct):
 
 
 class _Processor(msgspec.Struct):
-    """preprocessor_config.json; versions of transformers write a size as numbers or by name."""
+    """preprocessor_config.json; some versions of transformers write a size as numbers."""
 
     image_processor_type: str | None = None
     do_resize: bool | None = None
@@ -76,81 +77,73 @@ class _Processor(msgspec.Struct):
     crop_pct: Ratio | None = None
 
 
-_BLOCK = 'blocks/{i}'
-_THEIRS = 'vit.encoder.layer.{i}'
-_THEIRS_NEWER = 'vit.layers.{i}'
+_BLOCK = ('blocks/{i}/', 'vit.encoder.layer.{i}.')
 _TABLE = [
-    Entry(('cls',), 'vit.embeddings.cls_token'),
-    Entry(('position/embedding',), 'vit.embeddings.position_embeddings'),
+    *entries(
+        {
+            'cls': 'vit.embeddings.cls_token',
+            'position/embedding': 'vit.embeddings.position_embeddings',
+        }
+    ),
     *torch_modules(
         {
             'embedding': 'vit.embeddings.patch_embeddings.projection',
-            f'{_BLOCK}/norm1': f'{_THEIRS}.layernorm_before',
-            **{
-                f'{_BLOCK}/attention/{name}': f'{_THEIRS}.attention.attention.{name}'
-                for name in ('query', 'key', 'value')
-            },
-            f'{_BLOCK}/attention/out': f'{_THEIRS}.attention.output.dense',
-            f'{_BLOCK}/norm2': f'{_THEIRS}.layernorm_after',
-            f'{_BLOCK}/mlp/dense1': f'{_THEIRS}.intermediate.dense',
-            f'{_BLOCK}/mlp/dense2': f'{_THEIRS}.output.dense',
             'norm': 'vit.layernorm',
             'pre_logits': 'vit.pooler.dense',
             'head': 'classifier',
         }
     ),
+    *torch_modules(
+        {
+            'norm1': 'layernorm_before',
+            'attention/query': 'attention.attention.query',
+            'attention/key': 'attention.attention.key',
+            'attention/value': 'attention.attention.value',
+            'attention/out': 'attention.output.dense',
+            'norm2': 'layernorm_after',
+            'mlp/dense1': 'intermediate.dense',
+            'mlp/dense2': 'output.dense',
+        },
+        within=_BLOCK,
+    ),
 ]
 _NEWER = torch_modules(
     {
-        f'{_BLOCK}/{ours}': f'{_THEIRS_NEWER}.{theirs}'
-        for ours, theirs in {
-            'norm1': 'layernorm_before',
-            'attention/query': 'attention.q_proj',
-            'attention/key': 'attention.k_proj',
-            'attention/value': 'attention.v_proj',
-            'attention/out': 'attention.o_proj',
-            'norm2': 'layernorm_after',
-            'mlp/dense1': 'mlp.fc1',
-            'mlp/dense2': 'mlp.fc2',
-        }.items()
-    }
+        'norm1': 'layernorm_before',
+        'attention/query': 'attention.q_proj',
+        'attention/key': 'attention.k_proj',
+        'attention/value': 'attention.v_proj',
+        'attention/out': 'attention.o_proj',
+        'norm2': 'layernorm_after',
+        'mlp/dense1': 'mlp.fc1',
+        'mlp/dense2': 'mlp.fc2',
+    },
+    within=('blocks/{i}/', 'vit.layers.{i}.'),
 )
 
 
 def _read(contents):
-    """Fields are in config.json, the preparation of images in preprocessor_config.json.
-
-    A pooler that the head does not use is dropped.
-    """
+    """config.json has the fields, preprocessor_config.json the preparation of images."""
     raw = contents.sidecars.get('config.json', {})
     if raw.get('model_type') != 'vit':
         raise UserError(
             'weights of transformers need their own config.json in the same directory, '
-            f'with model_type vit; found {raw.get("model_type")!r:.80}.'
+            f'with model_type vit; found {raw.get("model_type")!r:.80}.',
+            kind='choice',
+            field='model_type',
+            value=raw.get('model_type'),
         )
     config = sidecars.checked(_Config, raw, 'config.json')
-    prefix = '' if any(name.startswith('vit.') for name in contents.arrays) else 'vit.'
-    arrays = {
-        name if name.startswith('classifier.') else prefix + name: x
-        for name, x in contents.arrays.items()
-    }
-    if 'classifier.weight' in arrays:
-        arrays = {name: x for name, x in arrays.items() if not name.startswith('vit.pooler.')}
-    elif 'vit.pooler.dense.weight' in arrays:
+    arrays = _read_arrays(contents.arrays)
+    if 'vit.pooler.dense.weight' in arrays:
         check_choice('pooler_act in config.json', config.pooler_act, ('tanh',))
-    check_choice('hidden_act in config.json', config.hidden_act, _GELU)
-    fields = dict(gelu=_GELU[config.hidden_act], layer_norm_epsilon=config.layer_norm_eps)
-    for ours, theirs in _SIZES.items():
-        value = getattr(config, theirs)
-        if value:
-            fields[ours] = value
     preprocess = dict(image_size=as_pair(config.image_size))
     processor = contents.sidecars.get('preprocessor_config.json')
     if processor:
         preprocess |= _read_processor(processor)
     return Reading(
         arrays,
-        fields,
+        _read_fields(config),
         _TABLE + _NEWER,
         classes=_classes(config.id2label or {}),
         preprocess=preprocess,
@@ -158,87 +151,125 @@ def _read(contents):
     )
 
 
+def _read_arrays(arrays):
+    """Arrays with the names of ViTForImageClassification, without a pooler that no head uses."""
+    is_vit_model = not any(name.startswith('vit.') for name in arrays)
+    has_head = 'classifier.weight' in arrays
+    renamed = {}
+    for name, x in arrays.items():
+        if is_vit_model and not name.startswith('classifier.'):
+            name = f'vit.{name}'
+        if not (has_head and name.startswith('vit.pooler.')):
+            renamed[name] = x
+    return renamed
+
+
+def _read_fields(config):
+    """Fields of the model that config.json states."""
+    check_choice('hidden_act in config.json', config.hidden_act, _GELU)
+    fields = dict(gelu=_GELU[config.hidden_act], layer_norm_epsilon=config.layer_norm_eps)
+    for ours, theirs in _SIZES.items():
+        value = getattr(config, theirs)
+        if value:
+            fields[ours] = value
+    return fields
+
+
 def _classes(labels):
-    """Names in the order of their numbers; None if they are only numbered."""
+    """Names in the order of their numbers; None if transformers made them of the numbers."""
     if labels.keys() != set(range(len(labels))):
         raise UserError(
-            f'config.json: id2label names {len(labels)} classes, but not those from 0 '
-            f'to {len(labels) - 1}.'
+            f'config.json: id2label names {len(labels)} classes, but not the classes 0 '
+            f'to {len(labels) - 1}.',
+            kind='content',
+            field='id2label',
         )
     classes = [labels[k] for k in range(len(labels))]
-    return None if classes == [f'LABEL_{k}' for k in range(len(classes))] else classes
+    if classes == _numbered_names(len(classes)):
+        return None
+    return classes
+
+
+def _numbered_names(num_classes):
+    """Names that transformers gives to classes without names."""
+    return [f'LABEL_{k}' for k in range(num_classes)]
 
 
 def _read_processor(raw):
     """The fields of `config.preprocess` that preprocessor_config.json states."""
-    given = sidecars.checked(_Processor, raw, 'preprocessor_config.json')
-    side = _side(given.size)
-    crop = _side(given.crop_size) if given.do_center_crop else 0
-    _check_processor(given, raw, side, crop)
-    mean, std = _mean_and_std(given)
+    processor = sidecars.checked(_Processor, raw, 'preprocessor_config.json')
+    side = _side(processor.size)
+    crop = _side(processor.crop_size) if processor.do_center_crop else 0
+    _check_processor(processor, raw, side, crop)
+    mean, std = _mean_and_std(processor)
     values = dict(
-        resize=_RESAMPLE.get(given.resample),
+        resize=_RESAMPLE.get(processor.resample),
         mean=mean,
         std=std,
         crop_ratio=crop / side if crop and side else 1.0,
-        fit='transformers' if _keeps_shape(given) else 'squash',
+        fit='transformers' if _keeps_shape(processor) else 'squash',
         antialias=True,
         uint8_resize=True,
     )
     return {name: value for name, value in values.items() if value}
 
 
-def _check_processor(given, raw, side, crop):
-    """Raises UserError for what a processor does and cannot be done here."""
+def _check_processor(processor, raw, side, crop):
+    """Raises UserError if the processor does something that vit_jax does not do."""
     impossible = {
-        'do_resize': given.do_resize is False,
-        'do_pad': given.do_pad,
-        'do_flip_channel_order': given.do_flip_channel_order,
-        'crop_pct': given.crop_pct,
+        'do_resize': processor.do_resize is False,
+        'do_pad': processor.do_pad,
+        'do_flip_channel_order': processor.do_flip_channel_order,
+        'crop_pct': processor.crop_pct,
         'crop_size': side and crop > side,
     }
-    for name, is_asked_for in impossible.items():
-        if is_asked_for:
+    for name, is_used in impossible.items():
+        if is_used:
             raise UserError(
-                f'preprocessor_config.json: {name} is {sidecars.shown(raw[name])}, which cannot be '
-                'done here. Without that file the weights can be loaded; then say by '
-                '--preprocess how images are prepared.'
+                f'preprocessor_config.json: {name} is {sidecars.shown(raw[name])}, which vit_jax '
+                'does not do. The weights load without that file; describe the preparation of '
+                'images with --preprocess.',
+                kind='inapplicable',
+                field=name,
+                value=raw[name],
             )
 
 
-def _keeps_shape(given):
+def _keeps_shape(processor):
     """Whether photos keep their shape when they are resized.
 
-    A size that is a number, or none at all, is the shortest edge for CLIP's processor, and both
-    sides for ViT's.
+    A size that is a number, or no size, is the shortest edge for CLIP's processor and both sides
+    for ViT's processor.
     """
-    if isinstance(given.size, _Size):
-        return bool(given.size.shortest_edge)
-    is_clip = 'CLIP' in (given.image_processor_type or '')
-    return is_clip and not isinstance(given.size, list)
+    if isinstance(processor.size, _Size):
+        return bool(processor.size.shortest_edge)
+    is_clip = 'CLIP' in (processor.image_processor_type or '')
+    return is_clip and not isinstance(processor.size, list)
 
 
-def _mean_and_std(given):
+def _mean_and_std(processor):
     """Mean and deviation of x / 255; () where the processor does not state them.
 
     x * factor - mean in units of std is x / 255 - mean / scale in units of std / scale.
     """
     scale = 255.0
-    if given.do_rescale is not False:
-        scale = 255 * given.rescale_factor
-    mean = given.image_mean
-    std = given.image_std
-    if given.do_normalize is False:
+    if processor.do_rescale is not False:
+        scale = 255 * processor.rescale_factor
+    mean = processor.image_mean or ()
+    std = processor.image_std or ()
+    if processor.do_normalize is False:
         mean = (0.0, 0.0, 0.0)
         std = (1.0, 1.0, 1.0)
-    return tuple(x / scale for x in mean or ()), tuple(x / scale for x in std or ())
+    return tuple(x / scale for x in mean), tuple(x / scale for x in std)
 
 
 def _side(size):
     """The larger side of a size as processors write it, 0 if they write none."""
     if isinstance(size, _Size):
         size = [size.shortest_edge or 0, size.height or 0, size.width or 0]
-    return max(size) if isinstance(size, list) else size or 0
+    if isinstance(size, list):
+        return max(size)
+    return size or 0
 
 
 def _refusals(weights, path):
@@ -251,45 +282,53 @@ def _refusals(weights, path):
     ]
 
 
-def _sidecars(weights):
-    config = {'config.json': _write_config(weights)}
-    given = weights.preprocess or {}
-    if not {'fit', 'crop_ratio', 'resize', 'mean', 'std'} <= given.keys():
-        return config
+def _write_sidecars(weights):
+    written = {'config.json': _write_config(weights)}
+    preprocess = weights.preprocess or {}
+    if {'fit', 'crop_ratio', 'resize', 'mean', 'std'} <= preprocess.keys():
+        processor = _write_processor(weights, preprocess)
+        if processor:
+            written['preprocessor_config.json'] = processor
+    return written
+
+
+def _write_processor(weights, preprocess):
+    """preprocessor_config.json; None, with a warning, where transformers has no such processor."""
     height, width = weights.image_size()
-    target = resizing.target_size((height, width), given)
-    if given['fit'] == 'squash':
-        size = dict(zip(('height', 'width'), target, strict=True))
+    target = resizing.target_size((height, width), preprocess)
+    if preprocess['fit'] == 'squash':
+        size = dict(height=target[0], width=target[1])
     elif height == width:
         size = dict(shortest_edge=target[0])
     else:
         log.warning(
-            'images are %dx%d, and no processor of transformers resizes photos, keeping '
-            'their shape, to cover anything but a square: preprocessor_config.json is not '
-            'written. Prepare images as vit_jax.data.images does, with %s.',
+            'Images are %dx%d: processors of transformers that keep the shape of a photo give '
+            'squares only. preprocessor_config.json is not written. Prepare images as '
+            'vit_jax.data.images does, with %s.',
             height,
             width,
-            published.words(given),
+            published.words(preprocess),
         )
-        return config
+        return None
     description.log_other_pixels(weights, 'transformers')
+    resample = {name: number for number, name in _RESAMPLE.items()}
     processor = dict(
         image_processor_type='CLIPImageProcessor',
         do_resize=True,
         size=size,
-        resample={name: k for k, name in _RESAMPLE.items()}[given['resize'].replace('area', 'box')],
+        resample=resample[preprocess['resize'].replace('area', 'box')],
         do_rescale=True,
         rescale_factor=1 / 255,
         do_normalize=True,
-        image_mean=given['mean'],
-        image_std=given['std'],
+        image_mean=preprocess['mean'],
+        image_std=preprocess['std'],
         do_convert_rgb=True,
     )
-    if given['fit'] == 'squash' and given['crop_ratio'] == 1:
+    if preprocess['fit'] == 'squash' and preprocess['crop_ratio'] == 1:
         processor['image_processor_type'] = 'ViTImageProcessor'
     else:
         processor |= dict(do_center_crop=True, crop_size=dict(height=height, width=width))
-    return config | {'preprocessor_config.json': processor}
+    return processor
 
 
 def _write_config(weights):
@@ -298,9 +337,7 @@ def _write_config(weights):
         architectures=['ViTForImageClassification' if weights.num_classes else 'ViTModel'],
         model_type='vit',
         **{theirs: model[ours] for ours, theirs in _SIZES.items()},
-        hidden_act={'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}[
-            model['gelu']
-        ],
+        hidden_act=_WRITTEN_GELU[model['gelu']],
         layer_norm_eps=model['layer_norm_epsilon'],
         qkv_bias=True,
         hidden_dropout_prob=0.0,
@@ -310,11 +347,10 @@ def _write_config(weights):
         num_channels=weights.channels(),
     )
     if weights.num_classes:
-        classes = weights.classes or [f'LABEL_{k}' for k in range(weights.num_classes)]
-        config |= dict(
-            id2label=dict(enumerate(classes)), label2id={name: k for k, name in enumerate(classes)}
-        )
-        if weights.loss == 'sigmoid':  # without a word, programs take softmax
+        classes = weights.classes or _numbered_names(weights.num_classes)
+        config['id2label'] = dict(enumerate(classes))
+        config['label2id'] = {name: k for k, name in enumerate(classes)}
+        if weights.loss == 'sigmoid':  # programs assume softmax unless it is stated
             config['problem_type'] = 'multi_label_classification'
     elif model['representation_size']:
         config |= dict(pooler_output_size=model['representation_size'], pooler_act='tanh')
@@ -327,7 +363,7 @@ def _int_or_pair(size):
 
 
 def _finish(arrays, weights):
-    """The names of a ViTModel, where there is no head."""
+    """A model without a head gets the names of a ViTModel."""
     if weights.num_classes:
         return arrays
     return {name.removeprefix('vit.'): x for name, x in arrays.items()}
@@ -340,6 +376,6 @@ LAYOUT = Layout(
     table=lambda model: _TABLE,
     allowed_values=lambda model, path: PLAIN | dict(resnet=(None,)),
     refusals=_refusals,
-    sidecars=_sidecars,
+    sidecars=_write_sidecars,
     finish=_finish,
 )

@@ -1,4 +1,4 @@
-"""This project's own: the workdir of a run, and a single .safetensors file.
+"""vit_jax's own layout: the workdir of a run, and a single .safetensors file.
 
 The file has our parameters as model.init names them, and everything else of Weights as JSON in its
 metadata.
@@ -22,12 +22,11 @@ from vit_jax.weights.model import Weights, with_defaults
 from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides
 from vit_jax.workdir import record
 
-_KEY = 'vit_jax'
+_KEY = 'vit_jax'  # in the metadata
 
-
-# By the kind of a default: the values that a field of a model may have. Which fields there are,
-# and how they fit together, models.build checks.
-_KINDS = {
+# Values that a field of a model may have, by the type of its default. models.build checks the
+# names of the fields and whether they fit together.
+_TYPES = {
     bool: bool,
     int: Annotated[int, Meta(ge=0, le=1_000_000)],
     str: str,
@@ -38,7 +37,7 @@ _KINDS = {
 
 def _schema(fields):
     return msgspec.defstruct(
-        '_Fields', [(name, _KINDS[type(x)], x) for name, x in fields.items() if type(x) in _KINDS]
+        '_Fields', [(name, _TYPES[type(x)], x) for name, x in fields.items() if type(x) in _TYPES]
     )
 
 
@@ -61,8 +60,8 @@ class _Preprocess(msgspec.Struct):
     std: Deviations | None = None
 
 
-class _Stated(msgspec.Struct):
-    """What the metadata holds."""
+class _Metadata(msgspec.Struct):
+    """The JSON object in the metadata; its fields are fields of Weights."""
 
     model: _Model
     num_classes: Annotated[int, Meta(ge=0, le=10_000_000)]
@@ -71,18 +70,17 @@ class _Stated(msgspec.Struct):
     loss: Literal['softmax', 'sigmoid'] | None = None
 
 
-_FIELDS = _Stated.__struct_fields__
-# What was done before the config had these fields.
-_OLDER = dict(fit='cover', antialias=True, uint8_resize=False)
+# How images were prepared before the config had these fields.
+_EARLIER_PREPROCESS = dict(fit='cover', antialias=True, uint8_resize=False)
 
 
 def from_run(workdir: str, step: int | None) -> Weights:
-    """Parameters of a checkpoint, see saved_params.load_params; averaged if the run averages.
+    """Parameters of a checkpoint, averaged if the run averages; see saved_params.load_params.
 
-    Raises UserError if no checkpoint can be read, or not the files that belong to it.
+    Raises UserError if no checkpoint can be read, or if the other files of the run cannot be read.
     """
     config, class_names = record.read(workdir)
-    from vit_jax.workdir import saved_params  # here, because Orbax is slow to import
+    from vit_jax.workdir import saved_params  # here, because importing Orbax is slow
 
     params, step = saved_params.load_params(workdir, step)
     check_choice(
@@ -90,17 +88,24 @@ def from_run(workdir: str, step: int | None) -> Weights:
         config['loss'].get('name'),
         config_lib.FIELDS['loss.name'].values.choices,
     )
-    preprocess = {'image_size': config['image_size'], **_OLDER, **config['preprocess']}
+    preprocess = {
+        'image_size': config['image_size'],
+        **_EARLIER_PREPROCESS,
+        **config['preprocess'],
+    }
     num_classes = config['dataset']['num_classes']
     classes: list[str] | None = class_names
-    if config.get('masked', {}).get('target', 'none') != 'none':  # which has no head
-        params, num_classes, classes = params['vit'], 0, None
+    is_masked = config.get('masked', {}).get('target', 'none') != 'none'
+    if is_masked:  # such a run trains a ViT without a head
+        params = params['vit']
+        num_classes = 0
+        classes = None
     return Weights(
         params,
-        with_defaults(_tuples(config['model'])),
+        with_defaults(_with_tuples(config['model'])),
         num_classes,
         classes,
-        _tuples(preprocess),
+        _with_tuples(preprocess),
         'workdir',
         os.path.join(record.checkpoint_directory(workdir), str(step)),
         config['loss']['name'],
@@ -112,31 +117,48 @@ def _read(contents):
     if _KEY not in contents.metadata:
         raise UserError(
             'the file has the arrays of a vit_jax model but not its fields, which '
-            'belong in the metadata: write it again with weights.save.'
+            'belong in the metadata: write it again with weights.save.',
+            kind='missing',
         )
     raw = sidecars.parse(contents.metadata[_KEY], where)
-    stated = sidecars.checked(_Stated, raw, where)
-    preprocess = raw['preprocess'] and _OLDER | {
-        name: as_pair(value) if name == 'image_size' else value
-        for name, value in _tuples(raw['preprocess']).items()
-        if value is not None
-    }
+    metadata = sidecars.checked(_Metadata, raw, where)
     return Reading(
         contents.arrays,
-        with_defaults(_tuples(raw['model'])),
+        with_defaults(_with_tuples(raw['model'])),
         (),
-        stated.num_classes,
-        stated.classes,
-        preprocess,
-        stated.loss,
+        metadata.num_classes,
+        metadata.classes,
+        _read_preprocess(raw['preprocess']),
+        metadata.loss,
     )
 
 
-def _tuples(value):
-    """JSON's lists as the tuples they were."""
+def _read_preprocess(raw):
+    """`preprocess` of Weights; null means that the writer did not know a value."""
+    if not raw:
+        return raw
+    preprocess = dict(_EARLIER_PREPROCESS)
+    for name, value in _with_tuples(raw).items():
+        if name == 'image_size' and value is not None:
+            preprocess[name] = as_pair(value)
+        elif value is not None:
+            preprocess[name] = value
+    return preprocess
+
+
+def _with_tuples(value):
+    """The value with tuples for lists, which JSON made of them."""
     if isinstance(value, dict):
-        return {k: _tuples(v) for k, v in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        return {name: _with_tuples(x) for name, x in value.items()}
+    if isinstance(value, list):
+        return tuple(map(_with_tuples, value))
+    return value
+
+
+def _write_metadata(weights):
+    return {
+        _KEY: json.dumps({name: getattr(weights, name) for name in _Metadata.__struct_fields__})
+    }
 
 
 LAYOUT = Layout(
@@ -144,5 +166,5 @@ LAYOUT = Layout(
     suffixes=('.safetensors',),
     read=_read,
     native=True,
-    metadata=lambda weights: {_KEY: json.dumps({name: getattr(weights, name) for name in _FIELDS})},
+    metadata=_write_metadata,
 )

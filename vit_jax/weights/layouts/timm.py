@@ -1,7 +1,7 @@
 """timm's VisionTransformer, hybrid or not, and ResNetV2 (BiT): .safetensors, .pth or a directory.
 
-A directory has the config.json of timm's models on the Hugging Face hub; timm.create_model opens
-it as 'local-dir:DIR'. A file holds only models that timm builds without further arguments.
+A directory has a config.json like timm's models on the Hugging Face hub; timm.create_model opens it
+as 'local-dir:DIR'. A file can store only models that timm builds without further arguments.
 """
 
 import math
@@ -18,36 +18,46 @@ from vit_jax.models.vit import as_pair
 from vit_jax.weights import description, published, sidecars
 from vit_jax.weights.array_files import is_directory
 from vit_jax.weights.layout import PLAIN, Layout, Reading, only
-from vit_jax.weights.model import Weights, guess_heads
+from vit_jax.weights.model import Weights, guess_heads, num_prefix_tokens
 from vit_jax.weights.sidecars import Deviations, Layers, Means, Ratio, Sides, Size
-from vit_jax.weights.table import Entry, torch_modules
+from vit_jax.weights.table import entries, torch_modules
 
 # GroupNorm and StdConv2d of timm's hybrids and BiT models.
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
 _SIZES = {'embed_dim': 'hidden_size', 'depth': 'num_layers', 'num_heads': 'num_heads'}
-# By width and patch size; arguments say how else a model differs.
+# By hidden_size and patch_size; arguments describe every other difference of a model.
 _NAMES = {
-    (width, (patch, patch)): f'vit_{size}_patch{patch}_224'
-    for width, size, patches in (
-        (192, 'tiny', (16,)),
-        (384, 'small', (8, 16, 32)),
-        (768, 'base', (8, 16, 32)),
-        (1024, 'large', (14, 16, 32)),
-        (1280, 'huge', (14,)),
-    )
-    for patch in patches
+    (192, (16, 16)): 'vit_tiny_patch16_224',
+    (384, (8, 8)): 'vit_small_patch8_224',
+    (384, (16, 16)): 'vit_small_patch16_224',
+    (384, (32, 32)): 'vit_small_patch32_224',
+    (768, (8, 8)): 'vit_base_patch8_224',
+    (768, (16, 16)): 'vit_base_patch16_224',
+    (768, (32, 32)): 'vit_base_patch32_224',
+    (1024, (14, 14)): 'vit_large_patch14_224',
+    (1024, (16, 16)): 'vit_large_patch16_224',
+    (1024, (32, 32)): 'vit_large_patch32_224',
+    (1280, (14, 14)): 'vit_huge_patch14_224',
 }
-# Heads of the models of timm for which guess_heads is wrong.
+# Heads of models whose sizes have other heads in guess_heads.
 _HEADS = {'vit_base_patch16_gap_224': 16}
 _GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
-_RESIZE = {n: n for n in ('nearest', 'bilinear', 'bicubic', 'box')} | {'lanczos': 'lanczos3'}
+_RESIZE = {
+    'nearest': 'nearest',
+    'bilinear': 'bilinear',
+    'bicubic': 'bicubic',
+    'box': 'box',
+    'lanczos': 'lanczos3',
+}
+# By the units of the ResNet's stages.
 _HYBRIDS = {
     (): 'vit_tiny_r_s16_p8_224',
     (2, 2, 2, 2): 'vit_small_r26_s32_224',
     (3, 4, 9): 'vit_base_r50_s16_224',
     (3, 4, 6, 3): 'vit_large_r50_s32_224',
 }
+# By the units of the stages, and the width as a multiple of 64.
 _BITS = {
     ((3, 4, 6, 3), 1): '50x1',
     ((3, 4, 6, 3), 3): '50x3',
@@ -72,7 +82,7 @@ class _Args(msgspec.Struct):
 
 
 class _Images(msgspec.Struct):
-    """pretrained_cfg; of older files these keys stand in the object around it."""
+    """pretrained_cfg; older files have these keys in the object around it."""
 
     tag: str | None = None
     input_size: Annotated[list[Size], Meta(min_length=3, max_length=3)] | None = None
@@ -91,113 +101,133 @@ class _Config(_Images):
     pretrained_cfg: _Images | None = None
 
 
-_BLOCK = 'blocks/{i}'
-_THEIRS = 'blocks.{i}'
 _VIT = [
-    Entry(('cls',), 'cls_token'),
-    Entry(('registers',), 'reg_token'),
-    Entry(('position/embedding',), 'pos_embed'),
-    Entry(('pool/probe',), 'attn_pool.latent'),
-    Entry((f'{_BLOCK}/scale1',), f'{_THEIRS}.ls1.gamma'),
-    Entry((f'{_BLOCK}/scale2',), f'{_THEIRS}.ls2.gamma'),
+    *entries(
+        {
+            'cls': 'cls_token',
+            'registers': 'reg_token',
+            'position/embedding': 'pos_embed',
+            'pool/probe': 'attn_pool.latent',
+        }
+    ),
     *torch_modules(
         {
             'embedding': 'patch_embed.proj',
             'stem_norm': 'norm_pre',
-            f'{_BLOCK}/norm1': f'{_THEIRS}.norm1',
-            f'{_BLOCK}/attention/query key value': f'{_THEIRS}.attn.qkv',
-            f'{_BLOCK}/attention/out': f'{_THEIRS}.attn.proj',
-            f'{_BLOCK}/norm2': f'{_THEIRS}.norm2',
-            f'{_BLOCK}/mlp/dense1': f'{_THEIRS}.mlp.fc1',
-            f'{_BLOCK}/mlp/dense2': f'{_THEIRS}.mlp.fc2',
             'norm': 'norm',
-            'pool/attention/query': 'attn_pool.q',
-            'pool/attention/key value': 'attn_pool.kv',
-            'pool/attention/out': 'attn_pool.proj',
-            'pool/norm': 'attn_pool.norm',
-            'pool/mlp/dense1': 'attn_pool.mlp.fc1',
-            'pool/mlp/dense2': 'attn_pool.mlp.fc2',
             'head': 'head',
         }
     ),
+    *entries({'scale1': 'ls1.gamma', 'scale2': 'ls2.gamma'}, within=('blocks/{i}/', 'blocks.{i}.')),
+    *torch_modules(
+        {
+            'norm1': 'norm1',
+            'attention/query key value': 'attn.qkv',
+            'attention/out': 'attn.proj',
+            'norm2': 'norm2',
+            'mlp/dense1': 'mlp.fc1',
+            'mlp/dense2': 'mlp.fc2',
+        },
+        within=('blocks/{i}/', 'blocks.{i}.'),
+    ),
+    *torch_modules(
+        {
+            'attention/query': 'q',
+            'attention/key value': 'kv',
+            'attention/out': 'proj',
+            'norm': 'norm',
+            'mlp/dense1': 'mlp.fc1',
+            'mlp/dense2': 'mlp.fc2',
+        },
+        within=('pool/', 'attn_pool.'),
+    ),
 ]
+_FC_NORM = torch_modules({'norm': 'fc_norm'})
 
 
 def _resnet(stem, stages):
-    unit = 'resnet/{s}/{j}'
-    theirs = stages + 'stages.{s}.blocks.{j}'
-    return torch_modules(
-        {
-            'resnet/root_conv': f'{stem}conv',
-            'resnet/root_norm': f'{stem}norm',
-            **{
-                f'{unit}/{name}': f'{theirs}.{name}'
-                for name in ('conv1', 'norm1', 'conv2', 'norm2', 'conv3', 'norm3')
+    """Entries of a ResNet; `stem` and `stages` are prefixes of timm's names."""
+    return [
+        *torch_modules({'root_conv': 'conv', 'root_norm': 'norm'}, within=('resnet/', stem)),
+        *torch_modules(
+            {
+                'conv1': 'conv1',
+                'norm1': 'norm1',
+                'conv2': 'conv2',
+                'norm2': 'norm2',
+                'conv3': 'conv3',
+                'norm3': 'norm3',
+                'conv_proj': 'downsample.conv',
+                'norm_proj': 'downsample.norm',
             },
-            f'{unit}/conv_proj': f'{theirs}.downsample.conv',
-            f'{unit}/norm_proj': f'{theirs}.downsample.norm',
-        }
-    )
+            within=('resnet/{s}/{j}/', stages + 'stages.{s}.blocks.{j}.'),
+        ),
+    ]
 
 
 _BIT = [
-    *_resnet('stem.', ''),
+    *_resnet(stem='stem.', stages=''),
     *torch_modules({'norm': 'norm'}),
     *torch_modules({'head': 'head.fc'}, 'dense_as_conv'),
 ]
 _BACKBONE = 'patch_embed.backbone.'
-_HYBRID = _VIT + _resnet(f'{_BACKBONE}stem.', _BACKBONE)
-_ROOT_ONLY = _VIT + _resnet(_BACKBONE, _BACKBONE)
-_FC_NORM = torch_modules({'norm': 'fc_norm'})
+_HYBRID = _VIT + _resnet(stem=f'{_BACKBONE}stem.', stages=_BACKBONE)
+# timm has other names for the root of a ResNet without stages.
+_ROOT_ONLY = _VIT + _resnet(stem=_BACKBONE, stages=_BACKBONE)
 
 
 def _table(model):
-    """Under a transformer, a root without stages is named differently."""
     if 'hidden_size' not in model:
         return _BIT
-    has_stages = model['resnet'] and model['resnet']['units']
-    table = _HYBRID if has_stages else _ROOT_ONLY
+    table = _ROOT_ONLY
+    if model['resnet'] and model['resnet']['units']:
+        table = _HYBRID
     if model['norm_after_pool']:
         table = _FC_NORM + table
     return table
 
 
 def _read(contents):
-    """Fields are those of timm's models without arguments, or as config.json says."""
+    """Fields come from config.json, otherwise from timm's models without arguments."""
     arrays = contents.arrays
     config = _read_config(contents)
     args = config.model_args or _Args()
     images = config.pretrained_cfg or config
     preprocess = _preprocess(args, images)
-    labels = config.label_names or images.label_names
-    classes = labels if isinstance(labels, list) else None
     _check_pool(args, images, config, arrays)
     if 'stem.conv.weight' in arrays:
-        return Reading(
-            arrays, {'resnet': _RESNET}, _BIT, classes=classes, preprocess=preprocess or None
-        )
-    check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
-    has_stages = f'{_BACKBONE}stem.conv.weight' in arrays
-    table = _HYBRID if has_stages else _ROOT_ONLY
-    return Reading(
-        _pad_position(arrays, preprocess.get('image_size')),
-        _fields(arrays, args, config.architecture),
-        table + _FC_NORM,
-        classes=classes,
-        preprocess=preprocess or None,
-        assumed=() if config.architecture else ('gelu',),
-        doubt=''
-        if args.act_layer
-        else published.doubt_of_gelu(f'{config.architecture}.{images.tag}'),
+        reading = Reading(arrays, {'resnet': _RESNET}, _BIT)
+    else:
+        reading = _read_transformer(arrays, args, images, config, preprocess.get('image_size'))
+    labels = config.label_names or images.label_names
+    return reading._replace(
+        classes=labels if isinstance(labels, list) else None, preprocess=preprocess or None
     )
 
 
 def _read_config(contents):
-    """config.json; without an architecture it belongs to another program, and says nothing."""
+    """config.json; one without an architecture belongs to another program and is ignored."""
     raw = contents.sidecars.get('config.json', {})
     if 'architecture' not in raw:
         raw = {}
     return sidecars.checked(_Config, raw, 'config.json')
+
+
+def _read_transformer(arrays, args, images, config, image_size):
+    check_choice('norm_layer in config.json', args.norm_layer or 'not given', ('not given',))
+    table = _ROOT_ONLY
+    if f'{_BACKBONE}stem.conv.weight' in arrays:
+        table = _HYBRID
+    doubt = ''
+    if not args.act_layer:
+        doubt = published.doubt_of_gelu(f'{config.architecture}.{images.tag}')
+    return Reading(
+        _pad_position(arrays, image_size),
+        _fields(arrays, args, config.architecture),
+        table + _FC_NORM,
+        assumed=() if config.architecture else ('gelu',),
+        doubt=doubt,
+    )
 
 
 def _fields(arrays, args, architecture):
@@ -224,11 +254,10 @@ def _usual_act(arrays, architecture):
     if architecture:
         is_tanh = re.search(published.TANH_MODELS, architecture)
     else:
-        norm, kernel, position = (
-            np.shape(arrays.get(name))
-            for name in ('norm.weight', 'patch_embed.proj.weight', 'pos_embed')
-        )
-        is_tanh = 'cls_token' not in arrays and published.is_tanh(norm, kernel[2:], position[1:2])
+        norm = np.shape(arrays.get('norm.weight'))
+        kernel = np.shape(arrays.get('patch_embed.proj.weight'))
+        position = np.shape(arrays.get('pos_embed'))
+        is_tanh = published.is_tanh(norm, kernel[2:], position[1:2]) and 'cls_token' not in arrays
     if is_tanh:
         return 'gelu_tanh'
     if 'quickgelu' in architecture:
@@ -239,7 +268,7 @@ def _usual_act(arrays, architecture):
 def _preprocess(args, images):
     """The fields of `config.preprocess` that config.json states, and image_size."""
     check_choice('crop_mode in config.json', images.crop_mode or 'center', ('center', 'squash'))
-    # random: in training, by any of them
+    # 'random' is for training and leaves the method of evaluation open.
     check_choice(
         'interpolation in config.json', images.interpolation or 'random', (*_RESIZE, 'random')
     )
@@ -258,15 +287,21 @@ def _preprocess(args, images):
 
 
 def _check_pool(args, images, config, arrays):
-    """Raises UserError unless the tokens are pooled as the arrays show, and as is done here."""
+    """Raises UserError unless the arrays show the pooling and vit_jax can do it."""
     pool = args.global_pool or images.global_pool or config.global_pool
-    pools_prefix = args.pool_include_prefix or config.architecture == 'test_vit3'
-    pools_patches = pool == 'avg' or 'fc_norm.weight' in arrays
-    if pools_prefix or ('cls_token' in arrays and pools_patches):
+    if args.pool_include_prefix or config.architecture == 'test_vit3':
         raise UserError(
-            'this model of timm pools patches beside a class token (global_pool avg, '
-            'fc_norm) or with registers (pool_include_prefix), which is not done here: '
-            'it cannot be loaded.'
+            'this model of timm pools registers (pool_include_prefix), which vit_jax does not do: '
+            'it cannot be loaded.',
+            kind='inapplicable',
+            field='pool_include_prefix',
+        )
+    if 'cls_token' in arrays and (pool == 'avg' or 'fc_norm.weight' in arrays):
+        raise UserError(
+            'this model of timm has a class token and pools the patches (global_pool avg, '
+            'fc_norm), which vit_jax does not do: it cannot be loaded.',
+            kind='inapplicable',
+            field='global_pool',
         )
     if 'attn_pool.latent' in arrays:
         shown = 'map'
@@ -276,37 +311,40 @@ def _check_pool(args, images, config, arrays):
         shown = 'avg'
     if pool not in (None, '', shown):
         raise UserError(
-            f'global_pool in config.json is {pool!r:.80}: the arrays are of a model '
-            f'whose tokens are pooled by {shown!r}, and no other pooling can be '
-            'done here for them.'
+            f'global_pool in config.json is {pool!r:.80}: expected {shown!r}, the pooling of a '
+            'model with these arrays.',
+            kind='choice',
+            field='global_pool',
+            value=pool,
         )
 
 
 def _pad_position(arrays, image_size):
-    """Positions of zeros for a class token and registers if only patches have some (DeiT III)."""
+    """Adds zeros for a class token and registers if only patches have positions (DeiT III)."""
     position = arrays.get('pos_embed', np.empty(0))
     kernel = arrays.get('patch_embed.proj.weight', np.empty(0))
     tokens = [arrays[name] for name in ('cls_token', 'reg_token') if name in arrays]
     prefix = sum(token.shape[1] for token in tokens if token.ndim == 3)
     if not prefix or position.ndim != 3 or kernel.ndim != 4 or not kernel.size:
         return arrays
-    number = position.shape[1]
+    num_positions = position.shape[1]
     if image_size:
-        is_of_patches_alone = number == np.prod(np.floor_divide(image_size, kernel.shape[2:]))
+        num_patches = np.prod(np.floor_divide(image_size, kernel.shape[2:]))
+        only_patches = num_positions == num_patches
     else:
-        is_of_patches_alone = _looks_alone(number)
-    if not is_of_patches_alone:
+        only_patches = _is_square(num_positions)
+    if not only_patches:
         return arrays
     return arrays | {'pos_embed': np.pad(position, ((0, 0), (prefix, 0), (0, 0)))}
 
 
-def _looks_alone(number):
-    """Whether so many positions are rather those of a square of patches than of more tokens."""
-    return number > 1 and math.isqrt(number) ** 2 == number
+def _is_square(num_positions):
+    """Whether so many positions are probably patches alone, in a square, without other tokens."""
+    return num_positions > 1 and math.isqrt(num_positions) ** 2 == num_positions
 
 
 def _allowed_values(model, path):
-    """The values of fields that a file can hold; more in a directory, which has a config.json."""
+    """Allowed values of fields; a directory allows more of them, because it has a config.json."""
     resnet = _RESNET | dict(num_groups=32)
     allowed = PLAIN | only({f'resnet.{name}': value for name, value in resnet.items()})
     allowed |= dict(
@@ -327,13 +365,13 @@ def _allowed_values(model, path):
 
 
 def _refusals(weights, path):
-    """Why timm could not read the weights again from that path."""
+    """Reasons why timm could not read the weights from the path."""
     if is_directory(path):
-        return _refusals_of_a_directory(weights.model)
-    return _refusals_of_a_file(weights)
+        return _directory_refusals(weights.model)
+    return _file_refusals(weights)
 
 
-def _refusals_of_a_directory(model):
+def _directory_refusals(model):
     if architecture(model):
         return []
     units = model['resnet']['units']
@@ -344,7 +382,7 @@ def _refusals_of_a_directory(model):
     ]
 
 
-def _refusals_of_a_file(weights):
+def _file_refusals(weights):
     model = weights.model
     grid = weights.grid()
     if not grid:
@@ -352,9 +390,9 @@ def _refusals_of_a_file(weights):
     patches = math.prod(grid)
     looks_tanh = published.is_tanh((model['hidden_size'],), model['patch_size'], (patches,))
     if model['pool'] != 'cls' and model['gelu'] == 'erf' and looks_tanh:
-        return ['a file would be read as one of SigLIP 2, whose GELU is tanh: name a directory']
-    prefix = (model['pool'] == 'cls') + model['num_registers']
-    if prefix and _looks_alone(patches + prefix):
+        return ['a file would be read as a model of SigLIP 2, whose GELU is tanh: name a directory']
+    prefix = num_prefix_tokens(model)
+    if prefix and _is_square(patches + prefix):
         return [
             f'a file would be read as a square of patches without other tokens, which has as '
             f'many positions as {grid[0]}x{grid[1]} and {prefix} more: name a directory'
@@ -363,7 +401,7 @@ def _refusals_of_a_file(weights):
 
 
 def architecture(model: Mapping) -> str | None:
-    """A model of timm, None if none fits; a transformer's sizes are in `model_arguments`."""
+    """The name of a model of timm, None if none fits; `model_arguments` has its sizes."""
     resnet = model['resnet']
     if not resnet:
         if model['stem_norm']:
@@ -380,7 +418,7 @@ def architecture(model: Mapping) -> str | None:
 
 
 def model_arguments(weights: Weights) -> dict:
-    """Arguments that make timm's model of this architecture the one of these weights."""
+    """Arguments of timm's `architecture` that give the model of these weights."""
     model = weights.model
     arguments = dict(in_chans=weights.channels())
     if 'hidden_size' not in model:
@@ -404,29 +442,29 @@ def model_arguments(weights: Weights) -> dict:
 
 
 def _mlp_ratio(mlp_dim, hidden_size):
-    """The ratio of which timm, which rounds down, makes mlp_dim again."""
+    """A ratio that gives mlp_dim in timm, which rounds down."""
     exact = mlp_dim / hidden_size
     if int(hidden_size * exact) == mlp_dim:
         return exact
     return (mlp_dim + 0.5) / hidden_size
 
 
-def _sidecars(weights):
-    """config.json: the name of a model of timm, its arguments, and how images are prepared."""
+def _write_sidecars(weights):
+    """config.json: the name of a model of timm, its arguments, and the preparation of images."""
     description.log_other_pixels(weights, 'torchvision')
     is_transformer = 'hidden_size' in weights.model
-    given = weights.preprocess or {}
+    preprocess = weights.preprocess or {}
     arguments = model_arguments(weights)
     their_resize = {ours: theirs for theirs, ours in _RESIZE.items()}
     images = dict(
         input_size=(weights.channels(), *weights.image_size()),
         num_classes=weights.num_classes,
         fixed_input_size=is_transformer,
-        crop_pct=given.get('crop_ratio'),
-        interpolation=their_resize.get(given.get('resize', '').replace('area', 'box')),
-        crop_mode='squash' if given.get('fit') == 'squash' else None,
-        mean=given.get('mean'),
-        std=given.get('std'),
+        crop_pct=preprocess.get('crop_ratio'),
+        interpolation=their_resize.get(preprocess.get('resize', '').replace('area', 'box')),
+        crop_mode='squash' if preprocess.get('fit') == 'squash' else None,
+        mean=preprocess.get('mean'),
+        std=preprocess.get('std'),
         classifier='head' if is_transformer else 'head.fc',
     )
     config = {
@@ -448,5 +486,5 @@ LAYOUT = Layout(
     allowed_values=_allowed_values,
     refusals=_refusals,
     usual_preprocess=published.choose,
-    sidecars=_sidecars,
+    sidecars=_write_sidecars,
 )
