@@ -147,4 +147,4 @@ def test_missing_extra_is_named():
         'import runpy; runpy.run_module("vit_jax.main", run_name="__main__")'
     )
     assert result.returncode == 1
-    assert "Training needs more packages: pip install -e '.[train]'" in result.stderr
+    assert "Install it with: pip install -e '.[train]'" in result.stderr
