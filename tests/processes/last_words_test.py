@@ -8,8 +8,8 @@ PROGRAM = """
 import os, signal
 from vit_jax.processes.last_words import LastWords
 words = LastWords()
-words.will_be('first words')
-words.will_be({words!r})
+words.set_line('first words')
+words.set_line({words!r})
 """
 
 
@@ -35,8 +35,8 @@ def test_companion_outlives_a_signal_to_the_process_group():
     assert stderr('error: ended', end) == 'error: ended\n'
 
 
-def test_say_prints_the_line_immediately():
-    end = "words.say()\nprint('afterwards', file=__import__('sys').stderr)"
+def test_print_now_prints_the_line_immediately():
+    end = "words.print_now()\nprint('afterwards', file=__import__('sys').stderr)"
     assert stderr('error: now', end) == 'error: now\nafterwards\n'
 
 
@@ -48,5 +48,5 @@ def test_line_after_the_end_of_the_companion_is_ignored():
     """The watchdog and the command may both end the companion."""
     words = last_words.LastWords()
     words.drop()
-    words.will_be('late')
+    words.set_line('late')
     words.drop()

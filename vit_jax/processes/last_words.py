@@ -24,22 +24,22 @@ class LastWords:
             start_new_session=True,
         )
 
-    def will_be(self, words: str) -> None:
+    def set_line(self, words: str) -> None:
         """Sets the line; '' prints nothing."""
         # Nothing can be printed if the companion has ended or a thread has closed its input.
         with contextlib.suppress(OSError, ValueError):
             self._companion.stdin.write(words + '\n')
             self._companion.stdin.flush()
 
-    def say(self) -> None:
+    def print_now(self) -> None:
         """Prints the line now and waits until it is printed."""
         with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
             self._companion.communicate(timeout=5)
 
     def drop(self) -> None:
         """Ends the companion without printing a line."""
-        self.will_be('')
-        self.say()
+        self.set_line('')
+        self.print_now()
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def start(
     name = 'this process' if None in identity else f'process {process_id} of {num_processes}'
     place = f' at {coordinator}' if coordinator else ''
     _last_words = LastWords()
-    _last_words.will_be(
+    _last_words.set_line(
         f'error: {name} and the others did not all connect{place} within {timeout:.0f} s. '
         'One is missing, two have the same --process_id, or --num_processes differs between '
         'them (the lines above may tell). Start the same command again on all hosts.'
@@ -82,7 +82,7 @@ def start(
         process_id = jax.process_index()
         number = jax.process_count()
     resumption = ': the run continues from its newest checkpoint' if continues else ''
-    _last_words.will_be(
+    _last_words.set_line(
         f'error: process {process_id} of {number} was killed or lost another process, which was '
         'killed, hangs, stopped with an error, or is on an unreachable host (the lines above may '
         f'tell). Start the same command again on all hosts{resumption}.'
@@ -94,10 +94,10 @@ def finish() -> None:
     """Waits for all processes and disconnects them; this one is then a single process again."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
-        say_nothing_more()
+        drop_last_line()
 
 
-def say_nothing_more() -> None:
+def drop_last_line() -> None:
     """Drops the last line that the end of this process would print."""
     if _last_words is not None:
         _last_words.drop()
@@ -122,13 +122,13 @@ def leave_on_error() -> Iterator[None]:
             if isinstance(error, Exception):
                 errors.report(error)
             if _last_words is not None:
-                _last_words.will_be('')
+                _last_words.set_line('')
         # If process 0 is lost, JAX aborts this process during the pause, and the last line comes
         # after all messages of JAX.
         if has_lost_process or consensus.is_main():
             time.sleep(GRACE)
         if _last_words is not None:
-            _last_words.say()
+            _last_words.print_now()
         logging.shutdown()
         os._exit(_exit_code(error))
 

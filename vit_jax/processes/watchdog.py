@@ -127,7 +127,7 @@ class Watchdog:
             'continue a run, start the same command again.',
             signum.name,
         )
-        launch.say_nothing_more()
+        launch.drop_last_line()
 
 
 _current: Watchdog | None = None

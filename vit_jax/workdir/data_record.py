@@ -152,7 +152,7 @@ def _require_same(workdir, old, dataset, data):
             f'({dataset["train_split"]} of {dataset["name"]}):\n  '
             + '\n  '.join(changes['train'])
             + '\n'
-            + record.ways_out_of_other_images(workdir),
+            + record.advice_on_changed_images(workdir),
             kind='conflict',
             field='dataset.train_split',
             file=workdir,

@@ -223,7 +223,7 @@ def require_same_run(
             f'{workdir} contains a run on other images:\n  '
             + '\n  '.join(lines)
             + '\n'
-            + ways_out_of_other_images(workdir),
+            + advice_on_changed_images(workdir),
             kind='conflict',
             file=workdir,
             value=lines,
@@ -247,7 +247,7 @@ def require_same_run(
             )
 
 
-def ways_out_of_other_images(workdir: str) -> str:
+def advice_on_changed_images(workdir: str) -> str:
     """Advice for a run whose images have changed since its start."""
     return (
         'Restore them to resume this run. To train on the current images, start a new run '
