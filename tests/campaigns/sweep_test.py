@@ -136,7 +136,7 @@ def test_a_sweep_has_a_directory_of_its_own(name, config, tmp_path, monkeypatch)
     (tmp_path / name).write_text('{}')
     directory, message = tmp_path, 'contains a run or a model'
     if name != 'config.json':
-        config.dataset.name, message = str(tmp_path), 'dataset.name uses the folders there'
+        config.dataset.name, message = str(tmp_path), 'whose folders dataset.name uses'
         directory = tmp_path / 'train' / 'sweep'
         monkeypatch.setattr(splits, 'complete', lambda config: config)
     with pytest.raises(UserError, match=message):

@@ -35,7 +35,7 @@ def test_path_that_is_no_directory_is_refused(path, obstacle, tmp_path):
     (tmp_path / 'link').symlink_to(tmp_path / 'gone')
     with refused(kind='unwritable', field='--workdir', file=tmp_path / path) as error:
         run_directory.make(str(tmp_path / path))
-    assert str(error.value) == f'--workdir {tmp_path / path} {obstacle}: expected a directory.'
+    assert str(error.value) == f'--workdir {tmp_path / path} {obstacle}: name a directory.'
 
 
 def test_name_that_is_not_utf8_is_refused():

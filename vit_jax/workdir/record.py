@@ -196,8 +196,8 @@ def require_apart(workdir: str, dataset: ConfigDict) -> None:
     photos = os.path.realpath(split if os.path.isdir(split) else root)
     if pathlib.Path(os.path.realpath(workdir)).is_relative_to(photos):
         raise UserError(
-            f'--workdir is {workdir}, which is in {photos}, and dataset.name uses the folders '
-            'there as classes: use another --workdir.',
+            f'--workdir {workdir} is in {photos}, whose folders dataset.name uses as classes: '
+            'use another --workdir.',
             kind='conflict',
             field='--workdir',
             file=photos,

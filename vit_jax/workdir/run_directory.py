@@ -29,7 +29,7 @@ def make(workdir: str) -> None:
         os.makedirs(workdir, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise _refusal(
-            workdir, f'--workdir {workdir} {_obstacle(workdir)}: expected a directory.'
+            workdir, f'--workdir {workdir} {_obstacle(workdir)}: name a directory.'
         ) from None
     except OSError as error:
         raise _refusal(
