@@ -365,7 +365,10 @@ def test_default_workdir(config, workdir, caplog):
     [
         (UserError('seed is x.'), 'error: seed is x.'),
         (FileNotFoundError(2, 'No such file', 'x.csv'), "error: [Errno 2] No such file: 'x.csv'"),
-        (ModuleNotFoundError("No module named 'tensorflow'"), "pip install -e '.[train]'"),
+        (
+            ModuleNotFoundError("No module named 'tensorflow'", name='tensorflow'),
+            "pip install -e '.[train]'",
+        ),
         (KeyError('x'), 'stopped by an unexpected error'),
     ],
 )

@@ -134,9 +134,9 @@ def test_a_sweep_has_a_directory_of_its_own(name, config, tmp_path, monkeypatch)
     runs = pretend(monkeypatch, lambda config: 0.5)
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text('{}')
-    directory, message = tmp_path, 'holds a run or a model'
+    directory, message = tmp_path, 'contains a run or a model'
     if name != 'config.json':
-        config.dataset.name, message = str(tmp_path), 'whose folders dataset.name takes for classes'
+        config.dataset.name, message = str(tmp_path), 'whose folders dataset.name uses'
         directory = tmp_path / 'train' / 'sweep'
         monkeypatch.setattr(splits, 'complete', lambda config: config)
     with pytest.raises(UserError, match=message):

@@ -136,7 +136,7 @@ def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
         'd': {'group': 'Second', 'test_accuracy': 0.25}
     }
     path.with_name('config.json').write_text('{}')
-    assert f'{path.parent} holds a run or a model' in command(tasks).stderr
+    assert f'{path.parent} contains a run or a model' in command(tasks).stderr
 
 
 def test_tasks_go_on_with_as_many_devices_as_those_of_an_older_version(tasks, monkeypatch):
@@ -174,7 +174,7 @@ def test_a_signal_ends_all(tasks, monkeypatch):
         ),
         (
             ['--coordinator=localhost:1', '--num_processes=2', '--process_id=0'],
-            'vit_jax.vtab runs as one process and was started as one of 2',
+            'vit_jax.vtab runs as one process, but was started as one of 2',
         ),
         (['--config.batchsize=3'], 'Did you mean batch_size'),
     ],

@@ -15,19 +15,20 @@ DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.i
 
 def arrays():
     rng = np.random.default_rng(0)
-    drawn = {f'a.{np.dtype(t).name}/x': rng.normal(size=(3, 2, 5)).astype(t) for t in DTYPES}
-    return drawn | {
+    random = {f'a.{np.dtype(t).name}/x': rng.normal(size=(3, 2, 5)).astype(t) for t in DTYPES}
+    return random | {
         'transposed': rng.normal(size=(4, 3)).T,
         'scalar': np.float32(3.5).reshape(()),
         'empty': np.zeros((0, 3), np.float32),
     }
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(arrays, expected):
+    assert arrays.keys() == expected.keys()
     for name, x in expected.items():
-        assert (found[name].dtype, found[name].shape) == (x.dtype, x.shape), name
-        assert found[name].tobytes() == x.tobytes(), name
+        assert arrays[name].dtype == x.dtype, name
+        assert arrays[name].shape == x.shape, name
+        assert arrays[name].tobytes() == x.tobytes(), name
 
 
 def read_error(path, kind='content'):
@@ -51,7 +52,7 @@ def write_pickle(path, value):
 
 
 def tensor(shape, strides=(1,), key=b'X\x01\x00\x00\x00w'):
-    """A pickle of {'w': a tensor of record 0}; `shape` and `key` may be pieces of a pickle."""
+    """A pickle of {'w': a tensor of record 0}; `shape` and `key` may be bytes of a pickle."""
 
     def code(value):
         return value if isinstance(value, bytes) else pickle.dumps(value, protocol=2)[2:-1]

@@ -23,7 +23,7 @@ from vit_jax.workdir import checkpoint, data_record, descriptions, lock, log_fil
 from vit_jax.workdir.checkpoint import Checkpointer
 from vit_jax.workdir.interrupts import Abandoned, Interrupts
 from vit_jax.workdir.metrics import MetricsLog
-from vit_jax.workdir.outputs import Outputs
+from vit_jax.workdir.outputs import Outputs, RunSettings
 from vit_jax.workdir.progress import Meter
 
 log = logging.getLogger(__name__)
@@ -88,14 +88,16 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
         outputs = Outputs(
             workdir,
             start,
-            num_steps,
+            RunSettings(
+                num_steps,
+                run.config.dataset.num_classes,
+                run.config.best_metric,
+                run.config.patience,
+                run.described(),
+            ),
             checkpoints,
             rows,
             meter,
-            run.config.dataset.num_classes,
-            run.config.best_metric,
-            run.config.patience,
-            run.described(),
         )
         stack.callback(outputs.close)
         # Before anything is closed, which could wait for a process that is lost.

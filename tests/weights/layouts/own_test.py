@@ -105,7 +105,7 @@ def test_weights_of_a_workdir(ema, tmp_path, caplog):
     fingerprint.write_text(json.dumps(saved))
     assert_same_arrays(weights.load(str(path)).params, states[2])
     assert 'the checkpoint of step 4' in caplog.text
-    assert 'cannot be read: arrays differ from what was saved' in caplog.text
+    assert 'cannot be read: arrays differ from the saved ones' in caplog.text
 
     assert 'no checkpoint of step 4 that can be read (there are: 2, 4)' in message(
         path / 'checkpoints/4'
