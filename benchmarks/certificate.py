@@ -194,9 +194,10 @@ def source_training(
     for step, (batch, share) in enumerate(zip(data, mixup_shares(config, steps), strict=True)):
         rate = recipe.rate(step, steps, config.optimizer.warmup_steps, config.optimizer)
         decay = recipe.decay * rate / config.optimizer.learning_rate
-        numbers = [np.asarray(x, dtype) for x in (share, step + 1, rate, decay)]
+        numbers = StepNumbers(share, step + 1, rate, decay)
+        numbers = jax.tree.map(lambda x: np.asarray(x, dtype), numbers)
         images = batch['image'].astype(dtype)
-        loss, params, memory = update(params, memory, images, batch['label'], *numbers)
+        loss, params, memory = update(params, memory, images, batch['label'], numbers)
         losses.append(float(loss))
     return Training(np.array(losses), jax.device_get(params))
 
@@ -210,11 +211,19 @@ def initial_memory(optimizer_config, params):
     return mean, zeros
 
 
-def source_step(
-    recipe, optimizer_config, params, memory, images, labels, share, count, rate, decay
-):
+class StepNumbers(NamedTuple):
+    """The numbers of a step of the source."""
+
+    share: float  # of MixUp
+    count: int  # of steps, including this one
+    rate: float  # learning rate
+    decay: float  # factor of kernels
+
+
+def source_step(recipe, optimizer_config, params, memory, images, labels, numbers):
     """Returns (loss, parameters, state of the optimizer) after a step of the source."""
     targets = jnp.eye(CLASSES, dtype=images.dtype)[labels]
+    share = numbers.share
     if recipe.mixed_with == 'next':
         share = jnp.maximum(share, 1 - share)
     images = mixed(images, share, recipe.mixed_with)
@@ -231,10 +240,17 @@ def source_step(
     if optimizer_config.clip_norm:
         grads = source.clipped(grads, optimizer_config.clip_norm)
     if optimizer_config.name == 'sgd':
-        params, memory = source.momentum(params, grads, memory, rate)
+        params, memory = source.momentum(params, grads, memory, numbers.rate)
     else:
-        mu_dtype = optimizer_config.mu_dtype
-        params, memory = source.adam(params, grads, memory, count, rate, decay, mu_dtype)
+        params, memory = source.adam(
+            params,
+            grads,
+            memory,
+            numbers.count,
+            numbers.rate,
+            numbers.decay,
+            optimizer_config.mu_dtype,
+        )
     return loss, params, memory
 
 

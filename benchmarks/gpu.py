@@ -170,7 +170,7 @@ def _parser():
     parser.add_argument('--rounds', type=int, default=5, help='number of rounds')
     parser.add_argument('--seconds', type=float, default=1.0, help='length of a turn in a round')
     parser.add_argument('--timeout', type=int, default=300, help='longest time of a row in seconds')
-    parser.add_argument('--out', metavar='FILE', help='file to which the reports are added')
+    parser.add_argument('--out', metavar='FILE', help='file that receives the reports')
     return parser
 
 

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     jax.config.update('jax_platforms', 'cpu')  # does not occupy the devices of this machine
     jax.config.update('jax_enable_compilation_cache', False)  # cached programs have no analysis
     require_numbers(config)
-    with machine.same_sigterm():  # first, because JAX keeps the devices with which it starts
+    with machine.same_sigterm():  # before JAX starts, which fixes the number of devices
         target = make_target(options)
     config = complete(config, target)
     target = target._replace(teacher=teacher.load(config))

@@ -51,15 +51,21 @@ def evaluations(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
       UserError: a path is not a workdir.
       Inapplicable: no run has an evaluation.
     """
-    rows_of_runs = {workdir: list(_rows_of_run(workdir)) for workdir in workdirs}
-    rows = [row for rows_of_run in rows_of_runs.values() for row in rows_of_run]
-    without_rows = [workdir for workdir, rows_of_run in rows_of_runs.items() if not rows_of_run]
+    rows: list[dict[str, Any]] = []
+    without_rows = []
+    for workdir in workdirs:
+        rows_of_run = list(_rows_of_run(workdir))
+        rows += rows_of_run
+        if not rows_of_run:
+            without_rows.append(workdir)
     if without_rows:
         reason = f'have no evaluation ({metrics.ACCURACY} in {metrics.FILE})'
         if not rows:
             raise Inapplicable(f'these runs {reason}: {", ".join(without_rows)}')
         log.warning('Skipped runs that %s: %s', reason, ', '.join(without_rows))
-    names = dict.fromkeys(name for row in rows for name in row)
+    names: dict[str, None] = {}  # in the order of the columns
+    for row in rows:
+        names |= dict.fromkeys(row)
     return {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
 
 
@@ -180,11 +186,10 @@ def _selected(table: Mapping[str, np.ndarray], mask, reason: str) -> dict[str, n
     """The rows of a table in a mask. The log names runs without such rows, with the reason."""
     if not mask.any():
         raise Inapplicable(f'these runs {reason}')
-    rows = {}
-    for name, column in table.items():
-        is_empty = re.match(FEWSHOT, name) and np.isnan(column[mask]).all()
-        if not is_empty:
-            rows[name] = column[mask]
+    rows = {name: column[mask] for name, column in table.items()}
+    for name in list(rows):
+        if re.match(FEWSHOT, name) and np.isnan(rows[name]).all():
+            del rows[name]
     skipped = [run for run in dict.fromkeys(table['run']) if run not in rows['run']]
     if skipped:
         log.warning('Skipped runs that %s: %s', reason, ', '.join(skipped))

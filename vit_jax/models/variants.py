@@ -13,6 +13,7 @@ Sources of the sizes:
   train. axial50l has twice the width, resnet.width=64.
 """
 
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -30,7 +31,9 @@ SIZES = {
     'so400m': (1152, 27, 4304, 16),
 }
 PATCHES = (4, 8, 14, 16, 32)
-TRANSFORMERS = {f'{size}{patch}': (size, patch) for size in SIZES for patch in PATCHES}
+TRANSFORMERS = {
+    f'{size}{patch}': (size, patch) for size, patch in itertools.product(SIZES, PATCHES)
+}
 
 # Hybrids: units of the ResNet's stages, size of the transformer, patch size on the feature map.
 # The number in the name is the total down-sampling; models with 16 have the units of stage 4 in

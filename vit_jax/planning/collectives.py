@@ -233,9 +233,9 @@ def keeps_a_part(all_reduce: Instruction, computation: Computation) -> bool:
     if len(users) != 1 or len(all_reduce.operands) != 1:
         return False
     (user,) = users
-    if user.opcode == 'dynamic-slice':
-        return True
-    return user.opcode in SAME_NUMBERS and keeps_a_part(user, computation)
+    if user.opcode in SAME_NUMBERS:
+        return keeps_a_part(user, computation)
+    return user.opcode == 'dynamic-slice'
 
 
 def group_size(attributes: str) -> int:
