@@ -1,22 +1,22 @@
-"""Attention weights are those that the model computes with, for every kind of model."""
+"""The observed attention weights equal the weights of the model, for every kind of model."""
 
 import jax
 import numpy as np
 import pytest
 
 from tests.support import reference
+from tests.support.errors import refused
 from tests.support.marks import nightly_but
 from tests.support.parameters import apply, randomised
 from tests.support.vit import DEFAULTS, SMALL, random_images
 from vit_jax import models
-from vit_jax.errors import Inapplicable
 from vit_jax.inspection import attention
 
 IMAGES = random_images(2, 8, 12, 3)
 
 
 def observed(**fields):
-    """(model, parameters, what is observed of IMAGES)."""
+    """A model, its parameters, and its attention for IMAGES."""
     model = models.build(SMALL, 5, **fields)
     params = randomised(model, IMAGES)
     return model, params, attention.observer(model)(params, IMAGES)
@@ -37,8 +37,8 @@ def observed(**fields):
     ],
     ids=str,
 )
-def test_weights_and_logits_are_those_of_the_model(fields):
-    """Weights as softmax of queries and keys in float64 NumPy, logits of the ordinary pass."""
+def test_weights_and_logits_equal_those_of_the_model(fields):
+    """Weights are compared with float64 NumPy, and logits with the ordinary forward pass."""
     model, params, found = observed(**fields)
     tokens = 6 + found.class_token + fields.get('num_registers', 0)
     assert found.prefix == tokens - 6
@@ -53,7 +53,7 @@ def test_weights_and_logits_are_those_of_the_model(fields):
 
 
 def test_axial_weights_among_all_tokens():
-    """A query attends to its row, then to its column; each as the model does."""
+    """In the first layer of a block a query attends to its row, in the second to its column."""
     model, params, found = observed(attention='axial', pool='gap')
     _, outputs = apply(model, {'params': params}, IMAGES, return_intermediates=True)
     assert found.weights.shape == (6, 2, 4, 6, 6)
@@ -70,8 +70,7 @@ def test_axial_weights_among_all_tokens():
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
 
 
-def test_readout():
-    """The class token, the mean, or what the probe of attention pooling attends to."""
+def test_the_readout_is_the_class_token_or_the_mean():
     np.testing.assert_array_equal(attention.readout(observed()[-1]), np.eye(7)[[0, 0]])
     np.testing.assert_allclose(attention.readout(observed(pool='gap')[-1]), 1 / 6)
     np.testing.assert_allclose(
@@ -83,8 +82,7 @@ def test_readout():
 
 
 @pytest.mark.parametrize('registers', nightly_but([2], [0, 2]))
-def test_readout_of_attention_pooling(registers):
-    """Registers are not pooled."""
+def test_the_readout_of_attention_pooling_excludes_registers(registers):
     model, params, found = observed(pool='map', num_registers=registers)
     _, outputs = apply(model, {'params': params}, IMAGES, return_intermediates=True)
     pool = jax.tree.map(lambda x: np.asarray(x, np.float64), params['pool'])
@@ -96,6 +94,6 @@ def test_readout_of_attention_pooling(registers):
 
 
 @pytest.mark.parametrize('name', ['r50x1', 'axial_r50'])
-def test_a_model_without_attention_between_patches(name):
-    with pytest.raises(Inapplicable, match='a ResNet has no attention between patches'):
+def test_a_resnet_is_refused(name):
+    with refused(kind='inapplicable'):
         attention.observer(models.build(name, 3))

@@ -53,7 +53,7 @@ def evaluations(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
     """
     rows: list[dict[str, Any]] = []
     without_rows = []
-    for workdir in workdirs:
+    for workdir in dict.fromkeys(workdirs):
         rows_of_run = list(_rows_of_run(workdir))
         rows += rows_of_run
         if not rows_of_run:
