@@ -52,8 +52,8 @@ def run(*argv):
 def test_training_inference_and_input_are_timed(tmp_path):
     result = run(*SMALL, '--parts=train,inference,input', f'--profile={tmp_path}/trace')
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    rows = found['subjects']
+    results = json.loads(result.stdout.splitlines()[-1])
+    rows = results['subjects']
     assert set(rows) == {'matmul', 'train', 'inference', 'input', 'train with input'}
     for name, row in rows.items():
         assert name in result.stdout
@@ -67,10 +67,10 @@ def test_training_inference_and_input_are_timed(tmp_path):
         rows['train']['flops_per_second'] * rows['train']['seconds'],
         3 * rows['inference']['flops_per_second'] * rows['inference']['seconds'],
     )
-    assert found['peak_memory']['vit_jax'] > 1e7
-    assert found['model'] is None  # the model has no name
-    (tmp_path / 'found').write_text(result.stdout)
-    assert runs.speeds([str(tmp_path / 'found')])['images_per_second'] == [
+    assert results['peak_memory']['vit_jax'] > 1e7
+    assert results['model'] is None  # the model has no name
+    (tmp_path / 'results').write_text(result.stdout)
+    assert runs.speeds([str(tmp_path / 'results')])['images_per_second'] == [
         rows['inference']['images_per_second']
     ]
     places = re.findall(r'[\d.]+ ms +[\d.]+% +(.+)', result.stdout)
@@ -153,13 +153,13 @@ def test_operations_have_their_places_in_the_model():
     x = jnp.ones((2, 3))
     params = layer.init(jax.random.key(0), x)
     step = jax.jit(jax.grad(lambda params: layer.apply(params, x).sum()))
-    found = set(profile.places(step.lower(params).compile().as_text()).values())
+    places = set(profile.places(step.lower(params).compile().as_text()).values())
     assert {
         'forward dense/dot_general',
         'forward Dense_0/dot_general',
         'backward dense/reduce_sum',
         'forward tanh',
-    } <= found
+    } <= places
     assert profile.places("""
   %all-reduce.1 = f32[3] all-reduce(%a), metadata={op_name="jit(step)/(a/add:b/add)"}
   ROOT %fusion.2 = f32[3] fusion(%b), metadata={op_name="jit(step)/transpose(jvp(ViT))/closed_call\
@@ -182,7 +182,7 @@ def test_rates_of_more_than_four_digits_are_whole_numbers():
         name: {'seconds': 1.0, 'images_per_second': x, 'slowest': 0.9 * x, 'fastest': 1.1 * x}
         for name, x in (('train', 9.8765), ('fast', 98765.4))
     }
-    found = report.text(
+    table = report.text(
         {
             'image_size': [224, 224],
             'recipe': 'R',
@@ -199,8 +199,8 @@ def test_rates_of_more_than_four_digits_are_whole_numbers():
             'peak_memory': {},
         }
     )
-    assert re.search(r'train +9\.877 +\(8\.889 - 10\.86\)', found)
-    assert re.search(r'fast +98,765 +\(88,889 - 108,642\)', found)
+    assert re.search(r'train +9\.877 +\(8\.889 - 10\.86\)', table)
+    assert re.search(r'fast +98,765 +\(88,889 - 108,642\)', table)
 
 
 @pytest.mark.slow
@@ -218,9 +218,9 @@ def test_a_peer_is_timed_in_its_own_process(fields):
     interop.require('transformers')
     result = run(*SMALL, '--peer=transformers', '--config.image_size=16', *fields)
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert {'train by transformers', 'inference by transformers'} < set(found['subjects'])
-    assert found['peak_memory']['transformers'] > 1e8
+    results = json.loads(result.stdout.splitlines()[-1])
+    assert {'train by transformers', 'inference by transformers'} < set(results['subjects'])
+    assert results['peak_memory']['transformers'] > 1e8
     assert 'times transformers' in result.stdout
 
 
@@ -278,8 +278,8 @@ def test_our_results_are_printed_if_the_peer_ends(pretend_installed, monkeypatch
     result = run(*SMALL, '--peer=timm', '--peer_compile')
     assert result.returncode == 1
     assert 'The process of timm ended with exit code 1' in result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert set(found['subjects']) == {'matmul', 'train', 'inference'}
+    results = json.loads(result.stdout.splitlines()[-1])
+    assert set(results['subjects']) == {'matmul', 'train', 'inference'}
 
 
 @pytest.mark.slow

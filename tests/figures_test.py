@@ -115,23 +115,23 @@ def assert_arrays_equal_those_of_the_model(out, path, images):
     for name in OF_IMAGES - {'distance'}:
         np.testing.assert_array_equal(arrays(out, name)['photos'], photos)
     np.testing.assert_allclose(arrays(out, 'rollout')['maps'], maps.rollout(seen), atol=1e-6)
-    found = arrays(out, 'distance')
-    np.testing.assert_allclose(found['distance'], maps.distances(seen, (4, 4)).mean(1), rtol=1e-5)
-    np.testing.assert_allclose(found['uniform'], maps.between_patches((4, 6), (4, 4)).mean())
+    saved = arrays(out, 'distance')
+    np.testing.assert_allclose(saved['distance'], maps.distances(seen, (4, 4)).mean(1), rtol=1e-5)
+    np.testing.assert_allclose(saved['uniform'], maps.between_patches((4, 6), (4, 4)).mean())
     np.testing.assert_allclose(arrays(out, 'attention')['maps'], maps.of_query(seen)[-1], atol=1e-6)
     np.testing.assert_array_equal(
         arrays(out, 'threshold')['maps'], maps.most_of_mass(arrays(out, 'attention')['maps'])
     )
     logits = apply(model, {'params': own.params}, batch)
     expected = attribution.attributor(model)(own.params, batch, logits.argmax(-1))
-    found = arrays(out, 'attribution')
-    np.testing.assert_allclose(found['maps'], expected, atol=1e-4 * np.max(expected))
-    assert [caption.split(',')[0] for caption in found['captions']] == [
+    saved = arrays(out, 'attribution')
+    np.testing.assert_allclose(saved['maps'], expected, atol=1e-4 * np.max(expected))
+    assert [caption.split(',')[0] for caption in saved['captions']] == [
         small.CLASSES[k] for k in logits.argmax(-1)
     ]
     compared = arrays(out, 'compare')
     np.testing.assert_array_equal(compared['rollout'], arrays(out, 'rollout')['maps'])
-    np.testing.assert_array_equal(compared['attribution'], found['maps'])
+    np.testing.assert_array_equal(compared['attribution'], saved['maps'])
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_attention_of_a_chosen_layer_head_or_query(given, tmp_path, options, pan
         own.params, weights.prepare(own, images[:1])
     )
     query = (3, 5) if len(options) == 3 else None
-    found = arrays(tmp_path, 'attention')
-    assert found['panels'].tolist() == panels
-    assert found['query'].tolist() == list(query or ())
+    saved = arrays(tmp_path, 'attention')
+    assert saved['panels'].tolist() == panels
+    assert saved['query'].tolist() == list(query or ())
     np.testing.assert_allclose(
-        found['maps'][0], chosen(np.asarray(maps.of_query(seen, query))[:, 0]), atol=1e-6
+        saved['maps'][0], chosen(np.asarray(maps.of_query(seen, query))[:, 0]), atol=1e-6
     )
 
 
@@ -231,11 +231,11 @@ def test_runs_of_one_model_are_labelled_by_their_workdirs(tmp_path):
     same = [write_run(tmp_path / name / 'run', rows(0.5, 0.75)) for name in 'ab']
     wider = write_run(tmp_path / 'c', rows(0.5), model={'hidden_size': 32})
     assert run(tmp_path, *(f'--workdir={x}' for x in (*same, wider))) == 0
-    found = arrays(tmp_path, 'compute')
-    (axes,) = runs.compute(found, '').axes
+    saved = arrays(tmp_path, 'compute')
+    (axes,) = runs.compute(saved, '').axes
     labels = [text.get_text() for text in axes.texts]
     assert labels == ['16x2 of a/run', '16x2 of b/run', '32x2']
-    (axes, *_) = runs.data_size(found, '').axes
+    (axes, *_) = runs.data_size(saved, '').axes
     assert {line.get_label(): len(line.get_xdata()) for line in axes.lines} == {
         '16x2 of a/run': 1,
         '16x2 of b/run': 1,
@@ -284,13 +284,13 @@ def test_the_threshold_picture_has_the_number_of_patches(kept, text):
 
 @pytest.mark.parametrize(('count', 'text'), [(1, 'mean over 1 image of'), (2, 'over 2 images of')])
 def test_the_number_of_images_has_its_noun(count, text):
-    found = {
+    distances = {
         'distance': np.ones((2, 3)),
         'of_each_image': np.ones((count, 2, 3)),
         'uniform': np.array(1.0),
         'image_size': np.array([16, 16]),
     }
-    assert text in of_models.distance(found, '').get_suptitle()
+    assert text in of_models.distance(distances, '').get_suptitle()
 
 
 def test_the_figure_of_speed_is_drawn(tmp_path):
@@ -385,8 +385,7 @@ def test_every_kind_of_model_has_finite_arrays(name):
     subject.__dict__['images'] = images, np.zeros(images.shape, np.uint8)
     missing = {'no-position': {'positions'}, 'headless': {'attribution'}}.get(name, set())
     for figure in (OF_MODEL | OF_IMAGES) - missing:
-        found = figures.FIGURES[figure].arrays(subject)
-        for key, x in found.items():
+        for key, x in figures.FIGURES[figure].arrays(subject).items():
             assert x.dtype.kind in 'US' or np.isfinite(x).all(), (figure, key)
     assert ('attribution' in figures.FIGURES['compare'].arrays(subject)) == (name != 'headless')
     for figure in missing:

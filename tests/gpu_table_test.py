@@ -55,9 +55,9 @@ def test_cells_of_a_failed_timm_are_empty(capsys, caplog, monkeypatch, tmp_path)
         for part in ('train', 'inference')
     ]
     assert 'These rows are missing: ti16 by timm, see the error above.' in caplog.text
-    found = json.loads((tmp_path / 'reports.jsonl').read_text())
-    assert found['subjects'] == report['subjects']
-    assert found['versions']['jax'] == jax.__version__
+    saved = json.loads((tmp_path / 'reports.jsonl').read_text())
+    assert saved['subjects'] == report['subjects']
+    assert saved['versions']['jax'] == jax.__version__
 
 
 @pytest.fixture

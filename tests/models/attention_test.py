@@ -53,12 +53,12 @@ def loss_and_gradients(function, *args):
     return jax.jit(jax.value_and_grad(lambda args: (function(*args) ** 2).sum()))(args)
 
 
-def assert_all_close(found, expected, rounding=1e-8):
+def assert_all_close(results, expected, rounding=1e-8):
     """Asserts near equality. The gradient by the bias of keys is only rounding."""
     rounding *= max(np.abs(x).max() for x in jax.tree.leaves(expected))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + rounding),
-        found,
+        results,
         expected,
     )
 

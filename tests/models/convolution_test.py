@@ -48,17 +48,17 @@ def of_jax(x, kernel, strides, padding):
 
 @pytest.mark.parametrize('case', [CASES[k] for k in (1, 5, 6, 7)] + at_night(0, 2, 3, 4), ids=str)
 def test_gradients_equal_those_of_jax(case):
-    for found, expected in zip(
+    for result, expected in zip(
         gradients(convolve, jnp.float32, *case), gradients(of_jax, jnp.float32, *case), strict=True
     ):
-        assert found.dtype == jnp.float32
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
-    for found, expected in zip(
+        assert result.dtype == jnp.float32
+        np.testing.assert_allclose(result, expected, atol=1e-5 * np.abs(expected).max())
+    for result, expected in zip(
         gradients(convolve, jnp.bfloat16, *case), gradients(of_jax, jnp.float32, *case), strict=True
     ):
-        assert found.dtype == jnp.bfloat16
+        assert result.dtype == jnp.bfloat16
         np.testing.assert_allclose(
-            found.astype(jnp.float32), expected, atol=1e-2 * np.abs(expected).max()
+            result.astype(jnp.float32), expected, atol=1e-2 * np.abs(expected).max()
         )
 
 
@@ -88,8 +88,8 @@ def test_higher_derivatives_equal_those_of_jax(case):
             )
         )()
 
-    for found, expected in zip(*map(jax.tree.leaves, (of(convolve), of(of_jax))), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    for result, expected in zip(*map(jax.tree.leaves, (of(convolve), of(of_jax))), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def convolutions(text):

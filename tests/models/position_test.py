@@ -40,9 +40,9 @@ def test_relative_logits_of_bfloat16_are_summed_in_float32():
     query = random_images(2, 9, 2, 16).astype(jnp.bfloat16)
     table = random_images(17, 2, 16).astype(jnp.bfloat16)
     exact = position.relative_logits(query.astype(jnp.float32), table.astype(jnp.float32))
-    found = position.relative_logits(query, table)
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, exact, atol=1e-5)
+    logits = position.relative_logits(query, table)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, exact, atol=1e-5)
 
 
 def test_relative_logits_are_translation_invariant():

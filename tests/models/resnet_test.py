@@ -83,9 +83,9 @@ def test_kernels_are_standardised_in_float32_with_a_bfloat16_computation():
     expected = centred / (centred.std((0, 1, 2)) + 1e-5)
     impulse = np.zeros((1, 5, 5, 2), np.float32)
     impulse[0, 2, 2, 1] = 1  # the output is the flipped kernel
-    found = conv.apply({'params': {'kernel': kernel}}, impulse)[0, 1:4, 1:4][::-1, ::-1]
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.astype('float32'), expected[:, :, 1], rtol=2**-8)
+    standardised = conv.apply({'params': {'kernel': kernel}}, impulse)[0, 1:4, 1:4][::-1, ::-1]
+    assert standardised.dtype == jnp.bfloat16
+    np.testing.assert_allclose(standardised.astype('float32'), expected[:, :, 1], rtol=2**-8)
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,11 @@ def loss_and_gradients(model, params, images):
     return jax.jit(jax.value_and_grad(functools.partial(loss, model), (0, 1)))(params, images)
 
 
-def assert_all_close(found, expected):
+def assert_all_close(results, expected):
     rounding = 1e-7 * max(np.abs(x).max() for x in jax.tree.leaves(expected))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + rounding),
-        found,
+        results,
         expected,
     )
 
