@@ -123,7 +123,7 @@ def test_one_signal_waits_for_what_is_to_be_saved(pipe, tmp_path):
 @pytest.mark.parametrize(
     'place',
     [
-        'vit_jax.training.run:open_data',
+        'vit_jax.training.run_data:open_data',
         'vit_jax.training.accumulation:bytes_needed',
         'vit_jax.training.program:Program.trace_train_step',
         'vit_jax.training.run:initial_or_restored',
