@@ -451,7 +451,7 @@ def test_a_complete_config_has_the_numbers_of_the_data_and_refuses_others():
         )
     assert str(error.value).endswith(
         'add --config.dataset.num_examples=0 --config.dataset.num_classes=0 '
-        '--config.dataset.multi_label=False, which takes what the data have'
+        '--config.dataset.multi_label=False, which uses the numbers of the data.'
     )
 
 
@@ -467,7 +467,9 @@ def test_weights_of_classes():
     assert resolve.with_data(config, 51, 3).loss.class_weights == ()
     config.loss.class_weights = (1, 2)
     assert resolve.with_data(config, 51, 2).loss.class_weights == (1, 2)
-    with pytest.raises(UserError, match='loss.class_weights are 2 and .* has 3 classes: give one'):
+    with pytest.raises(
+        UserError, match='loss.class_weights are 2 and .* has 3 classes: expected one'
+    ):
         resolve.with_data(config, 51, 3)
     with pytest.raises(
         UserError,

@@ -72,7 +72,7 @@ DURING = (
     'rename class',
 )
 PLACES = (
-    'vit_jax.training.run:program_that_fits',
+    'vit_jax.training.run_memory:program_that_fits',
     'vit_jax.data.pipeline:train_batches',
     'vit_jax.workdir.metrics:MetricsLog.write',
     'vit_jax.training.loop:evaluate',

@@ -30,12 +30,12 @@ START = (
     'vit_jax.workdir.lock:reserve',
     'vit_jax.training.run:resolve',
     'vit_jax.parallel.sharding:make_mesh',
-    'vit_jax.training.run:open_data',
+    'vit_jax.training.run_data:open_data',
     'vit_jax.training.run:Program',
-    'vit_jax.training.run:program_that_fits',
+    'vit_jax.training.run_memory:program_that_fits',
     'vit_jax.training.run:initial_or_restored',
-    'vit_jax.training.run:announce',
-    'vit_jax.training.run:make_room',
+    'vit_jax.training.announcement:announce',
+    'vit_jax.training.run_memory:make_room',
 )
 OF_RUN = (
     'vit_jax.training.program:Program.trace_train_step',

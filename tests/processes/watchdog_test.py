@@ -123,7 +123,7 @@ def test_one_signal_does_not_end_a_command_with_unsaved_steps(pipe, tmp_path):
 @pytest.mark.parametrize(
     'place',
     [
-        'vit_jax.training.run:open_data',
+        'vit_jax.training.run_data:open_data',
         'vit_jax.training.accumulation:bytes_needed',
         'vit_jax.training.program:Program.trace_train_step',
         'vit_jax.training.run:initial_or_restored',

@@ -43,4 +43,4 @@ def program_on(config, teacher=None, **mesh):
     number = int(np.prod(list(mesh.values())))
     config = config_lib.changed(config, {f'mesh.{axis}': size for axis, size in mesh.items()})
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:number])
-    return Program(resolve.for_mesh(config, mesh, teacher=teacher), mesh, teacher=teacher)
+    return Program(resolve.for_mesh(config, mesh), mesh, teacher=teacher)

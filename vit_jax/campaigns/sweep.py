@@ -113,7 +113,7 @@ def _check_largest_batch(members, configs, directory):
     """Raises UserError, before the first member trains, if a batch exceeds the training split."""
     from vit_jax.data.sources import open_split
     from vit_jax.data.subsets import subset
-    from vit_jax.training.run import check_batch_size
+    from vit_jax.training.run_data import check_batch_size
 
     largest = max(range(len(configs)), key=lambda number: configs[number].batch_size)
     if record.begun(os.path.join(directory, name_of(members[largest]))):

@@ -55,7 +55,7 @@ class Target(NamedTuple):
         """
         config = config_lib.changed(config, changes or {})
         mesh = sharding.make_mesh(config.mesh, self.devices)
-        config = resolve.for_mesh(config, mesh, self.platform, self.teacher)
+        config = resolve.for_mesh(config, mesh, self.platform)
         program = Program(config, mesh, self.platform, self.teacher)
         optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
         return program

@@ -10,7 +10,7 @@ from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.files import composed
 from vit_jax.reporting import pictures
-from vit_jax.training.run import open_data
+from vit_jax.training.run_data import open_data
 from vit_jax.weights.apply import as_pixels
 
 SAMPLES, SIDE = 24, 128  # images, and pixels of their longer side
