@@ -243,7 +243,7 @@ def test_the_message_on_a_recorded_field_says_what_to_do(tmp_path):
     with pytest.raises(UserError) as error:
         record.read(str(tmp_path))
     assert str(error.value) == (
-        f'{path}: loss.pabel_smoothing is no field. Did you mean loss.label_smoothing? '
+        f'{path}: loss.pabel_smoothing is not a field. Did you mean loss.label_smoothing? '
         'Restore the file.'
     )
 
