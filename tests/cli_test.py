@@ -437,7 +437,7 @@ def test_error_becomes_a_message_and_an_exit_code(error, message, caplog):
     ('error', 'expected', 'log'),
     [
         ("UserError('the disk is full.')", 1, 'error: the disk is full.\n'),
-        ('KeyboardInterrupt', 130, ''),
+        ('KeyboardInterrupt', 130, 'Stopped by SIGINT (Ctrl-C).\n'),
     ],
 )
 def test_failed_command_exits_without_waiting_for_threads(error, expected, log, tmp_path):
