@@ -1,4 +1,4 @@
-"""Installs vit_jax; without extras it is enough for models, inference and conversion."""
+"""Installs vit_jax. Without extras it supports models, inference and conversion."""
 
 import setuptools
 
@@ -16,9 +16,9 @@ TRAIN = [
     'matplotlib>=3.9',
     'tqdm>=4.66',
     'jinja2>=3.1',
-    'vl-convert-python>=1.9',  # report.html: the page, and its charts
-    'importlib_resources>=6',
-]  # tensorflow-datasets uses it without asking for it
+    'vl-convert-python>=1.9',  # charts of report.html
+    'importlib_resources>=6',  # tensorflow-datasets imports it without requiring it
+]
 TEST = [
     'pytest>=8',
     'pytest-timeout>=2.3',
@@ -60,16 +60,16 @@ setuptools.setup(
         'gpu': [f'jax[cuda13]{JAX}'],
         'tpu': [f'jax[tpu]{JAX}'],
         'train': TRAIN,
-        # TPU programs without a TPU. jax 0.10.1 loads the libtpu that gave the numbers of
-        # docs/scale.md, 0.0.42, as well as its own 0.0.41; a newer JAX asks for the one it needs.
+        # Compiles TPU programs without a TPU. jax 0.10.1 supports libtpu 0.0.42, which gave the
+        # numbers of docs/scale.md, and its own 0.0.41; newer versions of JAX require their own.
         'plan': [
             'libtpu>=0.0.41,<0.0.43; python_version<"3.12"',
             f'jax[tpu]{JAX}; python_version>="3.12"',
         ],
         'test': TRAIN + TEST,
-        # 0.17 needs an Orbax that does not fit the one above.
+        # 0.17 needs an Orbax that conflicts with the version above.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],
-        # The tests have theirs from requirements-interop.txt: timm without its torchvision.
+        # The tests use requirements-interop.txt: timm without torchvision.
         'interop': ['torch>=2.13', 'timm>=1.0', 'transformers>=5'],
     },
 )

@@ -162,7 +162,7 @@ def test_a_run_that_started_with_a_larger_batch_resumes(
 def test_missing_config_file(run_main, tmp_path):
     check_message(
         run_main(tmp_path / 'run', config='configs/vti.py:b16'),
-        f'error: no config file {ROOT}/configs/vti.py: --config is a path from',
+        f'error: no config file {ROOT}/configs/vti.py: expected a path relative to',
     )
 
 
@@ -205,7 +205,7 @@ def test_a_repeated_tuple_is_refused(tmp_path):
     [
         (
             {'num_steps': 60},
-            'optimizer.warmup_steps is 80 but the run has 60 steps in all: train '
+            'optimizer.warmup_steps is 80: expected fewer than the 60 steps of the run. Train '
             'longer, or warm up for less, as in --config.optimizer.warmup_steps=6',
         ),
         ({'num_steps': -5}, 'num_steps is -5: expected a whole number, at least 0.'),
@@ -276,7 +276,8 @@ def test_without_workdir_the_config_names_it(tmp_path, monkeypatch):
         lines[0][0]
         == lines[1][0]
         == (
-            'workdir runs/quickstart, where the same command continues; --workdir=DIR names another'
+            'Using the workdir runs/quickstart. The same command resumes the run; --workdir=DIR '
+            'chooses another directory'
         )
     )
     assert 'the run is complete at step 6' in lines[1][-1]

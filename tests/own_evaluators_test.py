@@ -202,7 +202,7 @@ def test_a_run_resumes_with_other_evaluators(finished, data, my_lab, tmp_path):
         (['.v2.tipe=knn'], r"no field 'evals.v2.tipe'. Did you mean evals.v2.type"),
         (['.fewshoot.shots=5'], 'Did you mean evals.fewshot.shots'),
         (['.v2.split=val'], "evals.v2.type is ''"),
-        (['.eval.type=knn'], "evals has 'eval'"),
+        (['.eval.type=knn'], "evals has a section 'eval'"),
         (['.v2.type=knn', '.v2.every=-1'], 'evals.v2.every is -1: expected a whole number'),
     ],
 )

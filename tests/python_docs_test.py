@@ -1,4 +1,4 @@
-"""Every snippet of docs/python.md runs, in order, and gives the shapes that it states."""
+"""Every snippet of docs/python.md runs in order and gives the shapes that the page states."""
 
 import re
 
@@ -13,10 +13,10 @@ TEXT = (ROOT / 'docs/python.md').read_text()
 NAME = 'vit_tiny_patch16_224.safetensors'
 
 
-def test_snippets(tmp_path, monkeypatch):
+def test_snippets_of_the_docs_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = small.make('vit', gelu='erf', hidden_size=192, num_heads=3)
-    weights.save(given, NAME, 'timm')  # of small images, which the text does not know
+    weights.save(given, NAME, 'timm')  # its images are smaller than in the text
     write_images(tmp_path, ['x'], 2, size=(20, 30))
     files = [str(path) for path in sorted(tmp_path.glob('x/*'))]
     code = '\n'.join(re.findall(r'^    (.+)$', TEXT, re.MULTILINE)).replace('224, 224', '16, 16')

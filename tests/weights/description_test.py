@@ -172,12 +172,12 @@ def test_the_fit_of_a_program_that_rounds_implies_rounding(stated, given, expect
 
 
 def test_rounding_needs_a_filter_of_pillow():
-    with pytest.raises(UserError, match='antialias is False and preprocess.uint8_resize True'):
+    with pytest.raises(UserError, match='antialias is False and preprocess.uint8_resize is True'):
         description.described(small.make('vit'), ['uint8_resize=True,antialias=False'])
     by_hand = dataclasses.replace(
         small.make('vit'), preprocess={'uint8_resize': True, 'resize': 'area'}
     )
-    with pytest.raises(UserError, match='resize is area and preprocess.uint8_resize True'):
+    with pytest.raises(UserError, match='resize is area and preprocess.uint8_resize is True'):
         description.complete_preprocess(by_hand)
 
 

@@ -245,7 +245,7 @@ def test_message_about_a_recorded_field_has_a_remedy(tmp_path):
     with pytest.raises(UserError) as error:
         record.read(str(tmp_path))
     assert str(error.value) == (
-        f'{path}: loss.pabel_smoothing is no field. Did you mean loss.label_smoothing? '
+        f'{path}: loss.pabel_smoothing is not a field. Did you mean loss.label_smoothing? '
         'Restore the file.'
     )
 

@@ -193,12 +193,12 @@ def test_a_config_of_another_model_is_refused_with_its_field(field, runs, tmp_pa
 @pytest.mark.parametrize(
     ('change', 'expected'),
     [
-        (lambda values: values.update(model={}), 'it lacks model.patch_size, model.num_layers,'),
-        (lambda values: values['model'].pop('num_heads'), 'it lacks model.num_heads'),
+        (lambda values: values.update(model={}), 'missing model.patch_size, model.num_layers,'),
+        (lambda values: values['model'].pop('num_heads'), 'missing model.num_heads'),
         (lambda values: values['model'].pop('gelu'), "model.gelu: 'absent' in the file"),
         (lambda values: values['model'].update(num_heads='2'), "model.num_heads is '2': expected"),
-        (lambda values: values['model'].update(heads=2), 'model.heads is no field'),
-        (lambda values: values['model'].update(resnet=2), 'model.resnet is no field'),
+        (lambda values: values['model'].update(heads=2), 'model.heads is not a field'),
+        (lambda values: values['model'].update(resnet=2), 'model.resnet is not a field'),
         (lambda values: values.update(image_size=[0, 8]), 'image_size is [0, 8]: expected'),
     ],
 )
