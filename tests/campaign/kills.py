@@ -51,7 +51,7 @@ SIGNALS = ('SIGKILL', 'SIGKILL', 'SIGTERM', 'SIGINT')
 
 
 # Texts in the last line of a run that was stopped or was complete.
-_LAST_LINES = ('To continue', 'done:', 'the run is complete')
+_LAST_LINES = ('To continue', 'done:', 'the run is complete', 'Stopped by SIGINT')
 
 
 def arm(place, call, delay, name):
