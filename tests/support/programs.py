@@ -5,6 +5,7 @@ import numpy as np
 
 from tests.support.runs import resolved
 from vit_jax import config as config_lib
+from vit_jax.objectives import registry
 from vit_jax.parallel import sharding
 from vit_jax.training import resolve
 from vit_jax.training.program import Program
@@ -43,4 +44,5 @@ def program_on(config, teacher=None, **mesh):
     number = int(np.prod(list(mesh.values())))
     config = config_lib.changed(config, {f'mesh.{axis}': size for axis, size in mesh.items()})
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:number])
-    return Program(resolve.for_mesh(config, mesh), mesh, teacher=teacher)
+    config = resolve.for_mesh(config, mesh, teacher=teacher)
+    return Program(config, mesh, objective=registry.of_config(config, teacher))

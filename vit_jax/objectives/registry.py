@@ -3,7 +3,7 @@
 import flax.linen as nn
 from ml_collections import ConfigDict
 
-from vit_jax import plugins
+from vit_jax import models, plugins
 from vit_jax.errors import UserError
 from vit_jax.objectives.distillation import distillation
 from vit_jax.objectives.labels import labels
@@ -28,6 +28,15 @@ def name_of(config: ConfigDict) -> str:
     if config.teacher.weights:
         return 'distillation'
     return 'labels'
+
+
+def of_config(config: ConfigDict, teacher: Teacher | None = None) -> Objective:
+    """The objective of a complete config, with the model that the config describes.
+
+    Args and errors are those of `build`.
+    """
+    model = models.build(config.model, config.dataset.num_classes)
+    return build(config, model, teacher)
 
 
 def build(config: ConfigDict, model: nn.Module, teacher: Teacher | None = None) -> Objective:

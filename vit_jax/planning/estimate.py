@@ -13,6 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax.objectives import registry
 from vit_jax.objectives.teacher import Teacher
 from vit_jax.parallel import feeding, sharding
 from vit_jax.planning import collectives
@@ -55,8 +56,9 @@ class Target(NamedTuple):
         """
         config = config_lib.changed(config, changes or {})
         mesh = sharding.make_mesh(config.mesh, self.devices)
-        config = resolve.for_mesh(config, mesh, self.platform)
-        program = Program(config, mesh, self.platform, self.teacher)
+        config = resolve.for_mesh(config, mesh, self.platform, self.teacher)
+        objective = registry.of_config(config, self.teacher)
+        program = Program(config, mesh, self.platform, objective)
         optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
         return program
 

@@ -15,12 +15,11 @@ from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import models
 from vit_jax.evaluators.batches import Batch
 from vit_jax.evaluators.context import Devices
 from vit_jax.models import cost
 from vit_jax.objectives import registry
-from vit_jax.objectives.teacher import Teacher
+from vit_jax.objectives.objective import Objective
 from vit_jax.parallel import feeding, microbatch, sharding
 from vit_jax.training import device_defaults, optimizer, steps
 from vit_jax.training import state as train_state
@@ -32,8 +31,8 @@ class Program:
 
     Attributes:
       mesh: the devices.
-      config: the config. accum_steps -1 is replaced by `fastest_parts`; 0 counts as 1 until
-        accumulation.choose replaces it.
+      config: the config, unchanged. accum_steps 0 counts as 1 until accumulation.choose replaces
+        it.
       num_steps: of the run.
       objective: the objective of the config, with shapes in place of its constants.
       model: the Flax module of the objective.
@@ -47,7 +46,11 @@ class Program:
     """
 
     def __init__(
-        self, config: ConfigDict, mesh: Mesh, platform: str = '', teacher: Teacher | None = None
+        self,
+        config: ConfigDict,
+        mesh: Mesh,
+        platform: str = '',
+        objective: Objective | None = None,
     ):
         """Builds the model and the steps; compiles nothing.
 
@@ -55,7 +58,8 @@ class Program:
           config: from the functions of resolve.py.
           mesh: the devices.
           platform: of the devices if the mesh only simulates them.
-          teacher: of `config.teacher`.
+          objective: of the config, from registry.of_config; None builds it. A config with a
+            teacher needs it.
 
         Raises:
           UserError: if the batch or a model cannot be split over the mesh, or the devices lack the
@@ -68,15 +72,15 @@ class Program:
         sharding.check_model(config.model, mesh)
         feeding.data_share(mesh, mesh.devices.flat[0].process_index)
         self.num_steps = config_lib.total_steps(config)
-        self._set_objective(config, teacher)
+        self._set_objective(config, objective)
         self._set_optimizer(config)
         self._set_shapes(config)
         self._set_steps(config)
 
-    def _set_objective(self, config, teacher):
+    def _set_objective(self, config, objective):
         """Sets the objective, its model and the shapes of its constants."""
-        model = models.build(config.model, config.dataset.num_classes)
-        objective = registry.build(config, model, teacher)
+        if objective is None:
+            objective = registry.of_config(config)
         self._host_constants = objective.constants
         shapes = jax.tree.map(_shape_of, objective.constants)
         self.objective = dataclasses.replace(objective, constants=shapes)
@@ -149,10 +153,6 @@ class Program:
             self._platform,
         )
         self.fastest_parts = fastest(train=True)
-        if config.accum_steps == -1:
-            config = FrozenConfigDict(
-                config_lib.changed(config, {'accum_steps': self.fastest_parts})
-            )
         self.config = config
         accum_steps = max(config.accum_steps, 1)
         self.eval_parts = fastest()

@@ -11,22 +11,26 @@ these functions one after the other:
     with_device_defaults  the fastest choices for the devices
     with_teacher        the checksum of the teacher
     with_data           the numbers of the data
+    with_accum_steps    the fastest number of parts of a batch
 
-Every function returns a frozen config, and a Program takes the last one. Only accum_steps may still
-be open then: the Program replaces -1, and accumulation.choose replaces 0 after compiling steps.
-A plan and the benchmark, which read no data and resume no run, use `checked`, `with_data` and
-`for_mesh`.
+Every function returns a frozen config, and a Program takes the last one. Only accum_steps=0 is
+still open then: accumulation.choose replaces it after compiling steps. A plan and the benchmark
+read no data and resume no run: they use `checked`, `with_data` and `for_mesh`.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.objectives import registry
+from vit_jax.objectives.teacher import Teacher
+from vit_jax.parallel import microbatch, sharding
 from vit_jax.training import device_defaults
 
 
@@ -189,20 +193,55 @@ def with_teacher(config: ConfigDict, checksum: int) -> FrozenConfigDict:
     return _changed(config, {'teacher.checksum': checksum})
 
 
-def for_mesh(config: ConfigDict, mesh: Mesh, platform: str = '') -> FrozenConfigDict:
+def with_accum_steps(
+    config: ConfigDict, module: nn.Module, mesh: Mesh, platform: str = ''
+) -> FrozenConfigDict:
+    """The config with the fastest number of parts of a batch, if it leaves that open with -1.
+
+    Args:
+      config: with the numbers of its data and the choices for its devices.
+      module: the Flax module of the objective.
+      mesh: the devices.
+      platform: of the devices if the mesh only simulates them.
+
+    Raises:
+      UserError: if the batch cannot be spread evenly over the devices.
+    """
+    if config.accum_steps != -1:
+        return FrozenConfigDict(config)
+    sharding.check_batch(config.batch_size, 1, mesh)
+    parts = microbatch.fastest(
+        module,
+        config.batch_size,
+        config.image_size,
+        sharding.batch_parts(mesh),
+        platform or mesh.devices.flat[0].platform,
+        train=True,
+    )
+    return _changed(config, {'accum_steps': parts})
+
+
+def for_mesh(
+    config: ConfigDict, mesh: Mesh, platform: str = '', teacher: Teacher | None = None
+) -> FrozenConfigDict:
     """The config with the choices for the devices of a mesh, without the data of a run.
 
     Args:
       config: with the numbers of its data.
       mesh: the devices.
       platform: of the devices if the mesh only simulates them.
+      teacher: of `config.teacher`.
     """
     device = mesh.devices.flat[0]
     platform = platform or device.platform
     dtype = device_defaults.fastest_dtype(platform)
-    return with_device_defaults(config, platform, device, dtype)
+    config = with_device_defaults(config, platform, device, dtype)
+    module = registry.of_config(config, teacher).module
+    return with_accum_steps(config, module, mesh, platform)
 
 
 def _changed(config, values):
     """A frozen copy with other values of some dotted fields."""
-    return FrozenConfigDict(config_lib.changed(config, values))
+    changed = ConfigDict(config).copy_and_resolve_references()
+    changed.update_from_flattened_dict(values)
+    return FrozenConfigDict(changed)

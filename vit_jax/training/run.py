@@ -16,6 +16,7 @@ from vit_jax.data import folders, pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators import metric as metric_lib
 from vit_jax.evaluators.metric import Metric
+from vit_jax.objectives import registry
 from vit_jax.objectives import teacher as teacher_lib
 from vit_jax.parallel import feeding, sharding
 from vit_jax.processes import consensus
@@ -163,7 +164,9 @@ def resolve(
         record.require_same_run(workdir, begun, config, data.train.class_names)
     run_data.check_batch_size(config, data.train.num_examples, has_begun=bool(begun))
     check_alone()
-    program = Program(config, mesh, teacher=teacher)
+    objective = registry.of_config(config, teacher)
+    config = resolving.with_accum_steps(config, objective.module, mesh)
+    program = Program(config, mesh, objective=objective)
     if not begun:  # runs of earlier versions may have such names and classes
         run_data.require_training_images(config, data.train, program.objective.uses_labels)
         optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
