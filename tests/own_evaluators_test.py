@@ -1,6 +1,6 @@
 """A metric and a second data set of the user's own, followed from the config to every reader.
 
-The package stays as it is: the code is that of docs/extending.md.
+The package stays as it is: the code is that of docs/how-to/extend.md.
 """
 
 import json
