@@ -1,5 +1,6 @@
 """Commands, fields, links, tables and snippets of the README and of every page in docs/."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -168,3 +169,25 @@ def test_the_block_of_the_guide_equals_the_one_of_the_project(monkeypatch):
     jax.tree.map(
         np.testing.assert_array_equal, apply(ours, params, images), apply(theirs, params, images)
     )
+
+
+def texts_of_the_program():
+    """The text of every string in vit_jax/; a formatted value is a line break."""
+    for path in (ROOT / 'vit_jax').rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.JoinedStr):
+                parts = [getattr(value, 'value', '\n') for value in node.values]
+                yield ''.join(part if isinstance(part, str) else '\n' for part in parts)
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_program():
+    program = '\0'.join(texts_of_the_program())
+    others = {'message', '`RESOURCE_EXHAUSTED`', '`Killed`, without a message'}
+    page = (ROOT / 'docs/how-to/troubleshooting.md').read_text()
+    rows = [row for row in documentation.tables(page) if len(row) == 3]
+    assert len(rows) > 30
+    for message, *_ in rows:
+        if message not in others:
+            assert re.match('`([^`]+)`', message)[1] in program, message
