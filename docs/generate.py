@@ -79,7 +79,7 @@ def options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
 def _name(action):
     """The name that the docs use; a second spelling with hyphens is left out."""
     names = [name for name in action.option_strings if '-' not in name.lstrip('-')]
-    return (names or action.option_strings or [action.dest.upper()])[0]
+    return (names or action.option_strings or [action.metavar or action.dest.upper()])[0]
 
 
 def _line(action):
@@ -88,7 +88,7 @@ def _line(action):
     if action.choices:
         metavar = '|'.join(map(str, action.choices))
     if not action.option_strings:
-        usage = action.metavar or name
+        usage = name
     elif isinstance(action, argparse.BooleanOptionalAction):
         usage = ', '.join(action.option_strings)
     elif action.nargs == 0:
