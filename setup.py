@@ -60,8 +60,8 @@ setuptools.setup(
         'gpu': [f'jax[cuda13]{JAX}'],
         'tpu': [f'jax[tpu]{JAX}'],
         'train': TRAIN,
-        # TPU programs without a TPU. jax 0.10.1 loads the libtpu that gave the numbers of
-        # docs/scale.md, 0.0.42, as well as its own 0.0.41; a newer JAX asks for the one it needs.
+        # TPU programs without a TPU. jax 0.10.1 loads libtpu 0.0.42, which gave the numbers of
+        # docs/lab-notes/plans.md, as well as its own 0.0.41; a newer JAX asks for the one it needs.
         'plan': [
             'libtpu>=0.0.41,<0.0.43; python_version<"3.12"',
             f'jax[tpu]{JAX}; python_version>="3.12"',
@@ -71,5 +71,7 @@ setuptools.setup(
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],
         # The tests have theirs from requirements-interop.txt: timm without its torchvision.
         'interop': ['torch>=2.13', 'timm>=1.0', 'transformers>=5'],
+        # `make docs` has its own environment, from requirements-docs.txt.
+        'docs': ['mkdocs-material>=9.5', 'mkdocstrings[python]>=0.27'],
     },
 )

@@ -1,4 +1,4 @@
-"""A short recipe certificate (benchmarks/certificate.py, docs/recipes.md)."""
+"""A short recipe certificate (benchmarks/certificate.py, docs/explanation/recipes.md)."""
 
 import pathlib
 

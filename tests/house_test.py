@@ -1,7 +1,7 @@
 """The contract of the rooms: who imports whom, and what stays out.
 
-docs/architecture.md says the same in words. Everything is read from the source, functions'
-own imports included; nothing is imported.
+docs/explanation/architecture.md says the same in words. Everything is read from the source,
+functions' own imports included; nothing is imported.
 """
 
 import ast

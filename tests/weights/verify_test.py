@@ -74,7 +74,7 @@ def test_released_weights_on_photos(tmp_path):
     ],
 )
 def test_table_of_the_docs(layout, name, tmp_path):
-    """Prints the rows of docs/conversion.md: logits of released weights on 16 photos."""
+    """Prints the rows of docs/reference/layouts.md: logits of released weights on 16 photos."""
     interop.import_timm()
     path, batch = str(tmp_path / name), photos(16)
     given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
