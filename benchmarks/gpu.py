@@ -1,4 +1,4 @@
-"""Training and inference beside timm with torch.compile: the table of a GPU in docs/lab-notes/gpu-speed.md.
+"""Training and inference beside timm with torch.compile: the table of docs/lab-notes/gpu-speed.md.
 
     python -m benchmarks.gpu [--rows b16,jft=512 ...] [--rounds=5] [--seconds=1] [--out=FILE]
 

@@ -1,4 +1,4 @@
-"""Plans of docs/lab-notes/plans.md: the command, its seconds and peak memory, and rows of the tables.
+"""Plans of docs/lab-notes/plans.md: the command, its seconds and memory, and rows of the tables.
 
     python benchmarks/planning.py slices [NAME [OPTION...]]  # models on slices of their size
     python benchmarks/planning.py growth   # H/14 on 8 to 512 chips, simulated
