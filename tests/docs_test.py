@@ -5,7 +5,6 @@ import importlib
 import re
 import shlex
 import sys
-import types
 
 import jax
 import numpy as np
@@ -14,11 +13,11 @@ import pytest
 from tests.support import documentation, small
 from tests.support.datasets import write_images
 from tests.support.documentation import PAGES, WRITTEN, name_of
-from tests.support.extending import load_example
+from tests.support.extending import example
 from tests.support.parameters import apply, randomised
 from tests.support.runs import ROOT
 from tests.support.vit import SMALL, random_images
-from vit_jax import cli, models, weights
+from vit_jax import cli, models, vtab, weights
 from vit_jax import config as config_lib
 
 NAME = 'vit_tiny_patch16_224.safetensors'
@@ -31,8 +30,22 @@ class Parsed(BaseException):
     """Ends a command as soon as its own parser has accepted the arguments."""
 
 
+@pytest.fixture(scope='module')
+def my_lab(tmp_path_factory):
+    """The package that readers of the guide to extensions write."""
+    root = tmp_path_factory.mktemp('outside')
+    (root / 'my_lab').mkdir()
+    for name in ('focal', 'balanced', 'norms', 'blocks'):
+        (root / 'my_lab' / f'{name}.py').write_text(example(f'my_lab/{name}.py'))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(root))
+        yield
+    for name in [name for name in sys.modules if name.partition('.')[0] == 'my_lab']:
+        del sys.modules[name]
+
+
 @pytest.fixture
-def stop_after_parsing(monkeypatch):
+def stop_after_parsing(monkeypatch, my_lab):
     """Makes commands raise Parsed after parsing and, if they have a config, checking it."""
     parse_args, parse_with_config = cli.Parser.parse_args, cli.parse_with_config
 
@@ -45,6 +58,7 @@ def stop_after_parsing(monkeypatch):
 
     monkeypatch.setattr(cli.Parser, 'parse_args', stop(parse_args))
     monkeypatch.setattr(cli, 'parse_with_config', stop(parse_with_config))
+    monkeypatch.setattr(vtab, 'read_tasks', stop(vtab.read_tasks))
     monkeypatch.chdir(ROOT)
 
 
@@ -158,13 +172,10 @@ def test_snippet_that_writes_a_table_of_classes(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.split() == ['class,accuracy,images', 'ant,0.5,4']
 
 
-def test_the_block_of_the_guide_equals_the_one_of_the_project(monkeypatch):
-    module = types.ModuleType('my_lab')
-    load_example('my_lab/blocks.py', module)
-    monkeypatch.setitem(sys.modules, 'my_lab', module)
+def test_the_block_of_the_guide_equals_the_one_of_the_project(my_lab):
     images = random_images(2, 8, 12, 3)
     ours = models.build(SMALL, 5, block='parallel')
-    theirs = models.build(SMALL, 5, block='my_lab:ParallelBlock')
+    theirs = models.build(SMALL, 5, block='my_lab.blocks:ParallelBlock')
     params = {'params': randomised(ours, images)}
     jax.tree.map(
         np.testing.assert_array_equal, apply(ours, params, images), apply(theirs, params, images)
