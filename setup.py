@@ -61,7 +61,8 @@ setuptools.setup(
         'tpu': [f'jax[tpu]{JAX}'],
         'train': TRAIN,
         # Compiles TPU programs without a TPU. jax 0.10.1 supports libtpu 0.0.42, which gave the
-        # numbers of docs/scale.md, and its own 0.0.41; newer versions of JAX require their own.
+        # numbers of docs/lab-notes/plans.md, and its own 0.0.41; newer versions of JAX require
+        # their own.
         'plan': [
             'libtpu>=0.0.41,<0.0.43; python_version<"3.12"',
             f'jax[tpu]{JAX}; python_version>="3.12"',
@@ -71,5 +72,7 @@ setuptools.setup(
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],
         # The tests use requirements-interop.txt: timm without torchvision.
         'interop': ['torch>=2.13', 'timm>=1.0', 'transformers>=5'],
+        # `make docs` has its own environment, from requirements-docs.txt.
+        'docs': ['mkdocs-material>=9.5', 'mkdocstrings[python]>=0.27'],
     },
 )

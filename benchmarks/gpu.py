@@ -1,4 +1,4 @@
-"""Compares training and inference on a GPU with timm and torch.compile, for docs/performance.md.
+"""Compares training and inference on a GPU with timm: the table of docs/lab-notes/gpu-speed.md.
 
     python -m benchmarks.gpu [--rows b16,jft=512 ...] [--rounds=5] [--seconds=1] [--out=FILE]
 

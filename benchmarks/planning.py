@@ -1,4 +1,4 @@
-"""Makes the plans of docs/scale.md, and prints the rows of its tables.
+"""Makes the plans of docs/lab-notes/plans.md, and prints the rows of its tables.
 
     python benchmarks/planning.py slices [NAME [OPTION...]]  # models on slices of their size
     python benchmarks/planning.py growth   # H/14 on 8 to 512 simulated chips

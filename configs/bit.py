@@ -5,12 +5,12 @@
     python -m vit_jax.main --config=configs/bit.py:r50x1,directory,3000,224 \
         --config.pretrained=WEIGHTS --config.dataset.name=DATA --workdir=DIR
 
-WEIGHTS is a file or directory of any layout in docs/conversion.md, hf:ORGANISATION/NAME, timm:NAME
-or a workdir. The argument is MODEL,DATASET, or MODEL,directory,IMAGES,SIDE with the number of
-training images and their usual side in pixels (the root of the area, if they are not square). The
-rule derives the resolution, the length and MixUp from these two numbers, as big_transfer's
-bit_hyperrule.py does. All else is fixed: SGD with momentum 0.9, learning rate 0.003, batch 512, no
-weight decay.
+WEIGHTS is a file or directory of any layout in docs/reference/layouts.md, hf:ORGANISATION/NAME,
+timm:NAME or a workdir. The argument is MODEL,DATASET, or MODEL,directory,IMAGES,SIDE with the
+number of training images and their usual side in pixels (the root of the area, if they are not
+square). The rule derives the resolution, the length and MixUp from these two numbers, as
+big_transfer's bit_hyperrule.py does. All else is fixed: SGD with momentum 0.9, learning rate 0.003,
+batch 512, no weight decay.
 
 Published accuracy of BiT-M, fine-tuned in this way but with batch 128 and learning rate 0.001:
 R50x1 97.3 on CIFAR-10 and 86.4 on CIFAR-100, R152x2 98.5 and 91.2 (README of big_transfer, JAX).
@@ -26,7 +26,7 @@ differ:
   of train ten times.
 
 On imagenet2012 the shuffle buffer of 200,000 examples of tfrecord files takes up to 65 GB of host
-memory (docs/training.md, "Data").
+memory (docs/reference/data.md, "Memory of the shuffle window").
 """
 
 from vit_jax.config import base

@@ -35,7 +35,8 @@ ImageNet. Matrix products are in bfloat16 on machines that compute it faster. Fe
 six TFDS data sets every 25,000 steps is off.
 
 The shuffle buffer of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory
-(docs/training.md, "Data"); --config.dataset.shuffle_buffer=16384 takes 5 GB.
+(docs/reference/data.md, "Memory of the shuffle window"); --config.dataset.shuffle_buffer=16384
+takes 5 GB.
 """
 
 from vit_jax.config import base

@@ -17,13 +17,15 @@ Published accuracy on ImageNet: student 82.8, teacher 83.0 (README there; figure
 the paper have the epochs). 300 epochs take 15 hours on a TPU v3-32.
 
 `python -m benchmarks.certificate --fields` lists every field of the sources. These differ:
-- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/recipes.md, "Traps").
+- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/recipes.md,
+  "Traps").
 - Activations are in bfloat16 on machines that compute it faster.
 - Training evaluates the student on one split. The source also evaluates the teacher, the distance
   between the two, few-shot accuracy, and the student on other splits.
 
 On imagenet2012 the shuffle buffer of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of
-host memory (docs/training.md, "Data"); --config.dataset.shuffle_buffer=16384 takes 5 GB.
+host memory (docs/reference/data.md, "Memory of the shuffle window");
+--config.dataset.shuffle_buffer=16384 takes 5 GB.
 """
 
 from vit_jax.config import base

@@ -5,11 +5,11 @@
     python -m vit_jax.main --config=configs/finetune.py:ti16,directory --config.pretrained=WEIGHTS \
         --config.dataset.name=DATA --workdir=DIR
 
-WEIGHTS is a file or directory of any layout in docs/conversion.md, hf:ORGANISATION/NAME, timm:NAME
-or a workdir. The argument is MODEL,DATASET[,SIZE]. SGD with momentum 0.9, batch 512, cosine
-schedule, no weight decay, gradients clipped at norm 1, 384 px; the head is new and starts at zero.
-The learning rate is one value of the table's grid; `python -m vit_jax.sweep` with the same options
-tries the whole grid.
+WEIGHTS is a file or directory of any layout in docs/reference/layouts.md, hf:ORGANISATION/NAME,
+timm:NAME or a workdir. The argument is MODEL,DATASET[,SIZE]. SGD with momentum 0.9, batch 512,
+cosine schedule, no weight decay, gradients clipped at norm 1, 384 px; the head is new and starts at
+zero. The learning rate is one value of the table's grid; `python -m vit_jax.sweep` with the same
+options tries the whole grid.
 
 Published accuracy, fine-tuned at 384 px: pre-trained on ImageNet-21k B/16 98.95 on CIFAR-10, 91.67
 on CIFAR-100, 83.97 on ImageNet; pre-trained on JFT-300M L/16,imagenet2012,512 87.76 and

@@ -11,14 +11,16 @@ embeddings, RandAugment and MixUp, less weight decay, no dropout.
 
 `python -m benchmarks.certificate --fields --recipes=plain` lists every field of the source. These
 differ:
-- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/recipes.md, "Traps").
+- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/recipes.md,
+  "Traps").
 - MixUp mixes the whole batch, not the batch of each device.
 - Matrix products are in bfloat16 on machines that compute it faster.
 - Training evaluates train[99%:] only. The source also evaluates train[:2%], validation, ImageNet-v2
   and ReaL; `vit_jax.evaluate` scores them afterwards.
 
 The shuffle buffer of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory
-(docs/training.md, "Data"); --config.dataset.shuffle_buffer=16384 takes 5 GB.
+(docs/reference/data.md, "Memory of the shuffle window"); --config.dataset.shuffle_buffer=16384
+takes 5 GB.
 """
 
 from vit_jax.config import base

@@ -1,4 +1,4 @@
-"""Short certificates of the recipes (benchmarks/certificate.py, docs/recipes.md)."""
+"""Short certificates of the recipes (benchmarks/certificate.py, docs/explanation/recipes.md)."""
 
 import pathlib
 

@@ -177,7 +177,7 @@ def test_message_of_an_unknown_field():
         cli.read_config([H14, '--config.lr=1e-3'])
     assert str(error.value) == (
         "this config has no field 'lr'. Did you mean optimizer.learning_rate? All fields are in "
-        'docs/config.md.'
+        'docs/reference/config.md.'
     )
 
 

@@ -454,7 +454,7 @@ def test_values_out_of_range_are_refused(field, values, expected):
 
 
 def test_docs_equal_the_tables():
-    assert (ROOT / 'docs/config.md').read_text() == config_lib.markdown()
+    assert (ROOT / 'docs/reference/config.md').read_text() == config_lib.markdown()
 
 
 @pytest.mark.parametrize('name', ['b16', 'r50_b16', 'r50x1', 'axial_b16', 'axial_r50'])

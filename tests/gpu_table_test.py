@@ -1,4 +1,4 @@
-"""The table of a GPU (benchmarks/gpu.py, docs/performance.md)."""
+"""The table of a GPU (benchmarks/gpu.py, docs/lab-notes/gpu-speed.md)."""
 
 import argparse
 import contextlib

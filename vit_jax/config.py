@@ -102,7 +102,7 @@ def unknown_field(name: str, known: Collection[str], whose: str = 'this config')
     if field is not None:
         suggestion = f'Did you mean {field}? '
     return UserError(
-        f'{whose} has no field {name!r}. {suggestion}All fields are in docs/config.md.',
+        f'{whose} has no field {name!r}. {suggestion}All fields are in docs/reference/config.md.',
         kind='unknown',
         field=name,
     )
@@ -178,16 +178,17 @@ def help_text() -> str:
 
 
 def markdown() -> str:
-    """Returns docs/config.md; `python -m vit_jax.config > docs/config.md` writes it."""
+    """Returns the text of docs/reference/config.md, which `python -m vit_jax.config` prints."""
     lines = [
         '# Every field of a config',
         '',
-        '`python -m vit_jax.config > docs/config.md` writes this page from the tables that also '
-        'check configs.',
-        'Set a field once, with `--config.FIELD=VALUE` or in a file of `configs/`. A number that '
-        'is not whole is',
-        f'0 or has a magnitude from {fields.SMALLEST:g} to {fields.LARGEST:g}, so that float32 can '
-        'compute with it.',
+        'This page is for people who change a run. It has every field with its type, its default and',
+        'its meaning. Set a field once, with `--config.FIELD=VALUE` or in a file of `configs/`.',
+        '',
+        f'A number that is not whole is 0, or its magnitude is from {fields.SMALLEST:g} to',
+        f'{fields.LARGEST:g}, so that float32 can compute with it.',
+        '',
+        '`python -m vit_jax.config > docs/reference/config.md` writes this page.',
         '',
         *fields.markdown(FIELDS),
     ]

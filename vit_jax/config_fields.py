@@ -1,6 +1,6 @@
 """Every field of a run except the fields of its model: default, possible values and meaning.
 
-The command line, the checks, --help and docs/config.md are made from this table.
+The command line, the checks, --help and docs/reference/config.md are made from this table.
 """
 
 import re
@@ -294,7 +294,7 @@ FIELDS = {  # by dotted name
         '',
         TEXT,
         'training objective: labels, distillation, masked_patches, or PACKAGE.MODULE:FUNCTION of '
-        'your own (docs/extending.md); empty: distillation if teacher.weights is set, '
+        'your own (docs/how-to/extend.md); empty: distillation if teacher.weights is set, '
         'masked_patches if masked.target is set, otherwise labels',
     ),
     'objective.options': Field(
@@ -525,7 +525,7 @@ EVALUATOR_FIELDS = {
         '',
         TEXT,
         'kind of evaluator: classification, fewshot, knn, linear_probe, or '
-        'PACKAGE.MODULE:FUNCTION of your own (docs/extending.md)',
+        'PACKAGE.MODULE:FUNCTION of your own (docs/how-to/extend.md)',
     ),
     'dataset': Field('', TEXT, "data set, written as for dataset.name; empty: the run's own"),
     'split': Field('', TEXT, "split that is scored; empty: the run's dataset.eval_split"),

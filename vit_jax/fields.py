@@ -1,7 +1,8 @@
 """Declarations of config fields: the default, the possible values and the meaning of each field.
 
 In: declarations, in config_fields.py as a table and in models/ next to the fields of the modules.
-Out: values parsed from text, checks, and the text of --help and of docs/config.md. Imports errors.
+Out: values parsed from text, checks, and the text of --help and of docs/reference/config.md.
+Imports errors.
 
 The command line, sweeps and lists of numbers parse text with `parse`, `read` and `assignments`.
 """

@@ -7,8 +7,8 @@
 
 Each figure is DIR/NAME.png, and its arrays are in DIR/NAME.npz. Without --only the command draws
 all possible figures, and prints why others are not possible. The record in the weights says how
-images are prepared. Layers, heads, rows and columns count from 0. docs/figures.md shows these
-figures:
+images are prepared. Layers, heads, rows and columns count from 0. docs/how-to/figures.md shows
+these figures:
 
 """
 

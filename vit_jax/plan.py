@@ -5,8 +5,8 @@
 
 The command compiles the training step ahead of time and allocates nothing. For TPUs it uses their
 own compiler (pip install -e '.[plan]'); for GPUs, and with --simulate, it compiles for simulated
-devices of this host. With --json the last line of stdout is one JSON object. docs/scale.md explains
-the numbers.
+devices of this host. With --json the last line of stdout is one JSON object. docs/how-to/plan.md
+explains the numbers.
 """
 
 import argparse

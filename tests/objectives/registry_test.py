@@ -1,6 +1,5 @@
 """Objectives that a config names: built-in ones and functions of the user."""
 
-import re
 import sys
 import types
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.runs import ROOT
+from tests.support.extending import load_example
 from tests.support.steps import SMALL, random_batch
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -20,12 +19,9 @@ from vit_jax.objectives import losses, registry
 
 @pytest.fixture
 def my_lab(monkeypatch):
-    """A module with the focal loss of docs/extending.md."""
+    """A module with the focal loss of docs/how-to/extend.md."""
     module = types.ModuleType('my_lab')
-    text = (ROOT / 'docs/extending.md').read_text()
-    lines = re.findall(r'^    (?!python )(.*)$', text, re.MULTILINE)
-    code = '\n'.join(lines[: lines.index('    )') + 1])
-    exec(code, vars(module))
+    load_example('my_lab/focal.py', module)
     module.nothing = lambda context: None
     module.number = 3
     monkeypatch.setitem(sys.modules, 'my_lab', module)

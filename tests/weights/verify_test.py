@@ -74,7 +74,7 @@ def test_released_weights_give_the_logits_of_timm_and_transformers(tmp_path):
     ],
 )
 def test_every_layout_gives_equal_logits_in_its_own_program(layout, name, tmp_path):
-    """Prints the rows of docs/conversion.md: logits of released weights on 16 photos."""
+    """Prints the rows of docs/reference/layouts.md: logits of released weights on 16 photos."""
     interop.import_timm()
     path, batch = str(tmp_path / name), photos(16)
     given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))

@@ -1,8 +1,8 @@
 """Defaults that depend on the machine, for fields that the config leaves open.
 
-docs/performance.md has the measurements. The defaults change results by rounding only, except that
-linear_kernel=gpu draws other random numbers for dropout. A resumed run keeps model.dtype, which
-decides about rounding, on every machine.
+docs/lab-notes/cpu-speed.md has the measurements. The defaults change results by rounding only,
+except that linear_kernel=gpu draws other random numbers for dropout. A resumed run keeps
+model.dtype, which decides about rounding, on every machine.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ def make(workdir: str) -> None:
         raise _refusal(
             workdir,
             f'--workdir is {workdir}: expected a directory of this machine. Mount the bucket '
-            '(docs/scale.md) and name a directory there.',
+            '(docs/how-to/many-hosts.md) and name a directory there.',
         )
     if not is_utf8(workdir):
         raise _refusal(

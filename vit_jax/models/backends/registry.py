@@ -1,7 +1,7 @@
 """The backends by their names in a config, and the fastest one for a device.
 
 All backends compute the same function up to rounding; with linear_kernel=gpu dropout draws other
-random numbers. docs/performance.md has the measurements.
+random numbers. docs/lab-notes/cpu-speed.md has the measurements.
 """
 
 import dataclasses
