@@ -1,6 +1,10 @@
 """Installs vit_jax. Without extras it supports models, inference and conversion."""
 
+import pathlib
+import shutil
+
 import setuptools
+from setuptools.command.build_py import build_py
 
 # 0.10.2 computes wrong numbers on CPU: jax-ml/jax#39103, tests/jax_version_test.py.
 JAX = '>=0.10,!=0.10.2,<0.13'
@@ -29,6 +33,19 @@ TEST = [
     'pyyaml>=6',
 ]
 
+
+class BuildWithRecipes(build_py):
+    """Copies configs/ into the package, so that a wheel contains the recipes."""
+
+    def run(self):
+        """Builds the package."""
+        super().run()
+        if not self.editable_mode:  # a clone has configs/ next to the package
+            source = pathlib.Path(__file__).parent / 'configs'
+            target = pathlib.Path(self.build_lib, 'vit_jax', 'configs')
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns('__pycache__'))
+
+
 setuptools.setup(
     name='vit_jax',
     version='0.1.0',
@@ -40,6 +57,8 @@ setuptools.setup(
         'vit_jax.reporting': ['report.html.j2', 'report.css', 'report.js'],
         'vit_jax.web': ['index.html', 'page.css', 'page.js'],
     },
+    cmdclass={'build_py': BuildWithRecipes},
+    entry_points={'console_scripts': ['vit-jax=vit_jax.main:run']},
     python_requires='>=3.11',
     install_requires=[
         f'jax{JAX}',

@@ -44,7 +44,8 @@ MAY_IMPORT = {
     'measuring': 'errors parallel models config workdir training',
     'drawing': 'errors',
     'terminal': 'errors processes',
-    'cli': 'errors machine terminal config processes weights',
+    'recipes': '',
+    'cli': 'errors machine terminal recipes config processes weights',
 }
 # Commands, such as main and evaluate, may import everything but each other.
 COMMAND = ' '.join(MAY_IMPORT)

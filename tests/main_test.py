@@ -162,7 +162,7 @@ def test_a_run_that_started_with_a_larger_batch_resumes(
 def test_missing_config_file(run_main, tmp_path):
     check_message(
         run_main(tmp_path / 'run', config='configs/vti.py:b16'),
-        f'error: no config file {ROOT}/configs/vti.py: expected a path relative to',
+        f'error: no config file {ROOT}/configs/vti.py. Expected a path relative to',
     )
 
 

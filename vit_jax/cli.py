@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import errors, machine, terminal, weights
+from vit_jax import errors, machine, recipes, terminal, weights
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.processes import consensus, launch, watchdog
 from vit_jax.weights import description
@@ -359,9 +359,26 @@ def from_config_file(file: str | None, function: str, *arguments: str) -> Any:
         return _call(file, function, *arguments)
 
 
+def config_path(file: str) -> str:
+    """Returns the path of a config file.
+
+    Args:
+      file: FILE[:ARGUMENT], or NAME[:ARGUMENT] with the name of a recipe. A file of the current
+        directory comes first.
+    """
+    path = file.partition(':')[0]
+    if os.path.exists(path) or not _is_recipe_name(path):
+        return path
+    return recipes.path_of(path) or path
+
+
+def _is_recipe_name(path):
+    return path.isidentifier()
+
+
 def _call(file, function, *arguments):
     """Calls a function of a config file; returns None if the file does not have it."""
-    functions = runpy.run_path(file.partition(':')[0])
+    functions = runpy.run_path(config_path(file))
     if function not in functions:
         return None
     return functions[function](*arguments)
@@ -377,10 +394,14 @@ def _explaining(file, expected):
             field='--config',
         )
     path = file.partition(':')[0]
-    if not os.path.isfile(path):
+    if not os.path.isfile(config_path(file)):
+        suggestion = ''
+        if _is_recipe_name(path):
+            suggestion = nearest_names(path, recipes.names())
         raise UserError(
-            f'no config file {os.path.abspath(path)}: expected a path relative to the '
-            'current directory, as in --config=configs/vit.py:b16',
+            f'no config file {os.path.abspath(path)}. {suggestion}Expected a path relative to the '
+            'current directory, as in --config=configs/vit.py:b16, or the name of a recipe, as in '
+            '--config=vit:b16',
             kind='missing',
             field='--config',
             file=os.path.abspath(path),

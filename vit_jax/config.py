@@ -182,7 +182,7 @@ def markdown() -> str:
     lines = [
         '# Every field of a config',
         '',
-        'This page is for people who change a run. It has every field with its type, its default and',
+        'This page is for people who change a run. It has every field with its type, default and',
         'its meaning. Set a field once, with `--config.FIELD=VALUE` or in a file of `configs/`.',
         '',
         f'A number that is not whole is 0, or its magnitude is from {fields.SMALLEST:g} to',

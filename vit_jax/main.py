@@ -7,7 +7,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
@@ -147,5 +147,10 @@ def recipe_of(file: str) -> dict[str, Any]:
     return {'file': file, 'config': config_lib.flatten(config)}
 
 
-if __name__ == '__main__':
+def run() -> NoReturn:
+    """The command `vit-jax`."""
     cli.leave(main())
+
+
+if __name__ == '__main__':
+    run()
