@@ -161,7 +161,7 @@ def check(case, bases):
     finally:
         process.kill()
         process.wait()
-    return _judged(code, module, commands.log())
+    return _judged(code, module, kind, commands.log())
 
 
 def _arguments(case, module, options):
@@ -194,7 +194,9 @@ def _first(case, module):
     return '\n'.join(lines)
 
 
-def _judged(code, module, written):
+def _judged(code, module, kind, written):
+    if kind == 'typed' and code == -signal.SIGINT and written.endswith('KeyboardInterrupt\n'):
+        return 'ended while it was imported'  # as every program of Python, with a traceback
     cases.require_no_noise(written)
     if code == 0:
         return 'done'
