@@ -1,4 +1,4 @@
-"""Arrays of every kind, and malicious pickles."""
+"""Arrays of every dtype, and damaged or malicious files."""
 
 import os
 import pickle

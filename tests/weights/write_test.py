@@ -109,7 +109,7 @@ def test_a_full_disk_is_an_error_of_the_file(layout, name, gelu, tmp_path, limit
     """Which a command shows as one message; nothing is left."""
     if name == 'x.pth':
         interop.require('torch')
-    message = f'{name} cannot be written .*File too large.*. Fix the cause and run'
+    message = f'{name} cannot be written .*File too large.*. Mend that and run'
     with limited_files(3000), pytest.raises(UserError, match=message):
         weights.save(small.make('vit', gelu=gelu), str(tmp_path / name), layout)
     assert not any(tmp_path.iterdir())
