@@ -1,7 +1,7 @@
 """The rules on imports between the packages of vit_jax, and of libraries.
 
-docs/architecture.md describes them. The tests read the source files, including the imports inside
-of functions, and import nothing.
+docs/explanation/architecture.md says the same in words. Everything is read from the source,
+functions' own imports included; nothing is imported.
 """
 
 import ast

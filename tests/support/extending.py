@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md, as files of a reader."""
+"""The examples of docs/extending.md, as a reader would copy them into files."""
 
 import re
 
