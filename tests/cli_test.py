@@ -382,7 +382,7 @@ def test_an_error_is_a_message_and_a_code(error, message, caplog):
     ('error', 'expected', 'said'),
     [
         ("UserError('the disk is full.')", 1, 'error: the disk is full.\n'),
-        ('KeyboardInterrupt', 130, ''),
+        ('KeyboardInterrupt', 130, 'Stopped by SIGINT (Ctrl-C).\n'),
     ],
 )
 def test_what_is_cut_off_does_not_wait_for_threads(error, expected, said, tmp_path):

@@ -129,14 +129,14 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
             with watching, launch.leave_on_error():
                 return _code_of(function, argv)
         except KeyboardInterrupt:
-            return 128 + signal.SIGINT
+            return _interrupted(is_own_process)
         except SystemExit as end:
             if end.code not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
                 raise
             return end.code
         except Exception as error:
             if _hides_interrupt(error):
-                return 128 + signal.SIGINT
+                return _interrupted(is_own_process)
             errors.report(error)
             return 1
         finally:  # the next command of this process has another train.log, or none
@@ -145,6 +145,24 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
                 handler.close()
 
     return main
+
+
+def _interrupted(is_own_process):
+    """Report a Ctrl-C that ends a command, and return the exit code.
+
+    Another Ctrl-C from here on ends the process at once: there is nothing left to save.
+    """
+    if is_own_process:
+        _end_by_signals()
+    LOGGER.warning('Stopped by SIGINT (Ctrl-C).')
+    return 128 + signal.SIGINT
+
+
+def _end_by_signals():
+    """Let SIGINT and SIGTERM end the process, unless the process ignores them."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def _hides_interrupt(error):
@@ -174,9 +192,7 @@ def leave(code: int) -> NoReturn:
     a full disk has refused, TensorFlow some that wait for ever for a pipe. During a compilation it
     ends in a stack trace of XLA. Only success has an ordinary exit.
     """
-    for signum in (signal.SIGINT, signal.SIGTERM):  # nothing is left to save
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
+    _end_by_signals()
     if code:
         logging.shutdown()
         with contextlib.suppress(OSError):  # nobody reads any more

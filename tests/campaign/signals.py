@@ -20,7 +20,7 @@ from tests.support.runs import ROOT, arguments
 SECONDS, GIGABYTES, QUOTA = 600, 4, 60
 LIMIT = 10  # seconds from the signal to the end
 PATIENCE = 120  # seconds until a place is reached: nothing is judged then
-REACHED = 'reached'
+BEGUN, REACHED = 'begun', 'reached'  # files that the process makes
 # Phases of the start of a run, and of the run. A scene may not get to all of them.
 START = (
     'vit_jax.training.loop:train',
@@ -141,7 +141,9 @@ def check(case, bases):
     (kind, moment, *when), (_, gap, *names) = case.changes
     process = commands.start(_arguments(case, module, given), module, _first(case, module))
     try:
-        if moment == 'place' and not commands.wait_for(REACHED, process, PATIENCE):
+        # A fork takes a moment until it runs our code; a signal before that is not the command's.
+        awaited = REACHED if moment == 'place' else BEGUN
+        if not commands.wait_for(awaited, process, PATIENCE):
             return 'not reached'
         time.sleep(when[-1])
         for number, name in enumerate(names):
@@ -155,7 +157,7 @@ def check(case, bases):
     finally:
         process.kill()
         process.wait()
-    return _judged(code, module, commands.log())
+    return _judged(code, module, kind, commands.log())
 
 
 def _arguments(case, module, given):
@@ -172,7 +174,7 @@ def _arguments(case, module, given):
 def _first(case, module):
     """The code that runs before the command."""
     kind, moment, *when = case.changes[0]
-    lines = []
+    lines = [f'import pathlib; from vit_jax import {module}; pathlib.Path({BEGUN!r}).touch()']
     cache = case.base != 'slow to compile'  # which would be fast in the second case
     if not cache:
         lines.append('import jax; jax.config.update("jax_enable_compilation_cache", False)')
@@ -188,7 +190,9 @@ def _first(case, module):
     return '\n'.join(lines)
 
 
-def _judged(code, module, written):
+def _judged(code, module, kind, written):
+    if kind == 'typed' and code == -signal.SIGINT and written.endswith('KeyboardInterrupt\n'):
+        return 'ended while it was imported'  # as every program of Python, with a traceback
     cases.require_no_noise(written)
     if code == 0:
         return 'done'

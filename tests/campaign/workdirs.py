@@ -111,9 +111,12 @@ def _change_folders(folder, operation, step, name):
 
 def edit(config, rng):
     """Changes one value of a config as somebody might by hand: it stays one of its kind."""
-    sections = [name for name, value in config.items() if isinstance(value, dict)]
-    section = config[rng.choice(sections)] if rng.random() < 0.6 else config
-    if rng.random() < 0.3:
+    # An edit before this one may have removed a section, or emptied it.
+    sections = [name for name, value in config.items() if isinstance(value, dict) and value]
+    section = config
+    if rng.random() < 0.6 and sections:
+        section = config[rng.choice(sections)]
+    if rng.random() < 0.3 and config.get('model'):
         section = config['model']
     name = rng.choice(sorted(section))
     if rng.random() < 0.15:
