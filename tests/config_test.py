@@ -332,7 +332,7 @@ def tiny(**fields):
         ),
         (
             {'teacher__image_size': (1, 2, 3)},
-            r'teacher.image_size \(1, 2, 3\): expected one positive',
+            r'teacher.image_size is \(1, 2, 3\): expected one positive',
         ),
         ({'dataset__cache': 'memory'}, "dataset.cache is 'memory'. It is one of: none, disk"),
         (
