@@ -144,13 +144,13 @@ def _open_outputs(run: Run, checkpoints: Checkpointer, start: Snapshot) -> Outpu
 
 
 def _log_complete(run: Run, step: int, checkpoints: Checkpointer) -> None:
-    length = 'patience'
+    field = 'patience'
     if step == run.program.num_steps:
-        length = 'num_steps or num_epochs'
+        field = 'num_steps or num_epochs'
     log.info(
         'the run is complete at step %d: to continue, raise %s. Checkpoints: %s',
         step,
-        length,
+        field,
         checkpoints.directory,
     )
 
@@ -180,7 +180,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
             batch = next(batches)
         except Abandoned:
             log.warning(
-                'the next batch does not come: the data are slow, or a file does not answer'
+                'the next batch has not arrived: the data are slow, or a file does not answer'
             )
             break
         if is_first:

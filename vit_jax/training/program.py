@@ -45,6 +45,8 @@ class Program:
       eval_parts: number of parts of a batch in the evaluation step.
     """
 
+    abstract_constants: tuple[PyTree, ...]
+
     def __init__(
         self,
         config: ConfigDict,
@@ -88,7 +90,7 @@ class Program:
         for name, frozen in self.objective.frozen.items():
             if 'num_heads' in frozen.fields:
                 sharding.check_model(frozen.fields, self.mesh, name)
-        self.abstract_constants: tuple[PyTree, ...] = ()
+        self.abstract_constants = ()
         if jax.tree.leaves(shapes):
             self.abstract_constants = (sharding.abstract(shapes, self.mesh),)
 
@@ -116,7 +118,7 @@ class Program:
         self.abstract_state = sharding.abstract(jax.eval_shape(self._init), self.mesh)
         self._shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         size = config.batch_size
-        label_shape: tuple[int, ...] = (size,)
+        label_shape = (size,)
         label_dtype = jnp.int32
         if config.dataset.multi_label:
             label_shape = (size, config.dataset.num_classes)
