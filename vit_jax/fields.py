@@ -137,9 +137,9 @@ def number(
     if most is None and below is None:
         words = 'a finite number'
     bounds = {'at least': least, 'above': above, 'at most': most, 'below': below}
-    said = [f'{word} {bound:.7g}' for word, bound in bounds.items() if bound is not None]
-    if said:
-        words += ', ' + ' and '.join(said)
+    limits = [f'{word} {bound:.7g}' for word, bound in bounds.items() if bound is not None]
+    if limits:
+        words += ', ' + ' and '.join(limits)
     if or_else is not None:
         words += f', or {or_else:.7g}'
     recorded: Callable[[Any], bool] | None = is_in_range
@@ -269,8 +269,8 @@ def check(
         _check_value(prefix + name, field.values, values[name], values[name], recorded)
 
 
-def _check_value(name, possible, value, given, recorded=False):
-    """Raises UserError, which shows the value as `given`, unless the value is possible."""
+def _check_value(name, possible, value, shown, recorded=False):
+    """Raises UserError, which shows the value as `shown`, unless the value is possible."""
     if possible.choices and isinstance(value, str):
         check_choice(name, value, possible.choices)
     elif not possible.fits(value, recorded):
@@ -279,7 +279,7 @@ def _check_value(name, possible, value, given, recorded=False):
         if is_in_range and _is_beyond(value):
             words += possible.limit
         raise UserError(
-            f'{name} is {given!r}: expected {words}.', kind='value', field=name, value=given
+            f'{name} is {shown!r}: expected {words}.', kind='value', field=name, value=shown
         )
 
 
@@ -308,17 +308,17 @@ def read(name: str, values: Values, text: str) -> Any:
     return value
 
 
-def assignments(given: Iterable[str]) -> dict[str, str]:
+def assignments(texts: Iterable[str]) -> dict[str, str]:
     """Splits ['mean=0,0,0,fit=squash'] into {'mean': '0,0,0', 'fit': 'squash'}.
 
     A comma ends a value if NAME= follows. The last value of a name wins. A name without a value
     gets ''.
     """
     values = {}
-    for several_fields in given:
-        for assignment in re.split(r',(?=\w+=)', several_fields):
-            name, _, text = assignment.partition('=')
-            values[name] = text
+    for text in texts:
+        for assignment in re.split(r',(?=\w+=)', text):
+            name, _, value = assignment.partition('=')
+            values[name] = value
     return values
 
 

@@ -129,7 +129,7 @@ def _check_all_read(arguments, read_paths):
         )
 
 
-def find_images(given: list[str]) -> list[str]:
+def find_images(arguments: list[str]) -> list[str]:
     """Returns the given files and, for directories, the sorted image files below them.
 
     It skips hidden files and directories.
@@ -138,7 +138,7 @@ def find_images(given: list[str]) -> list[str]:
       UserError: if there are no images below a directory, or a directory cannot be listed.
     """
     paths = []
-    for path in given:
+    for path in arguments:
         if not os.path.isdir(path):
             paths.append(path)
             continue

@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from vit_jax.reporting import collect, page
 
     notes: dict[str, str] = {}  # by workdir
-    for given in options.workdirs:
-        notes |= collect.workdirs(given)
+    for argument in options.workdirs:
+        notes |= collect.workdirs(argument)
     for workdir in notes:  # errors now, not after the work
         collect.read(workdir)
     if options.images:

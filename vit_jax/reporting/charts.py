@@ -122,7 +122,7 @@ def curves(
     runs = list(rows_of_run)
     charts = []
     for panel in _panels(described):
-        series = []
+        series: list[Series] = []
         for run, rows in rows_of_run.items():
             legends = _legends(panel, described[run], num_classes)
             series += _series_of_run(run, rows, legends)

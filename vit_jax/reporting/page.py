@@ -62,7 +62,7 @@ def of_any(runs: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
 def of_one(run: Mapping[str, Any]) -> str:
     """Returns the page of a run of collect.run."""
     curves, specs = _curves({run['name']: run}, len(run['classes']))
-    values = {
+    values: dict[str, Any] = {
         'run': {**run, 'has_recipe': run['compared_with'] != collect.DEFAULTS},
         'cards': cards(run),
         'curves': curves,
@@ -124,7 +124,7 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     sections = ['result', 'curves', 'config']
     if scores:
         sections.append('classes')
-    values = {
+    values: dict[str, Any] = {
         'run': None,
         'columns': columns,
         'curves': curves,
